@@ -20,6 +20,7 @@ from tasuki.utils.tls import ClientTls
 
 from .embedded import embedded_model
 from .launcher import fused
+from .unreached import asking
 
 HELP = """/new    forget the conversation and begin another
 /fork   go on with a copy of it; /back returns to where it was copied
@@ -50,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
             model = config.model or str(embedded_model())
             target = stack.enter_context(fused(["--model", model]))
         tls = ClientTls(config.ca) if config.ca else None
+        stack.enter_context(asking(target))
         client = stack.enter_context(Client(target, tls=tls, api_key=config.api_key))
         Chat(client, config, sys.stdout).run(_lines(sys.stdin, sys.stdout))
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tasuki.cli.recording.handover_chart import chart, pull_chart
+from tasuki.client.errors import ClientError
 from tasuki.client.session import Client
 from tasuki.dashboard.metrics.life_spans import seconds_by_phase
 from tasuki.engine import messages as m
@@ -19,8 +20,12 @@ from tasuki.utils.config.flags import FlagParser
 from tasuki.utils.config.options import option
 from tasuki.utils.tls import ClientTls
 
+from .unreached import asking
+
 _BAR = 60
 _DECISIONS = 10
+_ANSWERS = ("chatcmpl", "cmpl")
+"""What the ids of answers over HTTP begin with, before the request's own."""
 _MEANING = {
     "not_pulled": "cached on the node that answered, and not pulled by the one that computed it",
     "new": "never seen before, and the last token, which is always computed",
@@ -46,9 +51,23 @@ def main(argv: Sequence[str]) -> int:
     values = parser.parse_args(argv)
     config = parser.build(ExplainConfig, values)
     tls = ClientTls(config.ca) if config.ca else None
-    with Client(config.target, tls=tls, api_key=config.api_key) as client:
-        print("\n".join(story(client.explain(values.request))))
+    with (
+        asking(config.target),
+        Client(config.target, tls=tls, api_key=config.api_key) as client,
+    ):
+        print("\n".join(story(_explained(client, values.request))))
     return 0
+
+
+def _explained(client: Client, request: str) -> pb.ExplainResponse:
+    """By the id as it is given, then by the request's part of an answer's id."""
+    try:
+        return client.explain(request)
+    except ClientError as error:
+        kind, _, inner = request.partition("-")
+        if error.kind != "unknown_request" or kind not in _ANSWERS or not inner:
+            raise
+        return client.explain(inner)
 
 
 def story(report: pb.ExplainResponse) -> list[str]:

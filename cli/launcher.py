@@ -33,7 +33,7 @@ class Daemon:
         """Starts `tasuki COMMAND FLAGS`; bind: HOST:PORT, a free loopback port where none is
         given."""
         self._command = command
-        self._process = self._spawn([command, *flags, "--bind", bind])
+        self._process = self._spawn([command, *_http_off(command, flags), *flags, "--bind", bind])
         self._http: str | None = None
         self._handover: str | None = None
         self._asked = False
@@ -158,6 +158,13 @@ def disaggregated(flags: Sequence[str], decode_flags: Sequence[str] = ()) -> Ite
         prefill = _started(stack, "prefill", flags).wait_ready()
         flags = [*flags, *decode_flags, "--prefill", prefill]
         yield _started(stack, "decode", flags).wait_ready()
+
+
+def _http_off(command: str, flags: Sequence[str]) -> list[str]:
+    """`serve` has an HTTP server unless told not to; a child of ours has one where it is asked."""
+    asking = ("--config", "--http-bind", "--host", "--port")
+    asked = any(flag.startswith(asking) for flag in flags)
+    return ["--no-http"] if command == "serve" and not asked else []
 
 
 def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:

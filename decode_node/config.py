@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.etcd_membership import EtcdMembership
@@ -14,11 +15,20 @@ from tasuki.server.discovery.membership import (
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
 from tasuki.transfer.transports.factory import KINDS
-from tasuki.utils.config.options import option
+from tasuki.utils.config.options import Headings, option
 
 
 @dataclass(frozen=True)
 class DecodeConfig(WireOptions):
+    HEADINGS: ClassVar[Headings] = {
+        "Prefill nodes": ("prefill", "prefill_file", "etcd", "etcd_prefix", "prefill_ca"),
+        "Hand-over": (
+            *("name", "transport", "layers_per_window", "lease_seconds"),
+            *("wire_kv", "wire_state", "wire_staging_mib"),
+        ),
+        "Life": ("other_role_config",),
+    }
+
     name: str = option("decode", "how prefill nodes see this node")
     transport: str = option(
         "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS

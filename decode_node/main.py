@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from tasuki.engine.build import BuildParts, EngineParts, build_parts
+from tasuki.engine.build import BuildParts, EngineParts, asked_model, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
-from tasuki.model.config import ModelConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.engine_host import host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.node_codec import node_codec
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
@@ -39,6 +39,7 @@ def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
+    engine_config, server_config = with_local_checkpoint(engine_config, server_config)
     apart = server_config.engine_apart(engine_config.device)
     running = run_apart if apart else run
     wanted = asyncio.run(running(engine_config, server_config, config, build))
@@ -87,7 +88,7 @@ async def run_apart(
     engine = await EngineProcess.launch(
         partial(run_engine, engine_config, server_config, config, build)
     )
-    model = ModelConfig.load(engine_config.model)
+    model = asked_model(engine_config)
     codec = node_codec(engine_config, server_config, model)
     sizes = await engine.stands()
     node = decode_front(

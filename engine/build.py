@@ -6,7 +6,7 @@ Only then are those modules imported, so that a machine without Triton never nee
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -82,14 +82,37 @@ def build_parts(
     the model's typed errors and EngineConfigError."""
     torch.set_num_threads(config.threads)
     if not config.model:
-        raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
+        raise EngineConfigError(
+            "model is not set: give the folder of a checkpoint, or its name on huggingface.co, "
+            "with --model"
+        )
     device = torch_device(config)
     use_device(device)
-    model_config = ModelConfig.load(config.model)
+    model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     return EngineParts(model_config, build_model(model_config, weights), arena, StepCounter())
+
+
+def asked_model(config: EngineConfig) -> ModelConfig:
+    """Of the checkpoint folder, with the context that the config asks for. Raises ModelConfigError,
+    EngineConfigError."""
+    return with_context(ModelConfig.load(config.model), config)
+
+
+def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    """The model with as long a context as the config asks for. Raises EngineConfigError where that
+    is longer than the model's."""
+    asked = config.max_model_len
+    if asked is None:
+        return model
+    if asked > model.max_position:
+        raise EngineConfigError(
+            f"max_model_len {asked} is more than the {model.max_position} tokens that the model "
+            "was made for: give at most that, or stretch it by rope_parameters in config.json"
+        )
+    return replace(model, max_position=asked)
 
 
 def torch_device(config: EngineConfig) -> torch.device:
@@ -115,7 +138,7 @@ def build_arena(
     """role: of the engine to come. REQUIRES: nothing of it is on the device yet. Raises
     EngineConfigError where arena_mib is too little or too much."""
     # What the context has taken already the plan counts again, which leaves some memory to spare.
-    free = None if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
     layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
     try:

@@ -1,9 +1,10 @@
 """Everything that shapes an engine, fixed before it starts."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import option
+from tasuki.utils.config.options import Headings, option
 
 
 class EngineConfigError(ValueError):
@@ -12,16 +13,47 @@ class EngineConfigError(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    model: str = option("", "folder of a Qwen3.5-family checkpoint", aliases=("--model-path",))
+    HEADINGS: ClassVar[Headings] = {
+        "Model": ("model", "revision", "max_model_len", "dtype", "ssm_dtype", "device"),
+        "Memory and batches": (
+            *("arena_mib", "gpu_memory_utilization", "max_batch", "prefill_chunk_tokens"),
+            *("max_itl_ms", "queue_timeout", "cache_policy", "threads"),
+        ),
+        "Hand-over": ("route", "local_prefill_tokens", "pull_tokens"),
+    }
+
+    model: str = option(
+        "",
+        "folder of a Qwen3.5-family checkpoint, or its name on huggingface.co, as Qwen/Qwen3.5-9B",
+        aliases=("--model-path",),
+        argument="MODEL",
+        unit="DIR|NAME",
+    )
+    revision: str = option(
+        "", "branch, tag or commit of a model of huggingface.co; none: its main branch"
+    )
+    max_model_len: int | None = option(
+        None,
+        "tokens of a prompt and its answer at most; not given: what the model was made for",
+        aliases=("--context-length",),
+    )
     dtype: str = option(
         "bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16")
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
-    device: str = option("cpu", "where weights, arena and forwards are: cpu, cuda or cuda:N")
+    device: str = option(
+        "cpu", "where weights, arena and forwards are: cpu, cuda or cuda:N", unit="DEVICE"
+    )
     arena_mib: int | Auto = option(
         Auto.AUTO,
         "KV pages and state slots together, MiB; auto: of a GPU all that is free beside the rest, "
         "on a CPU 512",
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "part of the GPU's memory that this process takes at most where arena_mib is auto; not "
+        "given: all that is free; on a CPU it means nothing",
+        aliases=("--mem-fraction-static",),
     )
     max_batch: int | Auto = option(
         Auto.AUTO,
@@ -64,6 +96,15 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, Auto) and value < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {value}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise EngineConfigError(f"max_model_len must be at least 2, not {self.max_model_len}")
+        part = self.gpu_memory_utilization
+        if part is not None and not 0 < part <= 1:
+            raise EngineConfigError(f"gpu_memory_utilization must be in (0, 1], not {part}")
+        if part is not None and not isinstance(self.arena_mib, Auto):
+            raise EngineConfigError(
+                "gpu_memory_utilization decides arena_mib: give one of them, not both"
+            )
         if not 0 < self.queue_timeout < float("inf"):
             raise EngineConfigError(
                 f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"
@@ -81,6 +122,11 @@ class EngineConfig:
                 "prefill_chunk_tokens must be a positive multiple of 64, "
                 f"not {self.prefill_chunk_tokens}"
             )
+
+    def usable_of(self, free: int, total: int) -> int:
+        """Bytes of a GPU that this process may take, of `total` of which `free` are free."""
+        part = self.gpu_memory_utilization
+        return free if part is None else min(free, int(total * part))
 
     @property
     def max_itl_seconds(self) -> float | None:

@@ -1,15 +1,25 @@
 """What shapes a prefill node beside its engine and its server."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
 from tasuki.transfer.transports.factory import KINDS
-from tasuki.utils.config.options import option
+from tasuki.utils.config.options import Headings, option
 
 
 @dataclass(frozen=True)
 class PrefillConfig(WireOptions):
+    HEADINGS: ClassVar[Headings] = {
+        "Addresses": ("handover_bind", "advertise", "etcd", "etcd_prefix"),
+        "Hand-over": (
+            *("name", "transport", "layers_per_window", "lease_seconds"),
+            *("wire_kv", "wire_state", "wire_staging_mib"),
+        ),
+        "Life": ("other_role_config",),
+    }
+
     name: str = option("prefill", "how decode nodes and their clients see this node")
     transport: str = option(
         "auto", "how bytes move: auto takes peer_copy on one host's GPUs, else nixl", KINDS

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from tasuki.engine.build import BuildParts, EngineParts, build_parts
+from tasuki.engine.build import BuildParts, EngineParts, asked_model, build_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
-from tasuki.model.config import ModelConfig
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.engine_host import host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
@@ -41,6 +41,7 @@ def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
+    engine_config, server_config = with_local_checkpoint(engine_config, server_config)
     apart = engine_apart(engine_config, server_config, config)
     running = run_apart if apart else run
     wanted = asyncio.run(running(engine_config, server_config, config, build))
@@ -111,7 +112,7 @@ async def run_apart(
         engine_config,
         server_config,
         config,
-        ModelConfig.load(engine_config.model),
+        asked_model(engine_config),
         sizes.max_request_tokens,
         sizes.max_batch,
         engine.status,

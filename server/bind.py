@@ -9,29 +9,37 @@ class BindError(OSError):
     """The address cannot be served; the message names it and the mend."""
 
 
-def parse_bind(bind: str, access: Access) -> tuple[str, int]:
-    """HOST:PORT as (host without brackets, port). Raises BindError, also where plain text would
-    leave this host."""
-    host, separator, port = bind.rpartition(":")
+def read_address(field: str, address: str) -> tuple[str, int]:
+    """HOST:PORT as (host without brackets, port). Raises ValueError naming the field."""
+    host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
-        raise BindError(f"bind {bind!r} is not HOST:PORT: write for example 127.0.0.1:0")
-    host = host.removeprefix("[").removesuffix("]")
+        raise ValueError(f"{field} {address!r} is not HOST:PORT: write for example 127.0.0.1:0")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def parse_bind(bind: str, access: Access, field: str = "bind") -> tuple[str, int]:
+    """As read_address. field: the setting's name. Raises BindError, also where plain text would
+    leave this host."""
+    try:
+        host, port = read_address(field, bind)
+    except ValueError as error:
+        raise BindError(str(error)) from error
     if not (is_loopback(host) or access.tls is not None or access.insecure):
         raise BindError(
-            f"bind {bind} is not a loopback address and this server has no TLS: bind to 127.0.0.1, "
-            "give --tls-cert and --tls-key, or pass --insecure on a private network"
+            f"{field} {bind} is not a loopback address and this server has no TLS: bind to "
+            "127.0.0.1, give --tls-cert and --tls-key, or pass --insecure on a private network"
         )
-    return host, int(port)
+    return host, port
 
 
-def require_callers_known(bind: str, access: Access) -> None:
-    """Raises BindError where a caller on another host would need neither a key nor a
-    certificate."""
-    host, _ = parse_bind(bind, access)
+def require_callers_known(bind: str, access: Access, field: str = "bind") -> None:
+    """field: the setting's name. Raises BindError where a caller on another host would need neither
+    a key nor a certificate."""
+    host, _ = parse_bind(bind, access, field)
     shows_certificate = access.tls is not None and access.tls.client_ca
     if not (is_loopback(host) or access.keys or shows_certificate):
         raise BindError(
-            f"bind {bind} is not a loopback address and this server identifies no caller: "
+            f"{field} {bind} is not a loopback address and this server identifies no caller: "
             "give --api-key or --api-keys, --tls-client-ca where certificates are enough, or bind "
             "to 127.0.0.1"
         )

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from tasuki.dashboard.metrics.compat_names import DIALECTS
 from tasuki.server.auth.access import Access
@@ -10,11 +11,11 @@ from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits
-from tasuki.utils.config.options import option
+from tasuki.utils.config.options import Headings, option
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.tls import ServerTls
 
-from .bind import is_loopback
+from .bind import is_loopback, read_address
 from .errors import RequestLimit, WatcherLimit
 
 ENGINE_PLACES = ("auto", "thread", "process")
@@ -22,6 +23,21 @@ ENGINE_PLACES = ("auto", "thread", "process")
 
 @dataclass(frozen=True)
 class ServerConfig:
+    HEADINGS: ClassVar[Headings] = {
+        "Addresses": ("bind", "http_bind", "allowed_hosts", "gateway", "insecure"),
+        "TLS": ("tls_cert", "tls_key", "tls_client_ca"),
+        "Callers and their limits": (
+            *("api_key", "api_keys", "share_cache", "requests_per_minute", "tokens_per_minute"),
+            *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
+            *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
+        ),
+        "Model": ("served_model_name", "generation_config", "chat_cache_mib"),
+        "Logs and metrics": (
+            *("log_format", "log_level", "otlp_endpoint", "metrics", "metrics_compat"),
+        ),
+        "Life": ("engine_process", "drain_timeout", "exit_with_parent"),
+    }
+
     bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
     http_bind: str = option("", "HOST:PORT of the HTTP API beside gRPC; none: off")
     # Not option(): a secret stays out of repr.
@@ -37,6 +53,7 @@ class ServerConfig:
         "",
         "file with a caller's name, key and the key's scopes (of caller,metrics,gateway,operator; "
         "none: caller) a line; each has limits of its own",
+        unit="FILE",
     )
     share_cache: bool = option(
         False,
@@ -84,13 +101,16 @@ class ServerConfig:
         "where HTTP requests that leave them out get temperature, top_p and top_k from: auto: the "
         "checkpoint's generation_config.json; vllm: OpenAI's 1, 1 and every token; else a folder "
         "with such a file",
+        unit="auto|vllm|DIR",
     )
     tls_cert: str = option(
         "",
         "PEM file: the certificate chain of gRPC and HTTP; none: plain text",
         aliases=("--ssl-certfile",),
     )
-    tls_key: str = option("", "PEM file: the private key of tls_cert", aliases=("--ssl-keyfile",))
+    tls_key: str = option(
+        "", "PEM file: the private key of tls_cert", aliases=("--ssl-keyfile",), unit="FILE"
+    )
     tls_client_ca: str = option(
         "",
         "PEM file: callers must show a certificate signed by these",
@@ -114,6 +134,9 @@ class ServerConfig:
     exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
 
     def __post_init__(self) -> None:
+        for name in ("bind", "http_bind"):
+            if getattr(self, name):
+                read_address(name, getattr(self, name))
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key go together: give both or neither")
         if self.tls_client_ca and not self.tls_cert:

@@ -32,7 +32,14 @@ _OTHER_ROLE = "other_role_config"
 
 TUNING = frozenset(
     {
-        *("arena_mib", "max_batch", "prefill_chunk_tokens", "threads", "cache_policy"),
+        *(
+            "arena_mib",
+            "gpu_memory_utilization",
+            "max_batch",
+            "prefill_chunk_tokens",
+            "threads",
+            "cache_policy",
+        ),
         *("queue_timeout", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
         *("drain_timeout", "max_sessions", "session_idle_seconds", "chat_cache_mib", "log_level"),

@@ -3,6 +3,7 @@
 Reads server-sent events and sends the key; values stay JSON. One thread; reading blocks.
 """
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -37,9 +38,20 @@ class HttpTarget:
                 for line in reply:
                     if line.startswith(b"data: "):
                         yield json.loads(line[6:])
-        except (OSError, urllib.error.HTTPError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ClientError(
-                f"http {self.http}: {error}; give the HOST:PORT that the node announced as http",
+                f"http {self.http}: {_cause(error)}: is a node running there? Give the HOST:PORT "
+                "that it announced as http",
                 grpc.StatusCode.UNAVAILABLE,
                 None,
             ) from error
+
+
+def _cause(error: Exception) -> str:
+    """In words; what came in place of HTTP may hold any bytes."""
+    if isinstance(error, http.client.HTTPException):
+        return "what answers is no HTTP"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror.lower()
+    return str(error)

@@ -1,15 +1,17 @@
 """`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.build import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.model.known_models import published_or_folder
 from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import option
+from tasuki.utils.config.options import Headings, option
 
 # What the driver reports as total, MiB.
 GPUS = {"h100": 81559, "h200": 143771, "b200": 183359}
@@ -18,6 +20,8 @@ _CONTEXTS = (8_192, 50_000)
 
 @dataclass(frozen=True)
 class DryRunConfig:
+    HEADINGS: ClassVar[Headings] = {"Memory and batches": ("dry_run", "gpu")}
+
     dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
     gpu: str = option(
         "", f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's"
@@ -29,22 +33,23 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
     model."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
-    model = published_or_folder(engine_config.model)
-    device = gpu_bytes(config.gpu)
+    model = with_context(published_or_folder(engine_config.model), engine_config)
+    device = engine_config.usable_of(*gpu_bytes(config.gpu))
     return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED), engine_config)
 
 
-def gpu_bytes(name: str) -> int:
-    """All memory of the named GPU; of this machine's, what is free. Raises EngineConfigError."""
+def gpu_bytes(name: str) -> tuple[int, int]:
+    """Free and total of the named GPU, where all is free, or of this machine's. Raises
+    EngineConfigError."""
     if name.lower() in GPUS:
-        return GPUS[name.lower()] * MIB
+        return (GPUS[name.lower()] * MIB,) * 2
     if name.isdecimal():
-        return int(name) * MIB
+        return (int(name) * MIB,) * 2
     if name:
         raise EngineConfigError(f"gpu {name!r} is not known: use {', '.join(GPUS)}, or its MiB")
     if not torch.cuda.is_available():
         raise EngineConfigError("no GPU is here to plan for: name one with --gpu")
-    return int(torch.cuda.mem_get_info()[0])
+    return torch.cuda.mem_get_info()
 
 
 def as_text(plan: MemoryPlan, config: EngineConfig) -> str:

@@ -3,10 +3,17 @@
 import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import BuildParts, build_cache, build_fused_engine, build_parts
+from tasuki.engine.build import (
+    BuildParts,
+    asked_model,
+    build_cache,
+    build_fused_engine,
+    build_parts,
+)
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
@@ -25,7 +32,9 @@ from .apart import serve_apart
 from .dry_run import DryRunConfig, dry_run
 from .engine_host import host_engine
 from .engine_process import EngineProcess
+from .http_address import HttpAddress
 from .lifecycle import StopRequest, announce_ready, spare_collections
+from .local_checkpoint import with_local_checkpoint
 from .near_engine import NearEngine
 from .node import Node
 from .node_codec import node_codec
@@ -34,18 +43,21 @@ from .running_engine import HandoverFront, RunningEngine
 
 def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
     """build: what it serves; by default the checkpoint that the flags name."""
-    engine_config, server_config, plan_config = parse_configs(
+    engine_config, server_config, plan_config, http = parse_configs(
         "tasuki serve",
         "One node that prefills and decodes.",
         argv,
         EngineConfig,
         ServerConfig,
         DryRunConfig,
+        HttpAddress,
     )
     if plan_config.dry_run:
         print(dry_run(engine_config, plan_config))
         return 0
     configure_logging(server_config.log_format, server_config.log_level)
+    server_config = replace(server_config, http_bind=http.bind(server_config.http_bind))
+    engine_config, server_config = with_local_checkpoint(engine_config, server_config)
     apart = server_config.engine_apart(engine_config.device)
     serving = _serve_apart if apart else serve
     asyncio.run(serving(engine_config, server_config, build))
@@ -81,7 +93,7 @@ async def _serve_apart(
 ) -> None:
     """As serve(), the engine in a process of its own."""
     engine = await EngineProcess.launch(partial(run_engine, engine_config, server_config, build))
-    model = ModelConfig.load(engine_config.model)
+    model = asked_model(engine_config)
     codec = node_codec(engine_config, server_config, model)
     sizes = await engine.stands()
     node = _front(

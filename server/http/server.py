@@ -7,6 +7,7 @@ then is its body read.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
@@ -24,6 +25,8 @@ from .connections import HttpConnections
 from .errors import HttpRefusal, openai_errors
 from .host_check import require_host
 from .log import HttpLog
+
+log = logging.getLogger(__name__)
 
 # Longer than proxies keep a connection that they may use again.
 _KEEP_ALIVE_SECONDS = 75.0
@@ -106,8 +109,8 @@ async def start_http_server(
     """bind: HOST:PORT, port 0 picks one. admit: counts a caller's request before its body is read,
     or raises RateLimited; None: no count. calls: counts the same requests while they are answered.
     Raises BindError, TlsError."""
-    host, port = parse_bind(bind, access)
-    require_callers_known(bind, access)
+    host, port = parse_bind(bind, access, "http_bind")
+    require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
     probes = Probes(lost)
     connections = HttpConnections(access.max_connections, max(1, access.max_connections // 4))
@@ -147,7 +150,9 @@ async def start_http_server(
     except OSError as error:
         await runner.cleanup()
         raise BindError(f"http_bind {bind} failed: is the port taken? Try port 0") from error
-    return HttpServer(runner, listening, connections, probes, host)
+    server = HttpServer(runner, listening, connections, probes, host)
+    log.info("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
+    return server
 
 
 def _let_in(

@@ -47,6 +47,8 @@ FIXED = frozenset(
         # The model, and the settings that peers must share.
         *(
             "model",
+            "revision",
+            "max_model_len",
             "served_model_name",
             "generation_config",
             "dtype",

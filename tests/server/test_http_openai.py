@@ -166,6 +166,6 @@ def refused(client: "openai.OpenAI", path: str) -> bool:
     return False
 
 
-def test_a_bad_http_bind_is_one_line(fused: Front) -> None:
-    for bind, part in ((fused.nodes[0].http_address, "is the port taken"), ("x", "HOST:PORT")):
-        assert part in refused_start("serve", *flags(), "--http-bind", bind)[-1]
+def test_an_http_port_that_is_taken_is_one_line(fused: Front) -> None:
+    last = refused_start("serve", *flags(), "--http-bind", fused.nodes[0].http_address)[-1]
+    assert "is the port taken" in last

@@ -2,7 +2,9 @@
 
 A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `--drain-timeout`.
 Types: str, int, float, bool (a switch), and each of these `| None` or `| Auto`. "aliases" are other
-spellings. A field without default is required. Pure but for `exit` and the config file.
+spellings; with an "argument" the value may stand without its flag. A field without default is
+required. A field's name tells the unit that --help shows, as `_mib` does; a config's HEADINGS group
+its flags there. Pure but for `exit` and the config file.
 """
 
 import argparse
@@ -25,12 +27,41 @@ from typing import (
 
 from .auto import Auto
 from .config_file import ConfigFileError, file_flags
+from .options import Headings
 
 DESCRIBE = "--describe-flags"
+
+_OTHER_FLAGS = "Other"
+_UNITS = {
+    "mib": "MIB",
+    "ms": "MS",
+    "seconds": "SECONDS",
+    "timeout": "SECONDS",
+    "tokens": "TOKENS",
+    "bind": "HOST:PORT",
+    "target": "HOST:PORT",
+    "file": "FILE",
+    "config": "FILE",
+    "ca": "FILE",
+    "cert": "FILE",
+    "endpoint": "URL",
+}
+"""What --help shows for a value, by the last word of its setting's name."""
+_KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
 
 First = TypeVar("First")
 Second = TypeVar("Second")
 Third = TypeVar("Third")
+Fourth = TypeVar("Fourth")
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Tells defaults, where there are any."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        is_told = not (default is None or default is False or default in ("", argparse.SUPPRESS))
+        return text + " (default: %(default)s)" if is_told else text
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -41,7 +72,7 @@ class FlagParser(argparse.ArgumentParser):
             prog=program,
             description=description,
             allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_HelpFormatter,
         )
         self.add_argument(DESCRIBE, action=_Describe, nargs=0, help=argparse.SUPPRESS)
 
@@ -58,8 +89,20 @@ class FlagParser(argparse.ArgumentParser):
     def add_config(self, config: type[Any]) -> None:
         """A flag for each field of a dataclass."""
         hints = get_type_hints(config)
+        headings: Headings = getattr(config, "HEADINGS", {})
+        under = {name: heading for heading, names in headings.items() for name in names}
         for item in fields(config):
-            self._add_field(item, hints[item.name])
+            place = under.get(item.name, _OTHER_FLAGS) if headings else None
+            self._add_field(item, hints[item.name], self._under(place))
+
+    def _under(self, heading: str | None) -> argparse._ActionsContainer:
+        """Where --help lists what stands under a heading; None: the general list."""
+        if heading is None:
+            return self
+        for group in self._action_groups:
+            if group.title == heading:
+                return group
+        return self.add_argument_group(heading)
 
     def build(self, config: type[First], values: argparse.Namespace) -> First:
         """The dataclass from parsed flags; its own ValueErrors become flag errors."""
@@ -69,7 +112,7 @@ class FlagParser(argparse.ArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
-    def _add_field(self, item: "Field[Any]", hint: Any) -> None:
+    def _add_field(self, item: "Field[Any]", hint: Any, place: argparse._ActionsContainer) -> None:
         flag = "--" + item.name.replace("_", "-")
         flags = (flag, *item.metadata.get("aliases", ()))
         default = item.default
@@ -77,13 +120,24 @@ class FlagParser(argparse.ArgumentParser):
         kind = _plain_type(hint)
         read = _or_auto(kind) if Auto in get_args(hint) else kind
         if kind is bool:
-            self.add_argument(*flags, action="store_true", dest=item.name, help=text)
+            place.add_argument(*flags, action="store_true", dest=item.name, help=text)
             return
-        self.add_argument(
+        argument = item.metadata.get("argument")
+        if argument is not None:
+            self.add_argument(
+                item.name,
+                nargs="?",
+                default=argparse.SUPPRESS,
+                metavar=argument,
+                help=f"as {flag}",
+            )
+        place.add_argument(
             *flags,
             dest=item.name,
             type=read,
-            metavar=kind.__name__.upper() if "choices" not in item.metadata else None,
+            metavar=item.metadata.get("unit") or _unit(item.name, kind)
+            if "choices" not in item.metadata
+            else None,
             choices=item.metadata.get("choices"),
             required=default is MISSING,
             default=None if default is MISSING else default,
@@ -123,6 +177,19 @@ def parse_configs(
 ) -> tuple[First, Second, Third]: ...
 
 
+@overload
+def parse_configs(
+    program: str,
+    description: str,
+    argv: Sequence[str],
+    first: type[First],
+    second: type[Second],
+    third: type[Third],
+    fourth: type[Fourth],
+    /,
+) -> tuple[First, Second, Third, Fourth]: ...
+
+
 def parse_configs(
     program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
 ) -> tuple[Any, ...]:
@@ -137,6 +204,7 @@ def read_configs(argv: Sequence[str], /, *configs: type[Any]) -> tuple[Any, ...]
 
 
 def _read(parser: FlagParser, argv: Sequence[str], configs: Sequence[type[Any]]) -> tuple[Any, ...]:
+    parser.usage = "%(prog)s [MODEL] [FLAGS]"
     parser.add_argument("--config", metavar="FILE", default="", help="TOML file of these settings")
     for config in configs:
         parser.add_config(config)
@@ -182,6 +250,10 @@ def _plain_type(hint: Any) -> Any:
     if hint not in (str, int, float, bool):
         raise TypeError(f"no flag can hold {hint}: use str, int, float or bool")
     return hint
+
+
+def _unit(name: str, kind: type[Any]) -> str:
+    return _UNITS.get(name.rpartition("_")[2]) or _KINDS[kind]
 
 
 def _or_auto(kind: type[Any]) -> Callable[[str], Any]:

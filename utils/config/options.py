@@ -1,7 +1,11 @@
 """One field of a configuration, with the text, choices and bounds that its flag shows."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
+
+Headings = Mapping[str, tuple[str, ...]]
+"""Of --help, each with the fields below it. A config may have them as its HEADINGS."""
 
 
 def option(
@@ -9,9 +13,18 @@ def option(
     text: str,
     choices: tuple[str, ...] | None = None,
     aliases: tuple[str, ...] = (),
+    argument: str | None = None,
+    unit: str | None = None,
 ) -> Any:
-    """A dataclass field that is also a command-line flag. aliases: how other engines spell it."""
-    metadata: dict[str, Any] = {"help": text, "aliases": aliases}
+    """A dataclass field that is also a command-line flag. aliases: how other engines spell it.
+    argument: its name in --help where it may also be given without its flag; None: it may not.
+    unit: what --help shows for a value whose unit the field's name does not tell."""
+    metadata: dict[str, Any] = {
+        "help": text,
+        "aliases": aliases,
+        "argument": argument,
+        "unit": unit,
+    }
     if choices is not None:
         metadata["choices"] = choices
     return field(default=default, metadata=metadata)

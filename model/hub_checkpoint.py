@@ -1,0 +1,45 @@
+"""A checkpoint by its name on huggingface.co, as a folder of the Hugging Face cache.
+
+Owns which files of a repository are a checkpoint. Blocks while it downloads. The cache, the token
+and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
+"""
+
+import re
+from pathlib import Path
+
+_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_FILES = ("*.json", "*.jinja", "*.safetensors")
+
+
+class HubError(OSError):
+    """No checkpoint can be had by that name; the message has the name and the mend."""
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether it is ORGANISATION/NAME, and no folder here."""
+    return _NAME.fullmatch(model) is not None and not Path(model).exists()
+
+
+def hub_checkpoint(name: str, revision: str) -> Path:
+    """The folder of the snapshot; what is missing of it is downloaded. revision: a branch, tag or
+    commit; empty: main. Without a network, what the cache has is taken. REQUIRES: is_hub_name.
+    Raises HubError."""
+    # It takes half a second to import, and reads its environment then.
+    from huggingface_hub import constants, errors, snapshot_download
+
+    asked = f"model {name}" + (f" at revision {revision}" if revision else "")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_FILES]))
+    except errors.RevisionNotFoundError as error:
+        raise HubError(f"{asked}: huggingface.co has no such revision: check --revision") from error
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError) as error:
+        raise HubError(
+            f"{asked} is no folder here, and on huggingface.co it is private, gated or not there: "
+            "check the name, or set HF_TOKEN to a token that may read it"
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, OSError) as error:
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "huggingface.co was lost"
+        raise HubError(
+            f"{asked} is no folder here, {offline}, and the cache {constants.HF_HUB_CACHE} does "
+            "not have it whole: download it where there is a network, or give a folder"
+        ) from error
