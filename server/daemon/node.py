@@ -19,6 +19,7 @@ from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
+from tasuki.server.activity_log import ActivityLog
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -73,7 +74,8 @@ class Node:
         exposition = Exposition(config.metrics_compat)
         self._exposition = exposition
         self._recorder = NodeRecorder(time.time)
-        self._sampling: asyncio.Task[None] | None = None
+        self._activity = ActivityLog()
+        self._sampling: list[asyncio.Task[None]] = []
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
         self._running = engine
@@ -125,12 +127,14 @@ class Node:
         if self._keeps:
             self._exposition.observe(message)
             self._recorder.observe(message)
+            self._activity.observe(message)
         self.tracing.observe(message)
         log_ended(message)
 
     def _count_tokens(self, count: int) -> None:
         if self._keeps:
             self._exposition.count_tokens(count)
+            self._activity.count_tokens(count)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""
@@ -161,7 +165,8 @@ class Node:
             raise
         await self._running.start()
         if self._keeps:
-            self._sampling = self.loop.create_task(self._recorder.sample(self._report))
+            for watch in (self._recorder.sample, self._activity.run):
+                self._sampling.append(self.loop.create_task(watch(self._report)))
         return self._server.address
 
     async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
@@ -203,8 +208,8 @@ class Node:
 
     async def stop(self) -> None:
         """End the servers, then the engine. Requests still in flight are cut."""
-        if self._sampling is not None:
-            self._sampling.cancel()
+        for task in self._sampling:
+            task.cancel()
         if self._http is not None:
             await self._http.drain()
         if self._server is not None:

@@ -1,0 +1,63 @@
+"""One line every ten seconds while a node is busy, and none while it is idle."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.engine import messages as m
+from tasuki.server import activity_log
+from tasuki.server.activity_log import ActivityLog
+from tasuki.server.errors import RequestRejected
+from tests.harness.grpc_fixtures import usage
+
+PAGES = {"free": 50, "tree": 30, "pinned": 10, "working": 8, "granted": 2, "total": 80}
+HIT = m.HitBreakdown(300, 250, 225, {"new": 75}, None)
+
+
+def stats(**requests: int) -> m.StatsReply:
+    phases = {m.RequestPhase[name]: count for name, count in requests.items()}
+    return m.StatsReply(1, PAGES, {}, {}, {}, {}, phases)
+
+
+def test_a_line_has_rates_queues_the_cache_and_its_hits() -> None:
+    kept = ActivityLog()
+    kept.count_tokens(40)
+    kept.count_tokens(10)
+    kept.observe(m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage(4, 50)))
+    kept.observe(m.RoomEnded(m.RoomId(1), 300, HIT, True, ()))
+    told = usage(4, 50).hit
+    assert told is not None
+    prompt, usable = 4 + 300, told.usable_tokens + 225
+    line = kept.line(stats(WAITING=2, AWAITING_PREFILL=1, DECODING=3, PREFILLING=1), 10.0)
+    assert line == (
+        f"{prompt / 10:.1f} prompt and 5.0 output tokens/s, 4 running, 3 waiting, "
+        f"KV 25.0% in use, hit rate {100 * usable / prompt:.1f}%"
+    )
+
+
+def test_counts_begin_anew_and_an_idle_node_is_quiet() -> None:
+    kept = ActivityLog()
+    kept.count_tokens(40)
+    assert kept.line(stats(), 10.0) is not None
+    assert kept.line(stats(), 10.0) is None
+    line = kept.line(stats(DECODING=1), 10.0)
+    assert line is not None and line.startswith("0.0 prompt and 0.0 output") and "rate -" in line
+
+
+def test_it_writes_until_the_engine_has_died(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity_log, "PERIOD_SECONDS", 0.001)
+    busy = iter([stats(DECODING=1), stats(), stats(WAITING=1)])
+
+    async def ask() -> NodeReport:
+        found = next(busy, None)
+        if found is None:
+            raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, "gone"))
+        return NodeReport(found)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(ActivityLog().run(ask))
+    assert ["1 running" in line for line in caplog.messages] == [True, False]
