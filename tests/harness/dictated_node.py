@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.harness.front_fixtures import loop_on_a_thread
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import EngineParts, build_cache, build_fused_engine
@@ -29,7 +30,6 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.step_counter import StepCounter
 from tests.harness.engines import TINY, engine_config
-from tests.harness.front_fixtures import loop_on_a_thread
 from tests.harness.http_calls import Reply, ask
 from tests.harness.waiting import HANG_SECONDS
 
