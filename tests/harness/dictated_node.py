@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.harness.front_fixtures import loop_on_a_thread
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import EngineParts, build_cache, build_fused_engine
@@ -24,12 +23,14 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.step_counter import StepCounter
 from tests.harness.engines import TINY, engine_config
+from tests.harness.grpc_fixtures import loop_on_a_thread
 from tests.harness.http_calls import Reply, ask
 from tests.harness.waiting import HANG_SECONDS
 
@@ -150,7 +151,7 @@ def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
 
         async def start() -> Node:
             routes = partial(openai_routes, model=served)
-            node = Node(engine, front, lambda client: (), routes=routes)
+            node = Node(NearEngine(engine), front, lambda client: (), routes=routes)
             await node.startup()
             return node
 
