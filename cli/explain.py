@@ -13,6 +13,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.session import Client
 from tasuki.dashboard.metrics.life_spans import seconds_by_phase
 from tasuki.engine import messages as m
+from tasuki.engine.messages.evictions import TEMPLATE_CHANGED
 from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.timeline_messages import timeline_from_wire
@@ -34,6 +35,7 @@ _MEANING = {
     "kv_evicted": "its KV was cached and had to make room",
     "alignment": "inside a page that was cached only in part",
     "in_flight": "being computed by another request at that moment",
+    TEMPLATE_CHANGED: "the chat template renders an earlier turn otherwise than before",
 }
 
 
@@ -124,6 +126,11 @@ def _prompt(hit: m.HitBreakdown) -> list[str]:
     for cause, tokens in lost:
         if tokens:
             lines.append(_row(cause, tokens, hit.prompt_tokens, _MEANING.get(cause, "")))
+    if hit.template_changed_at is not None:
+        lines.append(
+            f"  changed  from token {hit.template_changed_at} on: what was thought may have been "
+            "left out (docs/chats.md)"
+        )
     return lines
 
 

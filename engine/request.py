@@ -162,7 +162,8 @@ class Request:
 
     caller: with whom its caller shares the engine's room. priority: the lowest of a caller first.
     due: when it must have been begun, on the queue's clock. overtaken: how often others
-    of its line went past it. branch_points: where others branch off before its prompt is begun."""
+    of its line went past it. branch_points: where others branch off before its prompt is begun.
+    changed: as of the Submit."""
 
     id: m.RequestId
     prompt: m.Tokens
@@ -175,6 +176,7 @@ class Request:
     caller: str = ""
     priority: int = 0
     patience: float = math.inf  # seconds that its client waits for an answer to begin
+    changed: tuple[int, int] | None = None
     output: list[int] = field(default_factory=list)
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None

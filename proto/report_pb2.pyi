@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HitBreakdown(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost", "in_pages")
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost", "in_pages", "template_changed_at")
     class CausesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class HitBreakdown(_message.Message):
     CHECKPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     IN_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
@@ -29,7 +30,8 @@ class HitBreakdown(_message.Message):
     checkpoint_source: str
     lost: LostState
     in_pages: HitBreakdown
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ..., in_pages: _Optional[_Union[HitBreakdown, _Mapping]] = ...) -> None: ...
+    template_changed_at: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ..., in_pages: _Optional[_Union[HitBreakdown, _Mapping]] = ..., template_changed_at: _Optional[int] = ...) -> None: ...
 
 class LostState(_message.Message):
     __slots__ = ("tokens", "slabs_since", "eviction")

@@ -19,6 +19,7 @@ from dataclasses import replace
 from tasuki.engine.messages import (
     CAUSES_IN_ORDER,
     NOT_PULLED,
+    TEMPLATE_CHANGED,
     Eviction,
     Finished,
     HitBreakdown,
@@ -70,7 +71,7 @@ def _by_pages(hit: HitBreakdown) -> HitBreakdown:
     """The same hit in whole pages: a cause ends where a page ends; a page's rest counts as new."""
     causes = dict.fromkeys(hit.causes, 0)
     end = done = hit.usable_tokens
-    for cause in (NOT_PULLED, *CAUSES_IN_ORDER[:-1]):
+    for cause in (NOT_PULLED, *CAUSES_IN_ORDER[:-1], TEMPLATE_CHANGED):
         end += hit.causes.get(cause, 0)
         whole = max(done, end // PAGE_TOKENS * PAGE_TOKENS)
         if cause in causes:

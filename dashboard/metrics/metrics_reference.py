@@ -29,8 +29,9 @@ Written by `python -m tasuki.dashboard.metrics.metrics_reference`; a test compar
 `--metrics off` leaves out those that count requests. Counters end in `_total`, histograms in
 `_bucket`, `_sum` and `_count`. Causes are `new`, `not_pulled` (cached here,
 and computed by a prefill node that did not pull it), `never_checkpointed`, `checkpoint_evicted`,
-`kv_evicted`, `alignment`, `in_flight` and, for requests that ended before their prompt was looked
-up, `{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
+`kv_evicted`, `alignment`, `in_flight` and, of requests only, `template_changed` (an earlier turn is
+rendered otherwise than before) and, where they ended before their prompt was looked up,
+`{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
 
 `tasuki_request_*` count requests that ended, by their usages; `tasuki_cache_*` count in this node's
 tree, also requests that were retracted, aborted or computed for another node.

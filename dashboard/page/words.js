@@ -9,6 +9,7 @@ export const CAUSES = [
   ["kv_evicted", "its KV had to make room"],
   ["alignment", "in a page cached in part"],
   ["in_flight", "being computed by another"],
+  ["template_changed", "rendered otherwise than the turn before"],
   ["unscheduled", "ended before it was looked up"],
 ];
 

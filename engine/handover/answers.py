@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from tasuki.engine import messages as m
+from tasuki.engine.accounting.changed_prompts import with_changed
 from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Request
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
@@ -63,6 +64,7 @@ class Answers(Handover):
             caller=message.caller,
             priority=message.priority,
             patience=message.patience,
+            changed=message.changed,
         )
         error = refusal or self._intake.refusal(request.prompt, request.final_length)
         if request.id in self._requests:
@@ -179,7 +181,7 @@ def _usage(request: Request) -> m.Usage:
     return m.Usage(
         prompt_tokens=len(request.prompt),
         completion_tokens=len(request.output),
-        hit=request.hit,
+        hit=None if request.hit is None else with_changed(request.hit, request.changed),
         transfer=request.transfer,
         prefilled_on=request.prefilled_on,
         local_fallback=request.handover_lost,

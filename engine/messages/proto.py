@@ -58,6 +58,9 @@ def _plain_hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
         dict(hit.causes),
         hit.checkpoint_source if hit.HasField("checkpoint_source") else None,
         evicted_checkpoint_from_proto(hit.lost) if hit.HasField("lost") else None,
+        template_changed_at=(
+            hit.template_changed_at if hit.HasField("template_changed_at") else None
+        ),
     )
 
 

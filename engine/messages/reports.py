@@ -11,7 +11,9 @@ from .types import Message
 class HitBreakdown(Message):
     """Where a prompt's tokens came from. usable + sum(causes) == prompt, on the node that computed
     it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
-    knew whole pages only (PageMatch); None where only this much was sent."""
+    knew whole pages only (PageMatch); None where only this much was sent. template_changed_at: the
+    first token that the conversation had otherwise the turn before; None where no cause is
+    `template_changed`."""
 
     prompt_tokens: int
     kv_tokens: int
@@ -20,6 +22,7 @@ class HitBreakdown(Message):
     checkpoint_source: str | None
     lost: EvictedCheckpoint | None = None
     in_pages: "HitBreakdown | None" = None
+    template_changed_at: int | None = None
 
 
 class TransferReport(Message):

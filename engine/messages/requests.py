@@ -30,7 +30,8 @@ class Submit(Message):
     operators may call the conversation; the engine does not look at it. gateway_room: the room of
     its first hand-over, where a gateway made it. caller: callers of different names have equal
     parts of the engine where it is scarce. priority: of a caller's requests the lowest comes first.
-    patience: seconds after which its client no longer waits for an answer to begin."""
+    patience: seconds after which its client no longer waits for an answer to begin. changed: the
+    tokens [begin, end) of the prompt that its conversation had otherwise the turn before."""
 
     request_id: RequestId
     prompt: Tokens
@@ -43,6 +44,7 @@ class Submit(Message):
     caller: str = ""
     priority: int = 0
     patience: float = math.inf
+    changed: tuple[int, int] | None = None
 
 
 class Abort(Message):

@@ -40,11 +40,10 @@ def read_chat_request(
     the answer apart. On any thread."""
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
-    tokens = rendered.tokens
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
-    left = max(1, model.max_tokens - len(tokens))
+    left = max(1, model.max_tokens - len(rendered.tokens))
     options = read_options(fields, model.codec, left, model.sampling_defaults)
-    submit = read_submit(request, fields, tokens, rendered.marks, options, model)
+    submit = read_submit(request, fields, rendered, options, model)
     parser = AnswerParser(
         rendered.thinking, read_tools(fields), parallel_calls=parallel_calls(fields)
     )

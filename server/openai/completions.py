@@ -6,6 +6,7 @@ from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
+from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.text_codec import TextCodec
 
 from .completion_reply import CompletionReply
@@ -26,7 +27,7 @@ def read_completion(
     options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS, model.sampling_defaults)
     top = fields.integer("logprobs")
     check_alternatives("logprobs", top or 0, options)
-    submit = read_submit(request, fields, tokens, (), options, model)
+    submit = read_submit(request, fields, RenderedPrompt(tokens), options, model)
     head = ReplyHead(f"cmpl-{submit.request_id}", model.name)
     return submit, options, CompletionReply(head, model.codec.tokenizer, top)
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from tasuki.engine.messages import Submit, Tokens
+from tasuki.engine.messages import Submit
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import InvalidField
@@ -20,6 +20,7 @@ from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.request_checks import check_length, check_priority, read_request_id
+from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
@@ -70,24 +71,23 @@ class ServedModel:
 def read_submit(
     request: web.Request,
     fields: RequestFields,
-    tokens: Tokens,
-    marks: tuple[int, ...],
+    prompt: RenderedPrompt,
     options: AnswerOptions,
     model: ServedModel,
 ) -> Submit:
-    """tokens: the prompt, int32 [T]. marks: counts of its tokens at which a checkpoint is wanted.
-    Affinity hints are checked and otherwise left to gateways: no answer depends on them. Raises
+    """Affinity hints are checked and otherwise left to gateways: no answer depends on them. Raises
     InvalidRequest, PromptTooLong, PermissionDenied."""
-    if not len(tokens):
+    if not len(prompt.tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
-    check_length("prompt", len(tokens), model.codec)
+    check_length("prompt", len(prompt.tokens), model.codec)
     tenant = http_request_context(request).tenant
     return Submit(
         request_id=read_request_id(request.headers.get(REQUEST_ID_HEADER, "")),
-        prompt=tokens,
+        prompt=prompt.tokens,
         sampling=options.sampling,
         salt=prompt_salt(request, fields),
-        marks=marks,
+        marks=prompt.marks,
+        changed=prompt.changed,
         session=_session(fields, tenant),
         priority=check_priority(fields.integer("priority") or 0),
     )

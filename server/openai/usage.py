@@ -58,6 +58,7 @@ def json_logprob(logprob: float) -> float:
 def _hybrid(hit: m.HitBreakdown) -> dict[str, Any]:
     """lost: tokens that might have been cached; reason: why most of them were not."""
     causes = {cause: count for cause, count in hit.causes.items() if count}
+    changed_at = hit.template_changed_at
     lost = {cause: count for cause, count in causes.items() if cause != "new"}
     return {
         "kv_match": hit.kv_tokens,
@@ -66,4 +67,5 @@ def _hybrid(hit: m.HitBreakdown) -> dict[str, Any]:
         "reason": max(lost, key=lost.__getitem__) if lost else None,
         "causes": causes,
         "checkpoint_source": hit.checkpoint_source,
+        **({} if changed_at is None else {"template_changed_at": changed_at}),
     }

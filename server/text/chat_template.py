@@ -43,11 +43,14 @@ _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
 @dataclass(frozen=True)
 class RenderedPrompt:
     """tokens: int32 [T]. marks: token counts at which a message ends and a special token or the end
-    follows, ascending. thinking: of an answer to the prompt."""
+    follows, ascending. thinking: of an answer to the prompt. changed: the tokens [begin, end) of
+    the conversation that the turn before had otherwise, as the template then rendered it; None
+    where it had the same, or nothing is remembered of it."""
 
     tokens: Tokens
-    marks: tuple[int, ...]
+    marks: tuple[int, ...] = ()
     thinking: Thinking = Thinking.NEVER
+    changed: tuple[int, int] | None = None
 
 
 class ChatTemplate:
@@ -126,7 +129,29 @@ class ChatTemplate:
             )
 
         rendered = self._encode(salt, text, message_ends(shown, places, part), most)
-        return replace(rendered, thinking=thinking_behind(text, self._source))
+        if not open_answer:
+            return rendered
+        changed = None
+        answered = last_answer(messages)
+        if parts.was_changed(answered, shown[answered], text, places):
+            with suppress(ChatTemplateError):
+                before = self._template.text(shown[: answered + 1], False, definitions, asked)
+                until = text[: places.ends[answered + 1]]
+                changed = self._difference(salt, before, rendered.tokens, until)
+        parts.remember_asked(text)
+        return replace(rendered, thinking=thinking_behind(text, self._source), changed=changed)
+
+    def _difference(
+        self, salt: bytes, before: str, tokens: Tokens, until: str
+    ) -> tuple[int, int] | None:
+        """From the first token that differs from those of `before` to the end of `until`, with
+        which the tokens' text begins."""
+        earlier = self._encode(salt, before, set()).tokens
+        both = min(len(earlier), len(tokens))
+        differing = np.flatnonzero(earlier[:both] != tokens[:both])
+        begin = int(differing[0]) if len(differing) else both
+        end = len(self._encode(salt, until, set()).tokens)
+        return (begin, end) if begin < end else None
 
     def continuation(
         self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None
@@ -199,6 +224,12 @@ class ChatTemplate:
                 count += 1
         tokens = np.concatenate(parts) if parts else _NO_TOKENS
         return RenderedPrompt(tokens, tuple(sorted(set(marks) - {0})))
+
+
+def last_answer(messages: Sequence[ChatMessage]) -> int:
+    """How many messages stand before the last of an assistant; 0 where there is none."""
+    roles = [message.role for message in messages]
+    return len(roles) - 1 - roles[::-1].index("assistant") if "assistant" in roles else 0
 
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.dictated_node import (
     DictatedNode,
     dictated_node,
@@ -58,6 +59,7 @@ class Chat:
         self.template = template
         self.fields = {"tools": TOOLS, "temperature": 0, "max_tokens": 200, **fields}
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
+        self.hybrid: list[dict[str, Any]] = []
         # Tokens of the turn before, and those that the next turn found of them.
         self.turns: list[tuple[int, int]] = []
         self._before = 0
@@ -76,8 +78,9 @@ class Chat:
             reply = self.node.post("/v1/chat/completions", {**body, **options})
             message, usage = assembled(reply), reply.events[-1]["usage"]
         else:
-            told = self.node.post("/v1/chat/completions", body).json
+            told = self.node.post("/v1/chat/completions", body, {"x-tasuki-hit": "1"}).json
             message, usage = told["choices"][0]["message"], told["usage"]
+            self.hybrid.append(usage["prompt_tokens_details"]["hybrid"])
         self.messages.append(message)
         self.turns.append((self._before, usage["prompt_tokens_details"]["cached_tokens"]))
         self._before = usage["total_tokens"]
@@ -166,5 +169,16 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
         chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", False)
     keeps = KEEPS_WHERE_ASKED if asked else KEEPS
     assert chat.exact() == [template in keeps] * 9, chat.turns
-    # What was thought is new to it, and all before the last question is not.
-    assert all(cached > 0 for _, cached in chat.turns[2:])
+    for turn, told in enumerate(chat.hybrid[1:], 1):
+        causes = {cause for cause, tokens in told["causes"].items() if tokens}
+        changed = told.get("template_changed_at")
+        if template in keeps:
+            assert changed is None and causes == {"new"}
+            continue
+        # A state is kept at the page boundary before the first answer that changed, which its
+        # opening's few tokens may have left behind.
+        _, cached = chat.turns[turn]
+        assert causes - {"alignment"} == {"new", "template_changed"}
+        assert 0 <= changed - cached < PAGE_TOKENS + 8, (changed, cached)
+        # The question and the answer's opening.
+        assert told["causes"]["new"] < 40

@@ -13,6 +13,8 @@ from typing import Any
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
 from tasuki.utils.bounded_cache import BoundedCache
 
+from .template_marks import MessagePlaces
+
 PARTS_BYTES = 4 << 20
 """For some ten thousand parts; a turn of a long conversation adds two or three."""
 
@@ -28,6 +30,8 @@ class Part:
         return len(text) >= self.length and self.digest == _digest(text[: self.length])
 
 
+# Ends the name of a part that was rendered to be answered.
+_ASKED = b"asked"
 # Of a part that the template refuses: no text has its digest.
 _REFUSED = Part(0, b"")
 
@@ -68,6 +72,27 @@ class ConversationParts:
     def remember(self, count: int, text: str) -> Part:
         """text: of the first `count` messages alone."""
         return self._put(count, Part(len(text), _digest(text)))
+
+    def remember_asked(self, text: str) -> None:
+        """text: of all messages, with an answer's opening behind them."""
+        name = self._name(len(self._messages)) + _ASKED
+        part = Part(len(text), _digest(text))
+        self._remembered.put(name, part, len(name) + len(part.digest))
+
+    def was_changed(
+        self, answered: int, answer: Mapping[str, Any], text: str, places: MessagePlaces
+    ) -> bool:
+        """Whether `text` has the conversation otherwise than when its first `answered` messages
+        were to be answered, as far as that is remembered and shows: they begin it otherwise, or it
+        leaves out what was thought in the answer. answer: the message behind them, as the template
+        was given it. places: of `text`."""
+        asked = self._remembered.get(self._name(answered) + _ASKED)
+        end = places.ends.get(answered + 1)
+        if asked is None or end is None:
+            return False
+        thought = answer.get("reasoning_content", "").strip()
+        begin = places.ends.get(answered, 0)
+        return not asked.begins(text) or thought not in text[begin:end]
 
     def _put(self, count: int, part: Part) -> Part:
         name = self._name(count)

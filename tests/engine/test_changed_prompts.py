@@ -1,0 +1,44 @@
+"""Tokens that a chat template renders otherwise than before have a cause of their own."""
+
+import pytest
+
+from tasuki.engine.accounting.changed_prompts import with_changed
+from tasuki.engine.messages import HitBreakdown
+from tasuki.engine.messages.proto import hit_from_proto, hit_to_proto
+
+IN_PAGES = HitBreakdown(100, 0, 0, {"new": 100}, None)
+HIT = HitBreakdown(100, 70, 64, {"alignment": 6, "new": 30}, "mark", None, IN_PAGES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tokens"),
+    [
+        ((72, 90), 18),
+        ((60, 90), 20),
+        ((72, 400), 28),
+        ((70, 100), 30),
+        ((10, 70), 0),
+        ((10, 20), 0),
+        (None, 0),
+    ],
+)
+def test_what_the_tree_takes_for_new_is_told_apart(
+    changed: tuple[int, int] | None, tokens: int
+) -> None:
+    told = with_changed(HIT, changed)
+    assert told.causes.get("template_changed", 0) == tokens
+    assert told.usable_tokens + sum(told.causes.values()) == told.prompt_tokens
+    assert told.causes["alignment"] == 6 and told.causes["new"] == 30 - tokens
+    if changed is None or not tokens:
+        assert told is HIT
+        return
+    begin, end = changed
+    assert told.template_changed_at == begin
+    assert told.in_pages is not None
+    assert told.in_pages.causes["template_changed"] == min(end, 100) - begin
+    assert sum(told.in_pages.causes.values()) == 100
+
+
+def test_the_place_is_told_to_clients() -> None:
+    for hit in (HIT, with_changed(HIT, (72, 90))):
+        assert hit_from_proto(hit_to_proto(hit)) == hit
