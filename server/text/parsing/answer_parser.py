@@ -32,6 +32,8 @@ class AnswerParser:
 
     def push(self, piece: Piece) -> list[AnswerItem]:
         """The parts that are certain now, in order."""
+        if self._splitter.passing:
+            return self._scanner.push(piece.text)
         items = self._parts(self._splitter.push(piece.text))
         if self._splitter.reasoning and piece.token is not None:
             self._reasoning_tokens += 1

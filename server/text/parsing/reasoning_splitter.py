@@ -34,6 +34,11 @@ class ReasoningSplitter:
         self._content_begun = thinking is Thinking.NEVER
         self._held = ""
 
+    @property
+    def passing(self) -> bool:
+        """All that comes is content as it is."""
+        return self._content_begun
+
     def push(self, text: str) -> Split:
         if not self.reasoning:
             return Split("", self._content(text))
