@@ -35,7 +35,7 @@ def bounded_hit(hit: HitBreakdown) -> HitBreakdown:
     for field in ("prompt_tokens", "kv_tokens", "usable_tokens"):
         _tokens(getattr(hit, field), f"hit.{field}")
     if hit.template_changed_at is not None:
-        raise PeerInvalid("hit.template_changed_at is no node's to tell another")
+        raise PeerInvalid("hit.template_changed_at is no peer's field")
     for cause, tokens in hit.causes.items():
         _tokens(tokens, f"hit.causes[{peer_values.known(cause, 'hit.causes', CAUSES)}]")
     others = sum(hit.causes.values())

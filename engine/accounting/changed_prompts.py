@@ -1,4 +1,4 @@
-"""Tells tokens that a chat template renders otherwise than before from those never seen.
+"""Sets tokens that a chat template renders otherwise than before apart from those never seen.
 
 Pure. Invariant: usable + causes stay the prompt.
 """

@@ -57,10 +57,10 @@ class ChatReply:
             return self._choices(items)
         entry = chat_logprob(piece.token, self._tokenizer, self._top)
         self._logprobs.append(entry)
-        told = [item for item in items if not isinstance(item, CallEnd)]
+        shown = [item for item in items if not isinstance(item, CallEnd)]
         # A token whose text is held back still has its logprob now.
-        delta = self._delta(told[0]) if told else {"content": ""}
-        return [to_json(_chunk(delta, [entry])), *self._choices(told[1:])]
+        delta = self._delta(shown[0]) if shown else {"content": ""}
+        return [to_json(_chunk(delta, [entry])), *self._choices(shown[1:])]
 
     def finish(self, ending: Ending) -> list[bytes]:
         choices = self._choices(self._parser.finish())

@@ -161,6 +161,6 @@ class StreamedReply:
         last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
         if self._include_usage:
             reasoning = self._shape.reasoning_tokens(ending)
-            told = usage(ending, reasoning, with_hit=wants_hit(self._request))
-            last += event({**self._head, "choices": [], "usage": told})
+            shown = usage(ending, reasoning, with_hit=wants_hit(self._request))
+            last += event({**self._head, "choices": [], "usage": shown})
         return last
