@@ -15,11 +15,9 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
 from tests.harness.daemons import Node, flags, kept_address
 from tests.harness.forked_daemon import ForkedDaemon
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 CHUNK = 64
-_DEATH_SECONDS = 30.0
-_MEET_SECONDS = 30.0
 NodeKind = TypeVar("NodeKind", bound=Node)
 
 
@@ -57,7 +55,7 @@ class Victim(Node):
         try:
             poller = select.poll()
             poller.register(handle, select.POLLIN)
-            assert poller.poll(1000 * _DEATH_SECONDS), f"{self.armed} was not reached"
+            assert poller.poll(1000 * HANG_SECONDS), f"{self.armed} was not reached"
             died = time.monotonic()
         finally:
             os.close(handle)
@@ -104,7 +102,7 @@ class World(Daemons):
     def met(self, decode: Node) -> None:
         """Wait until it is connected to its prefill node."""
         connected = pb.PREFILL_NODE_STATE_CONNECTED
-        until(lambda: state(decode) == connected, f"{decode.address} is alone", _MEET_SECONDS)
+        until(lambda: state(decode) == connected, f"{decode.address} is alone")
 
 
 def state(decode: Node) -> int:

@@ -26,7 +26,7 @@ from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.goldens import MODELS, reference_dir
 from tests.harness.processes import gone
 from tests.harness.random_checkpoint import write_random_model
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,10 @@ def test_no_child_outlives_a_killed_caller(flags: list[str]) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     caller = subprocess.run(
-        [sys.executable, "-c", source, *flags], stdout=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-c", source, *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert caller.returncode == -signal.SIGKILL
     pid = int(caller.stdout)

@@ -28,7 +28,7 @@ from tests.harness.daemons import random_prompt
 from tests.harness.http_calls import fetched
 from tests.harness.offline_page import replaying
 from tests.harness.running_nodes import HTTP, fused_node
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
                     stream = session.generate(max_new_tokens=4, ignore_eos=True)
                     usages.append(stream.result().usage)
         live = json.loads(fetched(node.http_address, "/debug/overview"))
-        keeping.join(30)
+        keeping.join(HANG_SECONDS)
         assert not keeping.is_alive()
         yield Recorded(file, live, usages)
 

@@ -156,7 +156,7 @@ def test_no_token_comes_before_both_done_and_the_step(
 ) -> None:
     pair, head = stopped
     room = pair.begin(submit(NAME, prompt(90), 4))
-    assert head.inside.wait(30)
+    assert head.inside.wait(HANG_SECONDS)
     pair.done(room)
     assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
     head.go.set()
@@ -172,7 +172,7 @@ def test_ids_of_a_cancelled_request_are_kept_until_the_step_has_ended(
 ) -> None:
     pair, head = stopped
     room = pair.begin(submit(NAME, prompt(90), 4))
-    assert head.inside.wait(30)
+    assert head.inside.wait(HANG_SECONDS)
     if after_done:
         pair.done(room)
     pair.decode.post(m.Abort(m.RequestId(NAME)))
@@ -199,7 +199,7 @@ def test_one_step_at_a_time_and_the_batch_goes_on_beside_it(
 ) -> None:
     pair, head = stopped
     first = pair.begin(submit("first", prompt(90), 3))
-    assert head.inside.wait(30)
+    assert head.inside.wait(HANG_SECONDS)
     pair.done(pair.begin(submit("second", prompt(91, 1), 3)))
     pair.decode.run()
     assert pair.decode.tokens("second") == alone(prompt(91, 1), 3), "while a step of another runs"
@@ -308,7 +308,7 @@ class BusyStream:
 
     def synchronize(self) -> None:
         self.waiting.set()
-        assert self.go.wait(30)
+        assert self.go.wait(HANG_SECONDS)
         self.did.append("waited")
         if self.breaks:
             raise RuntimeError("the device is gone")
@@ -354,7 +354,7 @@ def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -
         if how == "shut":
             until(lambda: bool(pair.fabric.held), "waited in vain")
             give_up(pair, room)
-        assert stream.waiting.wait(30)
+        assert stream.waiting.wait(HANG_SECONDS)
         if how != "shut":
             give_up(pair, room)
         pair.decode.post(m.WriterFenced(room.ticket.room))
@@ -375,7 +375,7 @@ def test_a_step_joins_only_behind_its_stream() -> None:
     stream = BusyStream()
     with pair_with(stream) as pair:
         room = pair.begin(submit(NAME, prompt(90), 4))
-        assert stream.waiting.wait(30)
+        assert stream.waiting.wait(HANG_SECONDS)
         pair.done(room)
         assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
         stream.go.set()
@@ -388,7 +388,7 @@ def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
     stream = BusyStream(breaks=True)
     with pair_with(stream) as pair:
         room = pair.begin(submit(NAME, prompt(150), 5))
-        assert stream.waiting.wait(30)
+        assert stream.waiting.wait(HANG_SECONDS)
         lose(pair, room)
         pair.decode.post(m.WriterFenced(room.ticket.room))
         stream.go.set()
@@ -408,7 +408,7 @@ def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() ->
         one = pair.begin(submit("one", prompt(90), 4))
         ended = pair.said_by_steps.get(timeout=HANG_SECONDS)
         two = pair.begin(submit("two", prompt(91, 1), 4))
-        assert second.waiting.wait(30)
+        assert second.waiting.wait(HANG_SECONDS)
         pair.done(two)
         pair.decode.post(ended)
         assert len(pair.decode.tokens("two")) == 1, "joined while its step ran"

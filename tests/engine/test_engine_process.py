@@ -22,6 +22,7 @@ from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.thread import EngineThread
 from tasuki.pycache.packed_events import PackedEvents
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.waiting import HANG_SECONDS
 
 PROMPTS = {name: np.arange(start, start + 70) % 128 for name, start in (("a", 0), ("b", 31))}
 ASKED: list[m.Inbox] = [
@@ -109,7 +110,7 @@ def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
         frames.send(with_watch(watch))
         until(m.Drained, 1)
         frames.send([c.EndEngine()])
-        process.join(60)
+        process.join(HANG_SECONDS)
         assert process.exitcode == 0
         return deliveries
     finally:

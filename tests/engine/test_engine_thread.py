@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.thread import EngineThread
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Idle:
@@ -95,7 +95,7 @@ class Stuck(Idle):
         worked, self._work = self._work, False
         if worked:
             self.stepping.set()
-            self.go_on.wait(30)
+            self.go_on.wait(HANG_SECONDS)
         return worked
 
 
@@ -106,7 +106,7 @@ def test_it_stands_while_a_step_lasts_and_not_while_there_is_nothing_to_do() -> 
     time.sleep(0.05)
     assert thread.still_seconds == 0.0
     thread.post(m.FlushCache(1))
-    assert engine.stepping.wait(10)
+    assert engine.stepping.wait(HANG_SECONDS)
     time.sleep(0.05)
     assert thread.still_seconds >= 0.05
     engine.go_on.set()

@@ -17,6 +17,7 @@ from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.waiting import HANG_SECONDS
 
 SLABS = 18
 
@@ -79,7 +80,7 @@ def pipe() -> Iterator[PipeRunner]:
     theirs.close()
     yield PipeRunner(ours)
     ours.send_bytes(b"")
-    process.join(60)
+    process.join(HANG_SECONDS)
     exitcode = process.exitcode
     process.kill()
     assert exitcode == 0

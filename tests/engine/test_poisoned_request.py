@@ -25,6 +25,7 @@ from tests.harness.engines import (
     tiny_engine,
     tiny_parts,
 )
+from tests.harness.waiting import HANG_SECONDS
 
 POISON = 127
 GOOD = {f"good-{n}": [t % POISON for t in prompt(40 + 37 * n, n)] for n in range(3)}
@@ -108,7 +109,7 @@ def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() ->
     thread.start()
     for name, tokens in GOOD.items():
         thread.post(submit(name, tokens, 4))
-    assert PlanGap.__name__ in died.get(timeout=30)
+    assert PlanGap.__name__ in died.get(timeout=HANG_SECONDS)
     thread.stop()
     assert not said
 

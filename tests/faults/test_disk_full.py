@@ -13,6 +13,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tests.harness.daemons import flags, meet, random_prompt
 from tests.harness.running_nodes import needs_nixl
+from tests.harness.waiting import HANG_SECONDS
 
 FULL_DISK = Path("/dev/full")
 
@@ -36,7 +37,7 @@ def logging_to_a_full_disk(command: str, *more: str) -> Iterator[str]:
             yield json.loads(process.stdout.readline())["ready"]
         finally:
             process.terminate()
-            assert process.wait(15) == 0
+            assert process.wait(HANG_SECONDS) == 0
 
 
 @needs_nixl

@@ -63,7 +63,7 @@ class StoppedHead:
 
     def __call__(self, plain: Head) -> torch.Tensor:
         self.inside.set()
-        assert self.go.wait(30)
+        assert self.go.wait(HANG_SECONDS)
         return plain()
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.harness.waiting import HANG_SECONDS
+
 
 @contextmanager
 def replaying(recording: Path) -> Iterator[str]:
@@ -19,5 +21,5 @@ def replaying(recording: Path) -> Iterator[str]:
         yield serving.stdout.readline().strip().removeprefix("http://").removesuffix("/")
     finally:
         serving.terminate()
-        assert serving.wait(15) == 0
+        assert serving.wait(HANG_SECONDS) == 0
         serving.stdout.close()

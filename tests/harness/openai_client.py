@@ -2,11 +2,13 @@
 
 import pytest
 
+from tests.harness.waiting import HANG_SECONDS
+
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
 
 
 def openai_client(address: str | None, api_key: str = "none") -> "openai.OpenAI":
     """address: HOST:PORT of an HTTP server."""
     return openai.OpenAI(
-        base_url=f"http://{address}/v1", api_key=api_key, max_retries=0, timeout=60
+        base_url=f"http://{address}/v1", api_key=api_key, max_retries=0, timeout=HANG_SECONDS
     )

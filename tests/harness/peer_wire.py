@@ -78,13 +78,13 @@ class PeerWire:
     def kill_child(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(20)
+        self.process.join(HANG_SECONDS)
 
     def close(self) -> None:
         self.transport.close()
         if self.process.is_alive():
             self.channel.send(("close",))
-        self.process.join(20)
+        self.process.join(HANG_SECONDS)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()

@@ -153,7 +153,10 @@ def test_the_ledger_tells_of_the_kill_and_of_the_aborts(traffic: Traffic) -> Non
     faults = page(traffic, "/debug/faults")
     counts = faults["counts"]
     assert counts["aborted"] == 3
-    assert counts["peers_down"] == 1 and counts["peers_up"] == 2
+    # A busy machine may starve a node for as long as a silence that loses its link, which comes
+    # back then: it may be lost just now.
+    assert counts["peers_down"] >= 1
+    assert counts["peers_up"] - counts["peers_down"] in (0, 1)
     lost = sum(times for kind, times in counts.items() if kind.startswith("lost."))
     assert lost >= 1 and counts["fenced"] >= 1
     assert faults["entries"][0]["at"] >= faults["entries"][-1]["at"]

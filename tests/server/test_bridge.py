@@ -147,10 +147,10 @@ def test_a_front_that_stands_delays_no_guest_and_no_health() -> None:
 
         def stand() -> None:
             standing.set()
-            go_on.wait(30)
+            go_on.wait(HANG_SECONDS)
 
         both.front.call_soon_threadsafe(stand)
-        assert standing.wait(10)
+        assert standing.wait(HANG_SECONDS)
         try:
             guest = handover_pb2_grpc.HandoverStub(both.channel)  # type: ignore[no-untyped-call]
             guest.Abort(handover_pb2.AbortRequest(), timeout=HANG_SECONDS)

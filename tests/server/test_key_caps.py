@@ -27,7 +27,7 @@ from tests.harness.http_calls import connect
 from tests.harness.http_fixtures import running_http
 from tests.harness.refusals import refusal
 from tests.harness.running_nodes import HTTP, fused_node
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 KEYS = {name: f"{name}-has-this-key" for name in ("ann", "ben", "root", "smg")}
 ANN, BEN = Caller("ann"), Caller("ben")
@@ -127,7 +127,7 @@ class SlowToOpen(ScriptedEngine):
 
     def _handle(self, message: m.Inbox) -> None:
         if isinstance(message, m.OpenCursor):
-            assert self.let_go.wait(20)
+            assert self.let_go.wait(HANG_SECONDS)
         super()._handle(message)
 
 

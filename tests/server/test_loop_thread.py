@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasuki.utils.loops.loop_thread import LoopLost, LoopThread, run_on
+from tests.harness.waiting import HANG_SECONDS
 
 
 def unexpected(reason: str) -> None:
@@ -68,7 +69,7 @@ def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
 def test_stop_cancels_what_still_runs_and_lets_it_clean_up(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
     asyncio.run_coroutine_threadsafe(for_ever(begun, cleaned), there.loop)
-    assert begun.wait(10)
+    assert begun.wait(HANG_SECONDS)
     there.stop(10)
     assert cleaned == ["cleaned"]
 

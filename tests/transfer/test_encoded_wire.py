@@ -76,7 +76,7 @@ class SlowSink:
 
     def decode(self, part: object) -> None:
         self.decoding.set()
-        assert self.go_on.wait(5)
+        assert self.go_on.wait(HANG_SECONDS)
         self.plain.decode(part)  # type: ignore[arg-type]
         self.decoded.append(part)
 
@@ -112,7 +112,7 @@ def test_a_layer_opens_only_once_it_is_decoded() -> None:
     with fp8_pair() as pair:
         slow = slow_sink(pair)
         pair.hand_over(2)
-        assert slow.decoding.wait(5)
+        assert slow.decoding.wait(HANG_SECONDS)
         assert not pair.layer_opens(ROOM, 0, 0.02)
         slow.go_on.set()
         assert pair.layer_opens(ROOM, 0, 5)
@@ -123,14 +123,14 @@ def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
     with fp8_pair(settings=SenderSettings(layers_per_window=8), kept_back=1 + 7) as pair:
         slow = slow_sink(pair)
         pair.hand_over(2)
-        assert slow.decoding.wait(5)
+        assert slow.decoding.wait(HANG_SECONDS)
         forgetting = threading.Thread(target=pair.receiver.forget, args=(ROOM,))
         forgetting.start()
         forgetting.join(0.05)
         assert forgetting.is_alive(), "forget() returned while a part was being decoded"
         pair.sent()
         slow.go_on.set()
-        forgetting.join(5)
+        forgetting.join(HANG_SECONDS)
         assert not forgetting.is_alive()
         pair.target.memory[:] = POISON
         time.sleep(0.05)

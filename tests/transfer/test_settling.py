@@ -22,7 +22,7 @@ from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tasuki.transfer.windows.digest import WindowDigester
 from tests.harness.loopback_pair import small_layout
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 PIECE = 1 << 20
@@ -117,7 +117,7 @@ def test_nothing_lands_once_a_dead_writer_is_severed_and_settled(held_up: HeldUp
     settling.join(0.3)
     assert settling.is_alive(), "settled though nothing was read"
     held_up.receiver.start()
-    settling.join(10)
+    settling.join(HANG_SECONDS)
     assert not settling.is_alive()
     landed = held_up.landed
     time.sleep(0.5)

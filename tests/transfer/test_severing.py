@@ -35,7 +35,7 @@ class SlowReceiver:
 
     def wait_settled(self) -> None:
         self.waits += 1
-        assert self.go.wait(5)
+        assert self.go.wait(HANG_SECONDS)
 
 
 @dataclass(eq=False)
