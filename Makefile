@@ -10,7 +10,7 @@ SAMPLE ?= 150
 WORKERS ?= auto
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -148,6 +148,18 @@ chat-cost: $(VENV)/dev-installed
 kernels: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.compile_kernels
 
+# Wheels in dist/ that install without a compiler: manylinux, of each Python and of this machine's architecture, or of
+# those in ARCHS (x86_64 aarch64; a foreign one needs qemu). Needs docker; pyproject.toml has the settings.
+ARCHS ?= native
+wheel: $(VENV)/dev-installed
+	$(BIN)/pip install --progress-bar off -q 'cibuildwheel>=3,<4'
+	$(BIN)/python -m cibuildwheel --platform linux --archs "$(ARCHS)" --output-dir dist
+
+# The image that deploy/ names. Needs docker. TORCH_INDEX: where torch comes from; empty: PyPI, a CUDA build.
+IMAGE ?= tasuki:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+image:
+	docker build -t $(IMAGE) --build-arg TORCH_INDEX="$(TORCH_INDEX)" -f deploy/Dockerfile .
+
 clean:
 	rm -rf $(VENV) .venv-stubs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -156,13 +168,13 @@ $(VENV)/torch:
 	@echo "tasuki: making $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	@echo "tasuki: installing torch (the largest download)"
-	$(BIN)/pip install --progress-bar off -q -c constraints.txt torch $(TORCH_ARGS)
+	$(BIN)/pip install -c constraints.txt torch $(TORCH_ARGS)
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
-	@echo "tasuki: building and installing the package"
+	@echo "tasuki: building and installing the package (about fifty C++ files, a minute or two on a quiet machine)"
 	$(BIN)/pip install --progress-bar off -q -c constraints.txt scikit-build-core pybind11 ninja cmake
-	$(BIN)/pip install --progress-bar off -q -c constraints.txt --no-build-isolation -e .
+	$(BIN)/pip install -v -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed

@@ -3,16 +3,25 @@ again.
 
 `python examples/tool_agent.py http://127.0.0.1:8000/v1 [API_KEY]`
 
-Each round sends the whole conversation, and the node's cache finds all but the newest messages.
+Each round sends the whole conversation, and the node's cache finds all but the newest messages. It
+needs nothing beside Python; with the `openai` package, `OpenAI(base_url=url).chat.completions`
+takes the same fields. The embedded demonstration model knows no tools: it answers in prose, and the
+loop ends after one round. A Qwen3.5 checkpoint calls them.
 """
 
 import json
 import sys
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from openai import OpenAI
-
+SYSTEM = (
+    "You help travellers of long ago to plan their visits. Answer shortly, in one sentence, and "
+    "in plain words. Never guess how far two places are from each other: use the tools for "
+    "distances, and say the number that they give you. Where a place is not known to you, say so "
+    "and ask for a town that is near it. A carriage makes seven miles an hour on a good road, and "
+    "half of that in winter or after rain."
+)
 TOOLS = [
     {
         "type": "function",
@@ -37,39 +46,63 @@ def distance(start: str, end: str) -> str:
 RUN: dict[str, Callable[..., str]] = {"distance": distance}
 
 
-def rounds(client: OpenAI, model: str, question: str, limit: int = 4) -> list[dict[str, int]]:
+Ask = Callable[..., Any]
+"""A path and the fields of a body, if there is one, to the reply's JSON."""
+
+
+def asking(url: str, key: str) -> Ask:
+    """url: of the API, with its /v1."""
+
+    def ask(path: str, **body: Any) -> Any:
+        request = urllib.request.Request(url + path, json.dumps(body).encode() if body else None)
+        request.add_header("Content-Type", "application/json")
+        request.add_header("Authorization", f"Bearer {key}")
+        with urllib.request.urlopen(request) as reply:
+            return json.load(reply)
+
+    return ask
+
+
+def rounds(ask: Ask, model: str, question: str, limit: int = 4) -> list[dict[str, int]]:
     """What each round had cached; prints the conversation."""
     messages: list[Any] = [
-        {"role": "system", "content": "Answer shortly. Use the tools for distances."},
+        {"role": "system", "content": SYSTEM},
         {"role": "user", "content": question},
     ]
     usages = []
     for _ in range(limit):
-        reply = client.chat.completions.create(
-            model=model, messages=messages, tools=TOOLS, max_tokens=64, temperature=0
+        reply = ask(
+            "/chat/completions",
+            model=model,
+            messages=messages,
+            tools=TOOLS,
+            max_tokens=64,
+            temperature=0,
         )
-        usage = reply.usage
-        cached = usage.prompt_tokens_details.cached_tokens
-        usages.append({"prompt": usage.prompt_tokens, "cached": cached})
-        message = reply.choices[0].message
-        print(f"[{usage.prompt_tokens} prompt tokens, {cached} cached] {message.content or ''}")
-        messages.append(message.model_dump(exclude_none=True))
-        if not message.tool_calls:
+        prompt = reply["usage"]["prompt_tokens"]
+        cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        usages.append({"prompt": prompt, "cached": cached})
+        message = reply["choices"][0]["message"]
+        print(f"[{prompt} prompt tokens, {cached} cached] {message['content'] or ''}")
+        messages.append(message)
+        calls = message.get("tool_calls") or []
+        if not calls:
             break
-        for call in message.tool_calls:
-            result = RUN[call.function.name](**json.loads(call.function.arguments))
-            print(f"  {call.function.name}({call.function.arguments}) -> {result}")
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        for call in calls:
+            function = call["function"]
+            result = RUN[function["name"]](**json.loads(function["arguments"]))
+            print(f"  {function['name']}({function['arguments']}) -> {result}")
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     return usages
 
 
 def main(url: str, key: str = "none") -> None:
-    with OpenAI(base_url=url, api_key=key) as client:
-        model = client.models.list().data[0].id
-        print(f"model {model}")
-        rounds(client, model, "How far is it from Longbourn to Netherfield?")
-        # The same question a second time: nothing but its last token is computed.
-        rounds(client, model, "How far is it from Longbourn to Netherfield?")
+    ask = asking(url, key)
+    model = ask("/models")["data"][0]["id"]
+    print(f"model {model}")
+    rounds(ask, model, "How far is it from Longbourn to Netherfield?")
+    # The same question a second time: of it only the last page, of at most 64 tokens, is computed.
+    rounds(ask, model, "How far is it from Longbourn to Netherfield?")
 
 
 if __name__ == "__main__":

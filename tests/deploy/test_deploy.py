@@ -165,6 +165,18 @@ def test_a_pod_starts_a_node_whose_flags_exist(role: str, tmp_path: Path) -> Non
     assert {mount["name"] for mount in container["volumeMounts"]} == mounted
 
 
+def test_pods_run_the_image_that_the_dockerfile_makes() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    image = (DEPLOY / "Dockerfile").read_text()
+    assert 'ENTRYPOINT ["tasuki"]' in image
+    for role in CONFIGS:
+        pod = pod_of(role)["spec"]
+        (container,) = pod["containers"]
+        assert container["image"] == f"{project['name']}:{project['version']}"
+        assert "command" not in container and container["args"][0] == role
+        assert f"--uid {pod['securityContext']['runAsUser']} " in image
+
+
 def test_budgets_and_the_front_door_choose_pods_that_exist() -> None:
     for role in CONFIGS:
         labels = pod_of(role)["metadata"]["labels"]

@@ -30,11 +30,10 @@ def counted(text: str) -> list[tuple[int, int]]:
 
 
 def test_the_tool_agent_finds_its_prefix_again(node: Node) -> None:
-    pytest.importorskip("openai", reason="the openai client is not installed")
     rounds = counted(said("tool_agent.py", f"http://{node.http_address}/v1"))
     assert len(rounds) >= 2
     (prompt, cached) = rounds[len(rounds) // 2]
-    assert cached >= prompt - 64, "the second time only the end is computed"
+    assert cached >= max(64, prompt - 64), "the second time only the end is computed"
 
 
 def test_forked_agents_share_what_came_before(node: Node) -> None:
