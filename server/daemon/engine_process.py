@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _STDERR = 2
 # From the end of its socket to the end of the process: callers wait for the reason meanwhile.
-_LAST_SECONDS = 1.0
+LAST_SECONDS = 1.0
 # The step in progress, and what the data plane has posted.
 _STOP_SECONDS = 60.0
 # Rooms, pulls and links have patiences of their own, which add up to less.
@@ -208,7 +208,7 @@ class EngineProcess:
 
     async def _follow_to_its_end(self, why: Exception | None) -> None:
         try:
-            await asyncio.wait_for(self._process.wait(), _LAST_SECONDS)
+            await asyncio.wait_for(self._process.wait(), LAST_SECONDS)
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

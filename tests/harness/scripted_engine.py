@@ -2,10 +2,12 @@
 
 import socket
 import time
+from pathlib import Path
 
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
 from tasuki.engine.apart.codec import FrameReader, frame_of
+from tasuki.server.daemon.engine_process import LAST_SECONDS
 
 STANDS = c.EngineStands(4096, 64)
 LATE = 600.0
@@ -25,6 +27,17 @@ def babble(connection: socket.socket) -> int:
     """It stands, then sends what is no frame, and goes on."""
     connection.sendall(frame_of([STANDS]) + b"\x01\x00\x00\x00\xff")
     time.sleep(LATE)
+    return 0
+
+
+def linger(mark: Path, connection: socket.socket) -> int:
+    """It stands; when its front hangs up or asks it to end, it hangs up too, and writes `mark`
+    only when a front that hurries would have killed it."""
+    connection.sendall(frame_of([STANDS]))
+    connection.recv(1 << 16)
+    connection.close()
+    time.sleep(2 * LAST_SECONDS)
+    mark.touch()
     return 0
 
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,6 +91,14 @@ def test_an_engine_that_sends_what_is_no_frame_is_killed_and_its_front_told() ->
         await engine.end_handover()
 
     run(scripted_engine.babble, scenario)
+
+
+def test_an_engine_that_was_asked_to_end_has_the_time_that_it_takes(tmp_path: Path) -> None:
+    async def scenario(engine: EngineProcess) -> None:
+        await engine.stands()
+
+    run(partial(scripted_engine.linger, tmp_path / "ended"), scenario)
+    assert (tmp_path / "ended").exists()
 
 
 def test_what_observes_may_break_and_the_front_goes_on() -> None:
