@@ -123,6 +123,22 @@ def test_rows_past_the_count_are_left_alone(device: torch.device) -> None:
     assert_same(results(draws)[:2], naive_sample(logits[:2], [SamplingParams()] * 2, [0, 0]))
 
 
+def test_a_run_in_which_every_token_is_forbidden_leaves_the_row_sound(
+    runs: int, device: torch.device
+) -> None:
+    logits = 4 * random_logits(2, 3, 3 * runs)
+    logits[0, runs : 2 * runs] = -math.inf
+    logits[1, : 2 * runs] = -math.inf
+    logits[2, : 3 * runs - 1] = -math.inf
+    params = [SamplingParams(), SamplingParams(temperature=1.0, seed=4), SamplingParams()]
+    got = drawn(logits, params, [5, 6, 7], device)
+    want = naive_sample(logits, params, [5, 6, 7])
+    assert_same(got[:2], want[:2])
+    # One token was left to choose.
+    assert got[2].token == want[2].token == 3 * runs - 1
+    assert got[2].logprob == want[2].logprob == 0.0
+
+
 CUTS = [(0, 1.0), (3, 1.0), (0, 0.4), (5, 0.5), (1000, 0.999), (0, MIN_TOP_P), (MAX_TOP_K, 0.9)]
 
 
