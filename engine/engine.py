@@ -105,8 +105,9 @@ class Engine:
         return taken
 
     def step(self) -> bool:
-        """Launch a forward and land the one before; False when there was neither. Raises PlanError,
-        after which nothing may be stepped: this engine and its runner no longer agree."""
+        """Launch a forward and land the one before; False when there was neither. Raises PlanError
+        and DeviceLost, after which nothing may be stepped: this engine and its runner no longer
+        agree, or the runner's device computes nothing any more."""
         began = time.perf_counter()
         self._end_overdue()
         self._handover.advance()
@@ -122,6 +123,7 @@ class Engine:
             # Engine and runner disagree, which is no request's fault: the loop ends.
             raise
         except Exception as error:
+            self._plans.check_device()
             self._land(before, follows)
             self._fail(work, error)
         else:
@@ -173,6 +175,7 @@ class Engine:
         except PlanError:
             raise
         except Exception as error:
+            self._plans.check_device()
             self._fail(flight.scheduled, error)
         else:
             self._scheduler.landed(flight.scheduled, flight.in_flight.busy_seconds)

@@ -39,6 +39,10 @@ class PlanStream:
         """Once, on the thread that will launch, before it does."""
         self._runner.prepare()
 
+    def check_device(self) -> None:
+        """After a forward has failed. Raises DeviceLost."""
+        self._runner.check_device()
+
     def launch(self, scheduled: ScheduledForward) -> LaunchedForward:
         """Start the forward. Raises what is wrong with it already; then nothing of it is in
         flight."""

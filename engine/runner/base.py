@@ -12,6 +12,10 @@ from tasuki.engine.forward_plan import ForwardPlan
 from .drawn_tokens import DrawnTokens
 
 
+class DeviceLost(Exception):
+    """The device computes nothing for this process any more, whatever it is given: restart it."""
+
+
 class InFlightForward(Protocol):
     """A forward that was launched."""
 
@@ -50,6 +54,9 @@ class Runner(EventRecorder, Protocol):
     def prepare(self) -> None:
         """Once, on the thread that will launch, before it does: what else the first request would
         wait for."""
+
+    def check_device(self) -> None:
+        """After a forward has failed: raises DeviceLost where no other one can succeed here."""
 
     def launch(self, plan: ForwardPlan) -> InFlightForward:
         """Start a forward, its copies first. Raises PlanError where the plan is not the next one or

@@ -24,7 +24,7 @@ from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.progress import Progress, no_progress
 
-from .base import Event
+from .base import DeviceLost, Event
 from .block_table import BlockTable
 from .cuda_graphs import DecodeGraphs
 from .device_batch import DeviceBatch, SamplingTable, take_over
@@ -125,6 +125,13 @@ class CudaRunner:
     @property
     def ticks(self) -> int:
         return 0 if self._ticks is None else self._ticks.launched
+
+    def check_device(self) -> None:
+        """An error that poisons the context is raised again by every call, this one included."""
+        try:
+            torch.cuda.synchronize(self._arena.bytes.device)
+        except Exception as error:
+            raise DeviceLost(f"the GPU's context is lost: {error}") from error
 
     def record_event(self) -> Event:
         return _recorded().query

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.forward_plan import PlanGap
+from tasuki.engine.build import EngineParts
+from tasuki.engine.forward_plan import ForwardPlan, PlanGap
 from tasuki.engine.role import Role
+from tasuki.engine.runner.base import DeviceLost
+from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.thread import EngineThread
 from tasuki.model.batch import Batch
 from tests.harness.engine_pair import engine_pair, with_early_head
@@ -112,6 +116,55 @@ def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() ->
     assert PlanGap.__name__ in died.get(timeout=HANG_SECONDS)
     thread.stop()
     assert not said
+
+
+class Sticky(CpuRunner):
+    """From its sixth forward on every call raises, as CUDA does on a context that is poisoned."""
+
+    calls = 0
+    at_launch = True
+
+    def launch(self, plan: ForwardPlan) -> CpuForward:
+        self.calls += 1
+        if self.calls < 6:
+            return super().launch(plan)
+        if self.at_launch:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return Lost(DrawnTokens.nothing(0), 0.0, 0.0)
+
+    def check_device(self) -> None:
+        if self.calls >= 6:
+            raise DeviceLost("CUDA error: an illegal memory access was encountered")
+
+
+class Lost(CpuForward):
+    def result(self) -> DrawnTokens:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+def test_no_forward_is_tried_on_a_device_that_is_lost(at_launch: bool) -> None:
+    runners: list[Sticky] = []
+
+    def sticky(parts: EngineParts, hands_on: bool) -> Sticky:
+        runners.append(Sticky(parts.model, parts.arena, parts.steps))
+        runners[0].at_launch = at_launch
+        return runners[0]
+
+    engine = tiny_engine(parts=replace(tiny_parts(), runner=sticky))
+    said: list[m.Outbox] = []
+    died: SimpleQueue[str] = SimpleQueue()
+    thread = EngineThread(engine.engine, said.extend, died.put)
+    thread.start()
+    for name, tokens in GOOD.items():
+        thread.post(submit(name, tokens, 30))
+    reason = died.get(timeout=120)
+    assert DeviceLost.__name__ in reason and "restart this node" in reason
+    thread.stop()
+    # The one in flight behind the one that failed is the last.
+    assert runners[0].calls <= (6 if at_launch else 7)
+    # Whose requests end, and how, is the front's: no single one was judged.
+    assert not [message for message in said if isinstance(message, m.Finished | m.Rejected)]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,9 @@ class FreeRunner:
     def prepare(self) -> None:
         """The first request waits for nothing here."""
 
+    def check_device(self) -> None:
+        """There is none."""
+
     def record_event(self) -> Event:
         ends_at = self._ends_at
         return lambda: time.monotonic() >= ends_at
