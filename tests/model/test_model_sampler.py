@@ -146,12 +146,37 @@ def test_seed_and_position_both_matter() -> None:
         {"top_p": 1.0001},
         {"top_p": math.nan},
         {"max_new_tokens": 0},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"min_p": math.nan},
+        {"presence_penalty": 2.1},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": -2.1},
+        {"frequency_penalty": math.inf},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1001.0},
+        {"repetition_penalty": math.nan},
+        {"min_tokens": -1},
+        {"min_tokens": 65},
+        {"logit_bias": ((1, 100.1),)},
+        {"logit_bias": ((1, math.nan),)},
+        {"logit_bias": ((-1, 1.0),)},
+        {"logit_bias": ((1, 1.0), (1, 2.0))},
+        {"logit_bias": tuple((token, 1.0) for token in range(301))},
+        {"bad_words": ((),)},
+        {"bad_words": ((2**31,),)},
+        {"bad_words": ((1,) * 65,)},
+        {"bad_words": ((1,),) * 257},
+        {"allowed_token_ids": (-1,)},
+        {"allowed_token_ids": (1,) * (2**14 + 1)},
+        {"top_logprobs": -1},
+        {"top_logprobs": 21},
     ],
-    ids=str,
+    ids=lambda bounds: str(bounds)[:60],
 )
 def test_what_no_row_could_hold_is_no_request(bounds: dict[str, float]) -> None:
     (name,) = bounds
-    with pytest.raises(ValueError, match=f"^{name} must be "):
+    with pytest.raises(ValueError, match=f"^{name} must "):
         SamplingParams(**bounds)  # type: ignore[arg-type]
     SamplingParams(max_new_tokens=1, top_k=2**31 - 1, top_p=1.0, temperature=100.0)
 
@@ -190,6 +215,10 @@ def test_without_a_cut_of_mass_no_token_is_too_unlikely_to_be_left() -> None:
 def test_the_least_and_the_most_that_a_row_holds_are_requests() -> None:
     SamplingParams(temperature=1e-5, top_k=0, top_p=1e-6, max_new_tokens=1)
     SamplingParams(temperature=100.0, top_k=2**31 - 1, top_p=1.0)
+    SamplingParams(min_p=1.0, presence_penalty=-2.0, frequency_penalty=2.0, min_tokens=64)
+    SamplingParams(repetition_penalty=1e-3, logit_bias=((0, -100.0), (2**31 - 1, 100.0)))
+    SamplingParams(repetition_penalty=1e3, bad_words=((1,) * 64,) * 256, top_logprobs=20)
+    SamplingParams(allowed_token_ids=(1,) * 2**14)
 
 
 def test_both_words_of_a_key_are_signed() -> None:

@@ -5,7 +5,9 @@ Owns what a request may ask of a draw and the bounds within which a row of a bat
 runner meets a value that it cannot store. Pure values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
@@ -14,12 +16,27 @@ MAX_TEMPERATURE = 100.0
 """Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6
 """Below it one token is left of any vocabulary of at most a million, as at it."""
+MAX_PENALTY = 2.0
+"""Of presence and of frequency, either sign: OpenAI's and vLLM's."""
+MIN_REPETITION_PENALTY = 1e-3
+MAX_REPETITION_PENALTY = 1e3
+"""Within both a float32 logit stays a number."""
+MAX_BIASES = 300
+MAX_BIAS = 100.0
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_TOKENS = 64
+MAX_ALLOWED_TOKENS = 1 << 14
+MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy. top_k 0 and top_p 1 keep every token. Noise is a function of (seed,
-    position) only, so that any split of the work over nodes or batches draws the same tokens.
+    """temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 keep every token. Noise is a function
+    of (seed, position) only, so that any split of the work over nodes or batches draws the same
+    tokens. The fields from min_p on change the logits before the draw, in the order and with the
+    meaning of logit_adjustments.py; top_logprobs: of so many of the likeliest tokens the logprob is
+    reported beside each token. bad_words: sequences of token ids. allowed_token_ids: every token is
+    allowed where it is empty.
 
     Raises ValueError that begins with the field's name where no row could hold it.
     """
@@ -31,6 +48,15 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -44,3 +70,89 @@ class SamplingParams:
             raise ValueError(f"top_k must be 0 or more, and at most {MAX_TOP_K}, not {self.top_k}")
         if not MIN_TOP_P <= self.top_p <= 1:
             raise ValueError(f"top_p must be in [{MIN_TOP_P}, 1], not {self.top_p}")
+        self._check_adjustments()
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise ValueError(
+                f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {self.top_logprobs}"
+            )
+
+    def _check_adjustments(self) -> None:
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be in [0, 1], not {self.min_p}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            if not -MAX_PENALTY <= value <= MAX_PENALTY:
+                raise ValueError(
+                    f"{name} must be in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}], not {value}"
+                )
+        if not MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            raise ValueError(
+                f"repetition_penalty must be in [{MIN_REPETITION_PENALTY:g}, "
+                f"{MAX_REPETITION_PENALTY:g}], not {self.repetition_penalty}"
+            )
+        if not 0 <= self.min_tokens <= self.max_new_tokens:
+            raise ValueError(
+                f"min_tokens must be in [0, {self.max_new_tokens}], the most tokens of the answer, "
+                f"not {self.min_tokens}"
+            )
+        self._check_bias()
+        _check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKENS)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(
+                f"bad_words must hold at most {MAX_BAD_WORDS} sequences, not {len(self.bad_words)}"
+            )
+        for word in self.bad_words:
+            if not word:
+                raise ValueError("bad_words must hold sequences of at least one token")
+            _check_ids("bad_words", word, MAX_BAD_WORD_TOKENS)
+
+    def _check_bias(self) -> None:
+        tokens = [token for token, _ in self.logit_bias]
+        _check_ids("logit_bias", tokens, MAX_BIASES)
+        if len(set(tokens)) < len(tokens):
+            raise ValueError("logit_bias must name a token once")
+        for token, bias in self.logit_bias:
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise ValueError(
+                    f"logit_bias must be in [{-MAX_BIAS:g}, {MAX_BIAS:g}], not {bias} for token "
+                    f"{token}"
+                )
+
+    @property
+    def named_tokens(self) -> dict[str, tuple[int, ...]]:
+        """Ids that must be of the vocabulary, since logits are changed at them, by field."""
+        return {
+            "logit_bias": tuple(token for token, _ in self.logit_bias),
+            "bad_words": tuple(token for word in self.bad_words for token in word),
+            "allowed_token_ids": self.allowed_token_ids,
+        }
+
+    @cached_property
+    def adjusts(self) -> bool:
+        """Whether the logits are changed before the draw."""
+        return bool(
+            (self.min_p and self.temperature)
+            or self.follows_output
+            or self.logit_bias
+            or self.bad_words
+            or self.allowed_token_ids
+        )
+
+    @cached_property
+    def follows_output(self) -> bool:
+        """Whether how they are changed depends on the tokens before."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1
+            or self.min_tokens
+            or any(len(word) > 1 for word in self.bad_words)
+        )
+
+
+def _check_ids(field: str, ids: Sequence[int], most: int) -> None:
+    if len(ids) > most:
+        raise ValueError(f"{field} must hold at most {most} tokens, not {len(ids)}")
+    for token in ids:
+        if not 0 <= token < 2**31:
+            raise ValueError(f"{field} must hold token ids, not {token}")

@@ -13,34 +13,56 @@ from torch import Tensor
 
 from .gumbel import gumbel, noise_key
 from .params import SamplingParams
+from .top_logprobs import top_logprobs
+
+TopLogprobs = tuple[tuple[int, float], ...]
+"""Tokens and their logprobs, the likeliest first."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut).
-    margin: how far, in units of a logit, the choice was from a tie: best minus second-best score,
-    where the score is the logit, plus the noise scaled by the temperature if there is one; infinite
-    when one token was left to choose."""
+    """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut, no
+    adjustment). margin: how far, in units of a logit, the choice was from a tie: best minus
+    second-best score, where the score is the logit as it was adjusted, plus the noise scaled by the
+    temperature if there is one; infinite when one token was left to choose. top: of the same
+    distribution as logprob, as many as the request asked for."""
 
     token: int
     logprob: float
     margin: float
+    top: TopLogprobs = ()
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    scores: Tensor | None = None,
 ) -> list[Sampled]:
-    """One token a row. logits [B, vocab] float32; positions: where each drawn token will stand."""
+    """One token a row. logits [B, vocab] float32; positions: where each drawn token will stand.
+    scores [B, vocab] float32: the logits as they were adjusted (logit_adjustments.py), from which
+    the tokens are drawn; by default as they are."""
+    drawn_from = logits if scores is None else scores
     chosen = [
-        _best(logits[row]) if item.temperature == 0 else _draw(logits[row], item, positions[row])
+        _best(drawn_from[row])
+        if item.temperature == 0
+        else _draw(drawn_from[row], item, positions[row])
         for row, item in enumerate(params)
     ]
     tokens = torch.tensor([token for token, _ in chosen], device=logits.device)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(dim=-1)
+    tops = [_top(logits[row], item.top_logprobs) for row, item in enumerate(params)]
     return [
-        Sampled(token, logprob, margin)
-        for (token, margin), logprob in zip(chosen, logprobs.tolist(), strict=True)
+        Sampled(token, logprob, margin, top)
+        for (token, margin), logprob, top in zip(chosen, logprobs.tolist(), tops, strict=True)
     ]
+
+
+def _top(logits: Tensor, count: int) -> TopLogprobs:
+    if not count:
+        return ()
+    tokens, logprobs = top_logprobs(logits[None], count)
+    return tuple(zip(tokens[0].tolist(), logprobs[0].tolist(), strict=True))
 
 
 def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:

@@ -1,0 +1,233 @@
+"""What a request asks to be done to its logits before a token is drawn from them.
+
+Everything is a function of (the request's fields, its prompt, its output so far), so that any node
+that has these draws the same token. In this order, as vLLM:
+1. allowed_token_ids: every other token is ruled out, as are those that complete one of bad_words
+   in the output, and what would end the answer while the output has fewer than min_tokens. A ruled
+   out token has a logit of -inf.
+2. logit_bias is added.
+3. repetition_penalty, of each token of the prompt or the output: a logit above 0 is divided by it,
+   any other is multiplied. frequency_penalty times its count in the output is taken off, then
+   presence_penalty where the count is not 0.
+4. min_p: a token less likely, at the temperature, than min_p times the likeliest is ruled out.
+Where bad_words and min_tokens would leave no token they rule out none.
+
+All arithmetic is float32, an operation at a time, so that CPU and GPU agree in every bit; the bound
+of min_p is float64. Sparse: only the tokens that a row names or has seen are read and written.
+Naive twin: tests/kernels/adjustments_twin.py.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .params import SamplingParams
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class TokensBefore:
+    """What of the tokens before a draw it depends on, int32. prompt: each id once, ascending.
+    output: all of it, in order. Both are empty where nothing depends on them."""
+
+    prompt: Ints
+    output: Ints
+
+    @staticmethod
+    def of(params: SamplingParams, prompt: Ints, output: Sequence[int]) -> "TokensBefore":
+        repeated = params.repetition_penalty != 1
+        return TokensBefore(
+            np.unique(prompt).astype(np.int32) if repeated else _NONE,
+            np.array(output, dtype=np.int32) if params.follows_output else _NONE,
+        )
+
+
+_NONE: Ints = np.empty(0, dtype=np.int32)
+
+
+class LogitAdjuster:
+    """One sequence's adjustments, on the host. Owns its counts: memory grows with the distinct
+    tokens of prompt and output. One thread at a time."""
+
+    def __init__(
+        self, params: SamplingParams, ends: frozenset[int], vocab: int, before: TokensBefore
+    ) -> None:
+        """ends: tokens that would end the answer (reference.stop_ids). REQUIRES: the params adjust;
+        their named_tokens and what was before are of the vocabulary."""
+        self.params = params
+        self._vocab = vocab
+        self._ends = frozenset(token for token in ends if 0 <= token < vocab)
+        self._allowed = frozenset(params.allowed_token_ids)
+        self._output = before.output.tolist()
+        self._counts_tokens = bool(
+            params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
+        )
+        self._places: dict[int, int] = {}
+        self._ids = np.empty(64, dtype=np.int64)
+        self._counts = np.empty(64, dtype=np.float32)
+        for token in before.prompt.tolist():
+            self._count(token, 0)
+        if self._counts_tokens:
+            for token in self._output:
+                self._count(token, 1)
+
+    def append(self, token: int) -> None:
+        """The sequence's next token."""
+        if not self.params.follows_output:
+            return
+        self._output.append(token)
+        if self._counts_tokens:
+            self._count(token, 1)
+
+    def _count(self, token: int, times: int) -> None:
+        place = self._places.get(token)
+        if place is None:
+            place = self._places[token] = len(self._places)
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, self._ids])
+                self._counts = np.concatenate([self._counts, self._counts])
+            self._ids[place], self._counts[place] = token, 0
+        self._counts[place] += times
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """Tokens that the penalties are about."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """How often each of the seen is in the output."""
+        return self._counts[: len(self._places)]
+
+    @property
+    def ruled_out(self) -> list[int]:
+        """By bad_words and min_tokens, ascending."""
+        tokens = {word[-1] for word in self.params.bad_words if self._ends_in(word[:-1])}
+        if len(self._output) < self.params.min_tokens:
+            tokens |= self._ends
+        left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
+        return [] if left_none else sorted(tokens)
+
+    def _ends_in(self, tokens: tuple[int, ...]) -> bool:
+        return not tokens or tuple(self._output[-len(tokens) :]) == tokens
+
+    @property
+    def reach(self) -> float:
+        """How far below the highest logit min_p still keeps one."""
+        params = self.params
+        if not (params.min_p and params.temperature):
+            return -math.inf
+        return params.temperature * math.log(params.min_p)
+
+
+@dataclass(frozen=True)
+class AdjustedRows:
+    """Adjustments of a batch, each list flat with the row of every entry. Rows and tokens int64,
+    values float32; reaches [n] float64, one a row. allowing: rows with allowed tokens."""
+
+    allowing: Tensor
+    allowed_rows: Tensor
+    allowed: Tensor
+    ruled_out_rows: Tensor
+    ruled_out: Tensor
+    bias_rows: Tensor
+    biased: Tensor
+    biases: Tensor
+    seen_rows: Tensor
+    seen: Tensor
+    counts: Tensor
+    repetition: Tensor
+    frequency: Tensor
+    presence: Tensor
+    reaches: Tensor
+
+    @staticmethod
+    def of(adjusters: Sequence[LogitAdjuster]) -> "AdjustedRows":
+        """Row i is adjusters[i]'s, on the CPU."""
+        params = [item.params for item in adjusters]
+        allowed = [item.allowed_token_ids for item in params]
+        ruled_out = [item.ruled_out for item in adjusters]
+        biased = [[token for token, _ in item.logit_bias] for item in params]
+        biases = [[bias for _, bias in item.logit_bias] for item in params]
+        seen = [item.seen for item in adjusters]
+        seen_rows = _rows(seen)
+
+        def of_seen(penalties: list[float]) -> Tensor:
+            return torch.tensor(penalties, dtype=torch.float32)[seen_rows]
+
+        return AdjustedRows(
+            allowing=torch.tensor(
+                [row for row, ids in enumerate(allowed) if ids], dtype=torch.int64
+            ),
+            allowed_rows=_rows(allowed),
+            allowed=_flat(allowed, np.int64),
+            ruled_out_rows=_rows(ruled_out),
+            ruled_out=_flat(ruled_out, np.int64),
+            bias_rows=_rows(biased),
+            biased=_flat(biased, np.int64),
+            biases=_flat(biases, np.float32),
+            seen_rows=seen_rows,
+            seen=_flat(seen, np.int64),
+            counts=_flat([item.counts for item in adjusters], np.float32),
+            repetition=of_seen([item.repetition_penalty for item in params]),
+            frequency=of_seen([item.frequency_penalty for item in params]),
+            presence=of_seen([item.presence_penalty for item in params]),
+            reaches=torch.tensor([item.reach for item in adjusters], dtype=torch.float64),
+        )
+
+    def to(self, device: torch.device) -> "AdjustedRows":
+        """Copied there behind what the current stream was given, without a wait."""
+        if device.type == "cpu":
+            return self
+        copies = {}
+        for field in fields(self):
+            host: Tensor = getattr(self, field.name)
+            copies[field.name] = host.pin_memory().to(device, non_blocking=True)
+        return AdjustedRows(**copies)
+
+
+def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
+    """The row of every entry of the lists."""
+    lengths = [len(items) for items in lists]
+    return torch.from_numpy(np.repeat(np.arange(len(lists), dtype=np.int64), lengths))
+
+
+def _flat(lists: Sequence[object], dtype: type) -> Tensor:
+    arrays = [np.asarray(items, dtype=dtype) for items in lists]
+    return torch.from_numpy(np.concatenate(arrays))
+
+
+def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
+    """What the rows' tokens are drawn from: float32 [n, vocab], a copy. logits [n, vocab] of any
+    float type, on the rows' device. Launches only: waits for nothing on the host."""
+    scores = logits.float()
+    if scores is logits:
+        scores = logits.clone()
+    kept = scores[rows.allowed_rows, rows.allowed]
+    scores[rows.allowing] = -torch.inf
+    scores[rows.allowed_rows, rows.allowed] = kept
+    scores[rows.ruled_out_rows, rows.ruled_out] = -torch.inf
+    # No list names a token of a row twice, so that what is read may be written back.
+    scores[rows.bias_rows, rows.biased] = scores[rows.bias_rows, rows.biased] + rows.biases
+    scores[rows.seen_rows, rows.seen] = _penalized(scores[rows.seen_rows, rows.seen], rows)
+    lowest = scores.amax(dim=-1, keepdim=True).double() + rows.reaches[:, None]
+    return scores.masked_fill_(scores < _rounded_up(lowest), -torch.inf)
+
+
+def _penalized(seen: Tensor, rows: AdjustedRows) -> Tensor:
+    seen = torch.where(seen > 0, seen / rows.repetition, seen * rows.repetition)
+    seen = seen - rows.frequency * rows.counts
+    return seen - torch.where(rows.counts > 0, rows.presence, 0.0)
+
+
+def _rounded_up(bounds: Tensor) -> Tensor:
+    """The least float32 that is not below each float64: a float32 is below both or neither."""
+    nearest = bounds.float()
+    higher = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
+    return torch.where(nearest.double() < bounds, higher, nearest)
