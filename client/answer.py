@@ -25,7 +25,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Answer:
-    """token_ids, logprobs and margins run in parallel; usage is what the server counted."""
+    """token_ids, logprobs and margins run in parallel, and so does top_logprobs where they were
+    asked for: of each place the likeliest tokens with their logprobs. usage is what the server
+    counted."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -33,6 +35,7 @@ class Answer:
     usage: Usage
     logprobs: tuple[float, ...]
     margins: tuple[float, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class AnswerParts:
@@ -68,6 +71,11 @@ class AnswerParts:
             usage=usage_from_proto(self._finished.usage),
             logprobs=tuple(value for chunk in self._chunks for value in chunk.logprobs),
             margins=tuple(value for chunk in self._chunks for value in chunk.margins),
+            top_logprobs=tuple(
+                tuple(zip(top.token_ids, top.logprobs, strict=True))
+                for chunk in self._chunks
+                for top in chunk.top
+            ),
         )
 
 

@@ -17,6 +17,15 @@ class SamplingOptions(TypedDict, total=False):
     seed: int
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    min_tokens: int
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int]
+    top_logprobs: int
 
 
 @dataclass(frozen=True)

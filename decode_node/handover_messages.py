@@ -14,10 +14,13 @@ from tasuki.engine.messages.proto import (
     sampling_to_proto,
     transfer_from_proto,
 )
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS
+from tasuki.model.ops.sampling.reference import TopLogprobs
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.request_context import TRACE_HEADER
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.transfer import peer_values
+from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
@@ -86,6 +89,7 @@ def ready_from_wire(room: m.RoomId, ready: pb.Ready, prefilled_on: str) -> m.Rem
         tail_seconds=_tail(ready),
         pulled=None if pulled is None else bounded_pull(pulled),
         route=None if route is None else bounded_route(route),
+        top=_top(ready),
     )
 
 
@@ -116,6 +120,19 @@ def done_from_wire(room: m.RoomId, done: pb.Done, received: ReceiverTrack) -> m.
     timeline = HandoverTimeline(sender_track_from_wire(done.report.track), received)
     transfer = bounded_transfer(transfer_from_proto(done.report, timeline))
     return m.RemoteDone(room, transfer, pull)
+
+
+def _top(ready: pb.Ready) -> TopLogprobs:
+    """Shown to clients: any id of the int32 is a token's name there, and none is looked up."""
+    if len(ready.top) > MAX_TOP_LOGPROBS:
+        raise PeerInvalid(f"ready.top has {len(ready.top)} tokens, at most {MAX_TOP_LOGPROBS}")
+    return tuple(
+        (
+            peer_values.count(item.token, "ready.top.token", 2**31 - 1),
+            peer_values.finite(item.logprob, "ready.top.logprob"),
+        )
+        for item in ready.top
+    )
 
 
 def _tail(ready: pb.Ready) -> float | None:

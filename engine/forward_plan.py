@@ -18,12 +18,14 @@ Invariants:
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, IntFlag
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
 
@@ -72,13 +74,16 @@ COLUMNS = len(_Column)
 @dataclass(frozen=True)
 class JoinedSequence:
     """slots: its working slots, of which rows name the one read and the one written by index.
-    max_rows: most tokens that its lane ever holds. sampling: of which a runner reads temperature,
-    top_k, top_p and seed; only those are encoded."""
+    max_rows: most tokens that its lane ever holds. sampling: where it neither adjusts logits nor
+    wants top_logprobs a runner reads temperature, top_k, top_p and seed, and only those are
+    encoded. before: what its adjustments depend on, None where it has none; what is drawn on the
+    lane follows it."""
 
     lane: int
     slots: tuple[int, ...]
     max_rows: int
     sampling: SamplingParams
+    before: TokensBefore | None = None
 
 
 @dataclass(frozen=True)
@@ -177,11 +182,15 @@ class ForwardPlan:
 
 _WIRE = np.dtype("<i4")
 _HEAD = struct.Struct("<Q7I")
-_JOINED = struct.Struct("<iIIddiI")
+_JOINED = struct.Struct("<iIIddiIIII")
 
 
 def _encode_joined(item: JoinedSequence) -> bytes:
-    sampling = item.sampling
+    sampling, before = item.sampling, item.before or _NOTHING_BEFORE
+    # Apart, since a seed may be wider than any number of msgpack's.
+    rest = b""
+    if sampling.adjusts or sampling.top_logprobs:
+        rest = msgspec.msgpack.encode(replace(sampling, seed=0))
     seed = sampling.seed.to_bytes(sampling.seed.bit_length() // 8 + 1, "little", signed=True)
     fixed = _JOINED.pack(
         item.lane,
@@ -191,8 +200,23 @@ def _encode_joined(item: JoinedSequence) -> bytes:
         sampling.top_p,
         sampling.top_k,
         len(seed),
+        len(rest),
+        len(before.prompt),
+        len(before.output),
     )
-    return fixed + struct.pack(f"<{len(item.slots)}i", *item.slots) + seed
+    lists = (before.prompt, before.output)
+    return b"".join(
+        (
+            fixed,
+            struct.pack(f"<{len(item.slots)}i", *item.slots),
+            seed,
+            rest,
+            *(ids.astype(_WIRE, copy=False).tobytes() for ids in lists),
+        )
+    )
+
+
+_NOTHING_BEFORE = TokensBefore(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 class _Reader:
@@ -215,13 +239,22 @@ class _Reader:
         return piece
 
     def joined(self) -> JoinedSequence:
-        lane, slots, max_rows, temperature, top_p, top_k, seed = _JOINED.unpack(
-            self.bytes(_JOINED.size)
+        lane, slots, max_rows, temperature, top_p, top_k, seed, rest, prompt, output = (
+            _JOINED.unpack(self.bytes(_JOINED.size))
         )
         ids = tuple(self.ints(slots).tolist())
         number = int.from_bytes(self.bytes(seed), "little", signed=True)
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
-        return JoinedSequence(lane, ids, max_rows, sampling)
+        if rest:
+            sampling = replace(self._params(rest), seed=number)
+        before = TokensBefore(self.ints(prompt), self.ints(output))
+        return JoinedSequence(lane, ids, max_rows, sampling, before if sampling.adjusts else None)
+
+    def _params(self, count: int) -> SamplingParams:
+        try:
+            return msgspec.msgpack.decode(self.bytes(count), type=SamplingParams)
+        except msgspec.MsgspecError as error:
+            raise PlanError(f"a plan's sampling cannot be read: {error}") from error
 
     def end(self) -> None:
         if self._at != len(self._data):

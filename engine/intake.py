@@ -6,6 +6,7 @@ Thread rule: the engine loop's, but for max_request_tokens.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
@@ -60,6 +61,19 @@ class Intake:
                 f"prompt of {len(prompt)} tokens with its answer needs {final_length}, "
                 f"but at most {limit} fit: shorten the prompt or lower max_new_tokens",
             )
+        return None
+
+    def sampling_refusal(self, sampling: SamplingParams) -> m.RequestError | None:
+        """Why logits cannot be adjusted as the request asks: on a GPU a token that the model does
+        not have would end the process."""
+        for field, tokens in sampling.named_tokens.items():
+            outside = [token for token in tokens if not self.is_token(token)]
+            if outside:
+                return m.RequestError(
+                    m.ErrorKind.INVALID,
+                    f"{field} names token {outside[0]}, which is outside the vocabulary: use ids "
+                    f"in [0, {self._limits.vocab_size})",
+                )
         return None
 
     def handle(self, message: m.Drain | m.Undrain) -> None:

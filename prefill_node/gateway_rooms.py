@@ -83,7 +83,11 @@ class GatewayRooms:
             del self._calls[owned]
             self._leave(call)
         if token is not None:
-            yield [m.TokenOut(submit.request_id, token.token, token.logprob, token.margin, 0)]
+            yield [
+                m.TokenOut(
+                    submit.request_id, token.token, token.logprob, token.margin, 0, token.top
+                )
+            ]
         yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:

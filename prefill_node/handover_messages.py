@@ -13,6 +13,7 @@ from tasuki.engine.messages.proto import (
     pulled_to_proto,
     route_to_proto,
     sampling_from_proto,
+    top_to_proto,
 )
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.request_context import TRACE_HEADER
@@ -128,6 +129,7 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
             hit=hit_to_proto(token.hit),
             pulled=None if token.pulled is None else pulled_to_proto(token.pulled),
             route=None if token.route is None else route_to_proto(token.route),
+            top=top_to_proto(token.top),
         )
     )
 

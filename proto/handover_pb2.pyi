@@ -224,7 +224,7 @@ class Ticket(_message.Message):
     def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos")
+    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,15 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     temperature: float
     top_k: int
@@ -239,7 +248,30 @@ class Sampling(_message.Message):
     seed: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
-    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ...) -> None: ...
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
+    min_tokens: int
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: int
+    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+
+class TokenBias(_message.Message):
+    __slots__ = ("token", "bias")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    bias: float
+    def __init__(self, token: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("generation", "first_page", "pages", "slot")
@@ -278,7 +310,7 @@ class Refused(_message.Message):
     def __init__(self, kind: _Optional[_Union[ErrorKind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "tail_seconds", "route")
+    __slots__ = ("generation", "token", "logprob", "margin", "hit", "pulled", "tail_seconds", "route", "top")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +319,7 @@ class Ready(_message.Message):
     PULLED_FIELD_NUMBER: _ClassVar[int]
     TAIL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     token: int
     logprob: float
@@ -295,7 +328,16 @@ class Ready(_message.Message):
     pulled: _report_pb2.Pulled
     tail_seconds: float
     route: _report_pb2.Route
-    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ...) -> None: ...
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, generation: _Optional[int] = ..., token: _Optional[int] = ..., logprob: _Optional[float] = ..., margin: _Optional[float] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., tail_seconds: _Optional[float] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "logprob")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprob: float
+    def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("generation", "windows", "report", "pull")

@@ -66,7 +66,11 @@ class Answers(Handover):
             patience=message.patience,
             changed=message.changed,
         )
-        error = refusal or self._intake.refusal(request.prompt, request.final_length)
+        error = (
+            refusal
+            or self._intake.refusal(request.prompt, request.final_length)
+            or self._intake.sampling_refusal(request.sampling)
+        )
         if request.id in self._requests:
             error = m.RequestError(
                 m.ErrorKind.INVALID, f"request id {request.id!r} is in use: choose another"
@@ -111,7 +115,11 @@ class Answers(Handover):
         for request, token in zip(requests, drawn.tokens.tolist(), strict=True):
             request.output.append(token)
         ids = tuple([request.id for request in requests])
-        self._emit(m.TokensOut(ids, drawn.tokens, drawn.logprobs, drawn.margins, answers.indices))
+        self._emit(
+            m.TokensOut(
+                ids, drawn.tokens, drawn.logprobs, drawn.margins, answers.indices, drawn.tops
+            )
+        )
         over = answers.is_last | self._stops.may_end(drawn.tokens)
         for request in answers.requests_where(over):
             self._finish_if_over(request)
@@ -126,7 +134,11 @@ class Answers(Handover):
             request.first_token_at = time.monotonic()
             self._learn_prefill_cost(request)
         index = len(request.output) - 1
-        self._emit(m.TokenOut(request.id, sampled.token, sampled.logprob, sampled.margin, index))
+        self._emit(
+            m.TokenOut(
+                request.id, sampled.token, sampled.logprob, sampled.margin, index, sampled.top
+            )
+        )
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 

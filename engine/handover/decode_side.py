@@ -299,7 +299,8 @@ class DecodeHandover(Handover):
 
     def _ready(self, message: m.RemoteReady) -> None:
         """The first token exists: it goes to the client; nothing else does before done."""
-        if not (self._intake.is_token(message.token) and math.isfinite(message.logprob)):
+        named = (message.token, *(token for token, _ in message.top))
+        if not (all(map(self._intake.is_token, named)) and math.isfinite(message.logprob)):
             self._emit(m.HandoverCancelled(message.room))
             reason = f"its first token is {message.token} with a logprob of {message.logprob}"
             self._lost(m.HandoverFailed(message.room, reason))
@@ -315,7 +316,8 @@ class DecodeHandover(Handover):
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
-        self._answers.on_token(request, Sampled(message.token, message.logprob, message.margin))
+        first = Sampled(message.token, message.logprob, message.margin, message.top)
+        self._answers.on_token(request, first)
         ended = self._answers.finish_reason(request)
         if ended is not None:
             self._answered(room, ended)

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Request
 from tasuki.model.batch import SequenceSlice
-from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.logit_adjustments import LogitAdjuster, TokensBefore
+from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
 
@@ -84,12 +85,20 @@ class EarlyStart:
                 write_slot=allocation.working_slots[1],
             ),
             request.sampling,
+            self._adjuster(request),
         )
         if not self._steps.begin(step):
             self._counters.busy += 1
             return None
         self._counters.begun += 1
         return step
+
+    def _adjuster(self, request: Request) -> LogitAdjuster | None:
+        sampling, model = request.sampling, self._steps.model_config
+        if not sampling.adjusts:
+            return None
+        before = TokensBefore.of(sampling, request.prompt, request.output)
+        return LogitAdjuster(sampling, stop_ids(sampling, model.eos_ids), model.vocab, before)
 
     @property
     def _step_seconds(self) -> float:

@@ -28,6 +28,8 @@ from torch import Tensor
 
 from tasuki.engine.runner.own_stream import OwnStream, own_stream
 from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster, adjusted
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -44,11 +46,13 @@ class _Shut(Exception):
 
 @dataclass
 class EarlyStep:
-    """sequence: one token, the last one known. seconds: of computing, without what was waited."""
+    """sequence: one token, the last one known. adjuster: of the logits behind it, if any. seconds:
+    of computing, without what was waited."""
 
     barrier: LayerBarrier
     sequence: SequenceSlice
     sampling: SamplingParams
+    adjuster: LogitAdjuster | None = None
     sampled: Sampled | None = None
     seconds: float | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -105,6 +109,10 @@ class EarlySteps:
             1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread
         )
 
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._model.config
+
     def prepare(self) -> None:
         """May take seconds on a GPU."""
         self._thread.submit(self._prepare).result()
@@ -154,7 +162,10 @@ class EarlySteps:
         with torch.inference_mode():
             logits = self._model.forward(Batch.pack([sequence]), self._arena, gate)
             position = sequence.start + len(sequence.token_ids)
+            scores = None
+            if step.adjuster is not None:
+                scores = adjusted(logits, AdjustedRows.of([step.adjuster]).to(logits.device))
             # Reads the token on the host, which on a GPU waits for the stream.
-            (sampled,) = sample(logits, [step.sampling], [position])
+            (sampled,) = sample(logits, [step.sampling], [position], scores)
         step.seconds = time.monotonic() - began - gate.waited
         step.sampled = sampled

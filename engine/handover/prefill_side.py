@@ -81,7 +81,9 @@ class PrefillHandover(Handover):
 
     def _reserve(self, message: m.PrefillReserve) -> None:
         ticket, prompt = message.ticket, message.prompt
-        error = self._intake.refusal(prompt, len(prompt))
+        error = self._intake.refusal(prompt, len(prompt)) or self._intake.sampling_refusal(
+            ticket.sampling
+        )
         if ticket.room in self._rooms:
             error = m.RequestError(m.ErrorKind.INVALID, f"room {ticket.room} is in use")
         if error is not None:
@@ -200,6 +202,7 @@ class PrefillHandover(Handover):
                 request.hit,
                 request.pulled,
                 request.route,
+                sampled.top,
             )
         )
 

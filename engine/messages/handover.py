@@ -1,6 +1,7 @@
 """A hand-over, room by room, between an engine and its half of the control plane."""
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import TopLogprobs
 from tasuki.transfer.timeline import HandoverTimeline
 
 from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
@@ -86,6 +87,7 @@ class RemoteReady(Message):
     pulled: PullReport | None = None
     tail_seconds: float | None = None
     route: RouteReport | None = None
+    top: TopLogprobs = ()
 
 
 class RemoteDone(Message):
@@ -152,6 +154,7 @@ class PrefillToken(Message):
     hit: HitBreakdown
     pulled: PullReport | None = None
     route: RouteReport | None = None
+    top: TopLogprobs = ()
 
 
 class HandoverWanted(Message):

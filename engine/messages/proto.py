@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import TopLogprobs
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
 
@@ -149,12 +150,33 @@ def finish_reason_from_proto(reason: inference_pb2.FinishReason) -> FinishReason
 
 def sampling_to_proto(sampling: SamplingParams) -> handover_pb2.Sampling:
     """As a ticket carries it: decided, where a client's may leave fields out."""
-    return handover_pb2.Sampling(**asdict(sampling))
+    return handover_pb2.Sampling(
+        **asdict(sampling)
+        | {
+            "logit_bias": [
+                handover_pb2.TokenBias(token=token, bias=bias)
+                for token, bias in sampling.logit_bias
+            ],
+            "bad_words": [handover_pb2.TokenSequence(ids=word) for word in sampling.bad_words],
+        }
+    )
 
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
     """Raises ValueError naming the field."""
-    return SamplingParams(**_given(sampling) | {"stop_token_ids": tuple(sampling.stop_token_ids)})
+    return SamplingParams(
+        **_given(sampling)
+        | {
+            "stop_token_ids": tuple(sampling.stop_token_ids),
+            "logit_bias": tuple((item.token, item.bias) for item in sampling.logit_bias),
+            "bad_words": tuple(tuple(word.ids) for word in sampling.bad_words),
+            "allowed_token_ids": tuple(sampling.allowed_token_ids),
+        }
+    )
+
+
+def top_to_proto(top: TopLogprobs) -> list[handover_pb2.TokenLogprob]:
+    return [handover_pb2.TokenLogprob(token=token, logprob=logprob) for token, logprob in top]
 
 
 def _given(message: Message) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Requests: asked, ended, refused, and the tokens between. Also the drain of a node."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import field
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import TopLogprobs
 
 from .reports import Usage
 from .request_phase import LifeMark
@@ -61,7 +63,8 @@ class Drain(Message):
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py).
+    """margin: how far, in logits, the choice was from a tie (model/ops/sampling/reference.py). top:
+    the likeliest tokens and their logprobs, as many as the request's top_logprobs.
 
     A struct, since there is one a token: it is made in a tenth of a frozen dataclass's time."""
 
@@ -70,18 +73,20 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False, array_like=True):
     logprob: float
     margin: float
     index: int
+    top: TopLogprobs = ()
 
 
 class TokensOut(Message):
     """A token of each of many requests, at most one of each: what a step drew for answers that go
     on. Columns of one length: tokens and indices [n] int32, logprobs and margins [n] float64, each
-    as in TokenOut."""
+    as in TokenOut. tops: of those places that have any."""
 
     request_ids: tuple[RequestId, ...]
     tokens: Tokens
     logprobs: NDArray[np.float64]
     margins: NDArray[np.float64]
     indices: NDArray[np.int32]
+    tops: Mapping[int, TopLogprobs] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -95,6 +100,7 @@ class TokensOut(Message):
             self.logprobs.tolist(),
             self.margins.tolist(),
             self.indices.tolist(),
+            (self.tops.get(place, ()) for place in range(len(self))),
         )
 
 

@@ -20,6 +20,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 
 from .base import Event
 from .drawn_tokens import DrawnTokens
+from .lane_adjustments import LaneAdjustments
 from .sequence_states import ResolvedRows, SequenceStates
 
 
@@ -58,6 +59,7 @@ class CpuRunner:
         self._steps = steps
         self._hooks = LayerTicks(steps, model.config.layers)
         self._sequences = SequenceStates(arena.slabs)
+        self._adjustments = LaneAdjustments(model.config)
         self._drawn: dict[int, list[int]] = {}
         self._ended_at = time.perf_counter()
 
@@ -76,6 +78,7 @@ class CpuRunner:
 
     def launch(self, plan: ForwardPlan) -> CpuForward:
         rows = self._sequences.apply(plan)
+        self._adjustments.apply(plan)
         run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
         results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
@@ -94,8 +97,12 @@ class CpuRunner:
                 logits[drawing],
                 [self._sequences.sampling(lane) for lane in lanes],
                 rows.stops[drawing].tolist(),
+                self._adjustments.scores(logits[drawing], lanes),
             )
             for row, lane, token in zip(drawing.tolist(), lanes, drawn, strict=True):
                 results[row] = token
                 self._drawn[lane] = [token.token]
+                adjuster = self._adjustments.of(lane)
+                if adjuster is not None:
+                    adjuster.append(token.token)
         return DrawnTokens.of(results)

@@ -1,23 +1,25 @@
 """What a forward drew, as columns: plain values, as a process that runs plans sends them back."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import Ints
-from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.reference import Sampled, TopLogprobs
 
 
 @dataclass(frozen=True)
 class DrawnTokens:
     """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
-    row of which nothing was to be drawn has zeros."""
+    row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
+    want any."""
 
     tokens: Ints
     logprobs: NDArray[np.float64]
     margins: NDArray[np.float64]
+    tops: Mapping[int, TopLogprobs] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":
@@ -28,7 +30,8 @@ class DrawnTokens:
     def of(cls, sampled: Iterable[Sampled | None]) -> "DrawnTokens":
         """A row each; None: nothing was drawn of it."""
         found = list(sampled)
-        drawn = cls.nothing(len(found))
+        tops = {row: token.top for row, token in enumerate(found) if token and token.top}
+        drawn = replace(cls.nothing(len(found)), tops=tops)
         for row, token in enumerate(found):
             if token is not None:
                 drawn.tokens[row] = token.token
@@ -39,11 +42,20 @@ class DrawnTokens:
         return len(self.tokens)
 
     def take(self, rows: "NDArray[np.intp] | slice") -> "DrawnTokens":
-        return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows])
+        tops = self.tops
+        if tops:
+            taken = np.arange(len(self))[rows].tolist()
+            tops = {place: tops[row] for place, row in enumerate(taken) if row in tops}
+        return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
 
     def at(self, row: int) -> Sampled:
         """REQUIRES: something was drawn of the row."""
-        return Sampled(int(self.tokens[row]), float(self.logprobs[row]), float(self.margins[row]))
+        return Sampled(
+            int(self.tokens[row]),
+            float(self.logprobs[row]),
+            float(self.margins[row]),
+            self.tops.get(row, ()),
+        )
 
     @property
     def sound(self) -> NDArray[np.bool_]:

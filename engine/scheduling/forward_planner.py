@@ -22,6 +22,7 @@ from tasuki.engine.forward_plan import (
 )
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import Active, Request
+from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.pycache.copies import CopyOp
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -133,7 +134,7 @@ class ForwardPlanner:
                 changes.left.append(lane)
             else:
                 self._joined_count += 1
-            changes.joined.append(JoinedSequence(lane, state.slots, _MAX_ROWS, request.sampling))
+            changes.joined.append(_joined(lane, state.slots, request))
             self._joined[lane], self._row_limits[lane] = state.progress.number, 0
         limit = state.allocation.capacity_tokens
         if limit != self._row_limits[lane]:
@@ -149,3 +150,12 @@ class ForwardPlanner:
         self._joined_count -= len(gone)
         found: list[int] = gone.tolist()
         return found
+
+
+def _joined(lane: int, slots: tuple[int, ...], request: Request) -> JoinedSequence:
+    """All that was drawn for the request before is in its output: nothing of it is in flight."""
+    sampling = request.sampling
+    before = None
+    if sampling.adjusts:
+        before = TokensBefore.of(sampling, request.prompt, request.output)
+    return JoinedSequence(lane, slots, _MAX_ROWS, sampling, before)

@@ -58,4 +58,12 @@ def _token_chunk(
         text="".join([detokenizer.push(token.token) for token in tokens]),
         logprobs=[token.logprob for token in tokens],
         margins=[token.margin for token in tokens],
+        top=[_top(token) for token in tokens] if any(token.top for token in tokens) else None,
+    )
+
+
+def _top(token: m.TokenOut) -> pb.TopLogprobs:
+    return pb.TopLogprobs(
+        token_ids=[alternative for alternative, _ in token.top],
+        logprobs=[logprob for _, logprob in token.top],
     )

@@ -1,7 +1,8 @@
 """A forward as plain data: its bytes, its numbers, and what a runner refuses."""
 
+import struct
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,11 +30,28 @@ from tasuki.engine.runner.sequence_states import SequenceStates
 from tasuki.engine.scheduling.forward_planner import ForwardPlanner
 from tasuki.engine.scheduling.running_requests import RunningRequests
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
+from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind, CopyOp
 from tests.harness.engines import alone, prompt, tiny_parts
 from tests.repository.test_architecture import ROOT, imports
 
+ADJUSTED = {
+    "temperature": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.25,
+    "repetition_penalty": 1.1,
+    "logit_bias": ((3, 0.1), (4, -100.0)),
+    "min_tokens": 3,
+    "max_new_tokens": 5,
+    "bad_words": ((1,), (2, 3)),
+    "allowed_token_ids": (1, 2, 3, 4),
+    "stop_token_ids": (7,),
+    "ignore_eos": True,
+    "top_logprobs": 2,
+}
 BATCH = 256
 CONTEXT = 100_000
 MOST_BYTES = 32 * 1024
@@ -57,6 +75,10 @@ def a_plan() -> ForwardPlan:
         joined=(
             joined(2, temperature=0.7, top_k=40, top_p=0.9, seed=-(2**63)),
             joined(4, seed=2**200),
+            replace(
+                joined(6, seed=-(2**200), **ADJUSTED), before=TokensBefore(ints(1, 5), ints(9))
+            ),
+            joined(8, top_logprobs=20),
         ),
         new_pages=(NewPages(2, ints(17, 18, 40)), NewPages(4, ints(3))),
         rows=plan_rows([2, 0, 3, 0, 1, 192, 1, 0, 4, 9, 1, 1, 0, 64, 1, ON_LANE.value]),
@@ -75,6 +97,14 @@ def test_bytes_that_are_no_plan_are_refused() -> None:
     for broken in (b"", data[:20], data[:-1], data + b"\0"):
         with pytest.raises(PlanError):
             decode_plan(broken)
+
+
+def test_sampling_that_no_row_could_hold_is_no_plan() -> None:
+    data = ForwardPlan(0, joined=(joined(0, min_p=0.5, temperature=1.0),)).encode()
+    half = struct.pack(">d", 0.5)
+    assert data.count(half) == 1
+    with pytest.raises(PlanError, match="min_p must be in"):
+        decode_plan(data.replace(half, struct.pack(">d", 1.5)))
 
 
 def answering(running: RunningRequests, progress: ProgressTable, lane: int, length: int) -> None:

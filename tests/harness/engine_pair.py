@@ -134,6 +134,7 @@ class EnginePair:
                 token.hit,
                 "prefill",
                 tail_seconds=tail_seconds,
+                top=token.top,
             )
         )
 

@@ -20,6 +20,7 @@ Naive twin: tests/kernels/adjustments_twin.py.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -198,9 +199,8 @@ def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
     return torch.from_numpy(np.repeat(np.arange(len(lists), dtype=np.int64), lengths))
 
 
-def _flat(lists: Sequence[object], dtype: type) -> Tensor:
-    arrays = [np.asarray(items, dtype=dtype) for items in lists]
-    return torch.from_numpy(np.concatenate(arrays))
+def _flat(lists: Sequence[Sequence[float] | NDArray[Any]], dtype: type) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.asarray(items, dtype=dtype) for items in lists]))
 
 
 def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:

@@ -9,9 +9,9 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     id first of equals. logits [n, vocab] of any float type. Waits for nothing on the host."""
     scores = logits.float()
     # Of equal values a device's topk takes any: a key is the value's order above the id's.
-    bits = (scores + 0.0).view(torch.int32).long()
-    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ids = torch.arange(scores.shape[1], device=scores.device)
-    keys = (order << 32) + (2**31 - 1 - ids)
+    bits = (scores + 0.0).view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    keys <<= 32
+    keys -= torch.arange(scores.shape[1], device=scores.device)
     best = keys.topk(min(count, scores.shape[1])).indices
     return best, scores.gather(1, best) - scores.logsumexp(dim=-1, keepdim=True)
