@@ -1,6 +1,7 @@
 """Bounds that every request must hold, whichever protocol carries it. Pure functions."""
 
 from collections.abc import Sequence
+from typing import Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -11,6 +12,7 @@ from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, Samplin
 from tasuki.server.text.text_codec import TextCodec
 
 from .errors import InvalidField, InvalidRequest, PromptTooLong
+from .logit_fields import LogitFields
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -83,12 +85,14 @@ def asked_sampling(
     seed: int,
     stop_token_ids: tuple[int, ...],
     ignore_eos: bool,
+    top_logprobs: int = 0,
+    **logit_fields: Unpack[LogitFields],
 ) -> SamplingParams:
     """A client's sampling, brought within the bounds of a batch row: a number beyond the bounds of
     model/ops/sampling/params.py becomes the one within them that means the same, since clients
     write 2^31 - 1 and more for "every token", and tiny temperatures for "greedy". SamplingParams
     refuses the others. Raises ValueError that begins with the field's name."""
-    return SamplingParams(
+    asked = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=0.0 if 0 < temperature < MIN_TEMPERATURE else temperature,
         top_k=0 if top_k >= vocab_size else top_k,
@@ -96,4 +100,14 @@ def asked_sampling(
         seed=seed,
         stop_token_ids=stop_token_ids,
         ignore_eos=ignore_eos,
+        top_logprobs=top_logprobs,
+        **logit_fields,
     )
+    for field, tokens in asked.named_tokens.items():
+        outside = [token for token in tokens if token >= vocab_size]
+        if outside:
+            raise ValueError(
+                f"{field} must hold token ids of the vocabulary, in [0, {vocab_size}), not "
+                f"{outside[0]}"
+            )
+    return asked

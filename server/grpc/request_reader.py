@@ -15,6 +15,7 @@ from tasuki.engine.messages import Tokens
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest, PromptTooLong
+from tasuki.server.logit_fields import read_bad_words
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
@@ -105,6 +106,15 @@ def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
             seed=given("seed"),
             stop_token_ids=tuple(stops.tolist()),
             ignore_eos=sampling.ignore_eos,
+            min_p=given("min_p"),
+            presence_penalty=given("presence_penalty"),
+            frequency_penalty=given("frequency_penalty"),
+            repetition_penalty=given("repetition_penalty"),
+            logit_bias=tuple(sorted(sampling.logit_bias.items())),
+            min_tokens=sampling.min_tokens,
+            bad_words=read_bad_words("sampling.bad_words", sampling.bad_words, codec),
+            allowed_token_ids=tuple(sampling.allowed_token_ids),
+            top_logprobs=sampling.top_logprobs,
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling.{error}") from error

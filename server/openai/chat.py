@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
+from tasuki.server.errors import InvalidField
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.parsing.answer_parser import AnswerParser
@@ -13,7 +14,7 @@ from .generation import ServedModel, prompt_salt, read_submit
 from .messages import parallel_calls, read_chat_messages, read_tools
 from .reply import ReplyHead
 from .request_fields import RequestFields
-from .sampling import AnswerOptions, check_alternatives, read_options
+from .sampling import AnswerOptions, read_options, read_top_logprobs
 from .template_variables import read_template_variables
 
 
@@ -22,13 +23,11 @@ def read_chat(
 ) -> tuple[Submit, AnswerOptions, ChatReply]:
     """On any thread."""
     submit, options, parser = read_chat_request(model, request, fields)
-    top = fields.integer("top_logprobs") or 0
-    check_alternatives("top_logprobs", top, options)
     shape = ChatReply(
         ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
         parser,
         model.codec.tokenizer,
-        top if fields.flag("logprobs") else None,
+        with_logprobs=fields.flag("logprobs"),
     )
     return submit, options, shape
 
@@ -42,7 +41,10 @@ def read_chat_request(
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
     left = max(1, model.max_tokens - len(rendered.tokens))
-    options = read_options(fields, model.codec, left, model.sampling_defaults)
+    top = read_top_logprobs(fields, "top_logprobs")
+    if top and not fields.flag("logprobs"):
+        raise InvalidField("top_logprobs", "needs logprobs: true")
+    options = read_options(fields, model.codec, left, model.sampling_defaults, top)
     submit = read_submit(request, fields, rendered, options, model)
     parser = AnswerParser(
         rendered.thinking, read_tools(fields), parallel_calls=parallel_calls(fields)

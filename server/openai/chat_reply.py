@@ -32,13 +32,14 @@ class ChatReply:
         head: ReplyHead,
         parser: AnswerParser,
         tokenizer: Tokenizer | None,
-        top_logprobs: int | None,
+        *,
+        with_logprobs: bool,
     ) -> None:
-        """top_logprobs: alternatives a token, 0 or 1; None: no logprobs at all."""
+        """with_logprobs: of each token, and of as many others as the engine tells."""
         self.head = head
         self._parser = parser
         self._tokenizer = tokenizer
-        self._top = top_logprobs
+        self._with_logprobs = with_logprobs
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[_Call] = []
@@ -53,9 +54,9 @@ class ChatReply:
 
     def push(self, piece: Piece) -> list[bytes]:
         items = self._parser.push(piece)
-        if self._top is None or piece.token is None:
+        if not self._with_logprobs or piece.token is None:
             return self._choices(items)
-        entry = chat_logprob(piece.token, self._tokenizer, self._top)
+        entry = chat_logprob(piece.token, self._tokenizer)
         self._logprobs.append(entry)
         shown = [item for item in items if not isinstance(item, CallEnd)]
         # A token whose text is held back still has its logprob now.
@@ -78,7 +79,7 @@ class ChatReply:
         return {
             "index": 0,
             "message": message,
-            "logprobs": None if self._top is None else {"content": self._logprobs},
+            "logprobs": {"content": self._logprobs} if self._with_logprobs else None,
             "finish_reason": self._reason(ending),
         }
 

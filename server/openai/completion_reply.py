@@ -5,6 +5,7 @@ Owns the answer so far. Has no part in HTTP. One answer, one thread.
 
 from typing import Any
 
+from tasuki.engine.messages import TokenOut
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.tokenizer import Tokenizer
 
@@ -20,12 +21,12 @@ class CompletionReply:
     complete = False
 
     def __init__(
-        self, head: ReplyHead, tokenizer: Tokenizer | None, top_logprobs: int | None
+        self, head: ReplyHead, tokenizer: Tokenizer | None, *, with_logprobs: bool
     ) -> None:
-        """top_logprobs: alternatives a token, 0 or 1; None: no logprobs at all."""
+        """with_logprobs: of each token, and of as many others as the engine tells."""
         self.head = head
         self._tokenizer = tokenizer
-        self._top = top_logprobs
+        self._with_logprobs = with_logprobs
         self._texts: list[str] = []
         self._offset = 0
         self._logprobs: dict[str, list[Any]] = {name: [] for name in _LOGPROBS}
@@ -35,13 +36,13 @@ class CompletionReply:
 
     def push(self, piece: Piece) -> list[bytes]:
         self._texts.append(piece.text)
-        if self._top is None or piece.token is None:
+        if not self._with_logprobs or piece.token is None:
             return [_TEXT.holding(piece.text)] if piece.text else []
         text, _ = token_text(piece.token.token, self._tokenizer)
         logprobs: dict[str, list[Any]] = {
             "tokens": [text],
             "token_logprobs": [json_logprob(piece.token.logprob)],
-            "top_logprobs": [{text: json_logprob(piece.token.logprob)} if self._top else {}],
+            "top_logprobs": [self._alternatives(piece.token)],
             "text_offset": [self._offset],
         }
         self._offset += len(text)
@@ -55,12 +56,21 @@ class CompletionReply:
     def whole(self, ending: Ending) -> dict[str, Any]:
         return {
             **_choice("".join(self._texts)),
-            "logprobs": None if self._top is None else self._logprobs,
+            "logprobs": self._logprobs if self._with_logprobs else None,
             "finish_reason": ending.reason.value,
         }
 
     def reasoning_tokens(self, ending: Ending) -> None:
         """A completion is not taken apart."""
+
+    def _alternatives(self, token: TokenOut) -> dict[str, float]:
+        """By their texts, which as in OpenAI's own answer may be one more than was asked for: the
+        token that was drawn has its logprob too."""
+        named = (*token.top, (token.token, token.logprob)) if token.top else ()
+        return {
+            token_text(alternative, self._tokenizer)[0]: json_logprob(logprob)
+            for alternative, logprob in reversed(named)
+        }
 
 
 def _choice(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from .completion_reply import CompletionReply
 from .generation import ServedModel, read_submit
 from .reply import ReplyHead
 from .request_fields import RequestFields
-from .sampling import AnswerOptions, check_alternatives, read_options
+from .sampling import AnswerOptions, read_options, read_top_logprobs
 
 # OpenAI's own for this endpoint.
 _DEFAULT_NEW_TOKENS = 16
@@ -24,12 +24,17 @@ def read_completion(
 ) -> tuple[Submit, AnswerOptions, CompletionReply]:
     """On any thread."""
     tokens = read_prompt(fields, model.codec)
-    options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS, model.sampling_defaults)
-    top = fields.integer("logprobs")
-    check_alternatives("logprobs", top or 0, options)
+    top = read_top_logprobs(fields, "logprobs")
+    options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS, model.sampling_defaults, top)
     submit = read_submit(request, fields, RenderedPrompt(tokens), options, model)
     head = ReplyHead(f"cmpl-{submit.request_id}", model.name)
-    return submit, options, CompletionReply(head, model.codec.tokenizer, top)
+    return (
+        submit,
+        options,
+        CompletionReply(
+            head, model.codec.tokenizer, with_logprobs=fields.get("logprobs") is not None
+        ),
+    )
 
 
 def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:

@@ -128,6 +128,7 @@ def answering(
             model.codec.detokenizer(),
             StopStrings(options.stops, is_kept=options.stop_is_kept),
             partial(engine.abort, submit.request_id, request_context.caller),
+            options.sampling.min_tokens,
         )
         reply: StreamedReply | WholeReply = (
             StreamedReply(request, answer, shape, include_usage=options.include_usage)

@@ -9,8 +9,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
+from tasuki.server.logit_fields import LogitFields, read_bad_words
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
@@ -29,12 +30,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "functions": ([],),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
@@ -52,8 +47,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "ebnf": (),
     "grammar": (),
     # Which tokens are drawn.
-    "bad_words": ([],),
-    "allowed_token_ids": (),
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "vllm_xargs": ({},),
@@ -98,16 +91,21 @@ class AnswerOptions:
 
 
 def read_options(
-    fields: RequestFields, codec: TextCodec, default_new_tokens: int, defaults: SamplingDefaults
+    fields: RequestFields,
+    codec: TextCodec,
+    default_new_tokens: int,
+    defaults: SamplingDefaults,
+    top_logprobs: int,
 ) -> AnswerOptions:
-    """defaults: of what the request leaves out. Raises InvalidField."""
+    """defaults: of what the request leaves out. top_logprobs: of so many of the likeliest tokens
+    the reply tells the logprob. Raises InvalidField."""
     for name, harmless in _WITHOUT_EFFECT.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
             or_harmless = f", or {harmless[0]!r}" if harmless else ""
             raise InvalidField(name, f"is not supported here: leave it out{or_harmless}")
     return AnswerOptions(
-        sampling=_sampling(fields, codec, default_new_tokens, defaults),
+        sampling=_sampling(fields, codec, default_new_tokens, defaults, top_logprobs),
         stops=_stops(fields),
         stop_is_kept=fields.flag("include_stop_str_in_output") or fields.flag("no_stop_trim"),
         stream=fields.flag("stream"),
@@ -115,17 +113,20 @@ def read_options(
     )
 
 
-def check_alternatives(field: str, count: int, options: AnswerOptions) -> None:
-    """The engine reports one logprob a token, the chosen token's; at temperature 0 the chosen token
-    is the likeliest. Raises InvalidField."""
-    if not 0 <= count <= (1 if options.sampling.temperature == 0 else 0):
-        raise InvalidField(
-            field, "must be 0, or at most 1 at temperature 0: only the chosen token's is known"
-        )
+def read_top_logprobs(fields: RequestFields, field: str) -> int:
+    """How many of the likeliest tokens the field asks for. Raises InvalidField."""
+    count = fields.integer(field) or 0
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise InvalidField(field, f"must be in [0, {MAX_TOP_LOGPROBS}], not {count}")
+    return count
 
 
 def _sampling(
-    fields: RequestFields, codec: TextCodec, default_new_tokens: int, defaults: SamplingDefaults
+    fields: RequestFields,
+    codec: TextCodec,
+    default_new_tokens: int,
+    defaults: SamplingDefaults,
+    top_logprobs: int,
 ) -> SamplingParams:
     new_tokens = fields.integer("max_completion_tokens")
     if new_tokens is None:
@@ -147,10 +148,53 @@ def _sampling(
             seed=seed,
             stop_token_ids=tuple(stops.tolist()),
             ignore_eos=fields.flag("ignore_eos"),
+            top_logprobs=top_logprobs,
+            **_logit_fields(fields, codec, defaults),
         )
     except ValueError as error:
         name, _, complaint = str(error).partition(" ")
         raise InvalidField("max_tokens" if name == "max_new_tokens" else name, complaint) from error
+
+
+def _logit_fields(
+    fields: RequestFields, codec: TextCodec, defaults: SamplingDefaults
+) -> LogitFields:
+    """OpenAI's own fields that change the logits, and vLLM's further ones. Raises InvalidRequest
+    naming the field."""
+    found: LogitFields = {
+        "min_p": _or(fields.number("min_p"), defaults.min_p),
+        "presence_penalty": fields.number("presence_penalty") or 0.0,
+        "frequency_penalty": fields.number("frequency_penalty") or 0.0,
+        "repetition_penalty": _or(fields.number("repetition_penalty"), defaults.repetition_penalty),
+        "logit_bias": _bias(fields),
+        "min_tokens": fields.integer("min_tokens") or 0,
+        "bad_words": read_bad_words("bad_words", fields.items("bad_words"), codec),
+    }
+    if fields.get("allowed_token_ids") is not None:
+        allowed = fields.items("allowed_token_ids")
+        if not allowed:
+            raise InvalidField("allowed_token_ids", "must hold at least one token id")
+        found["allowed_token_ids"] = tuple(to_tokens("allowed_token_ids", allowed).tolist())
+    return found
+
+
+def _or(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
+    """An object of token ids, as JSON has them: in quotes."""
+    found = {}
+    for name, bias in fields.items_by_name("logit_bias").items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise InvalidField("logit_bias", f"must name token ids, not {name!r:.40}")
+        if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise InvalidField(
+                "logit_bias",
+                f"must hold numbers in [{-MAX_BIAS:g}, {MAX_BIAS:g}], not {bias!r:.40}",
+            )
+        found[int(name)] = float(bias)
+    return tuple(sorted(found.items()))
 
 
 def _all_tokens_as_zero(top_k: int) -> int:

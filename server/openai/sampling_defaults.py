@@ -5,8 +5,7 @@ Owns the choice between them. Immutable; read once, before a node serves.
 """
 
 import json
-import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,6 @@ from tasuki.model.ops.sampling.params import SamplingParams
 CHECKPOINT = "auto"
 NONE = "vllm"
 FILE = "generation_config.json"
-
-# Field to the value without effect: what the file may ask for and no sampler here applies.
-_NOT_APPLIED = {"repetition_penalty": 1, "min_p": 0}
-
-log = logging.getLogger(__name__)
 
 
 class GenerationConfigError(ValueError):
@@ -34,9 +28,11 @@ class SamplingDefaults:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        SamplingParams(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+        SamplingParams(**asdict(self))
 
     @staticmethod
     def load(choice: str, model: Path) -> "SamplingDefaults":
@@ -48,15 +44,14 @@ class SamplingDefaults:
         if choice == CHECKPOINT and not path.exists():
             return OPENAI_DEFAULTS
         values = _read(path)
-        for name, harmless in _NOT_APPLIED.items():
-            if values.get(name) not in (None, harmless):
-                log.warning("%s: %s %s is not applied here", path, name, values[name])
         try:
             return SamplingDefaults(
                 temperature=_number(values, "temperature", 1.0),
                 top_p=_number(values, "top_p", 1.0),
                 # As in requests, -1 is every token.
                 top_k=max(0, int(_number(values, "top_k", 0))),
+                min_p=_number(values, "min_p", 0.0),
+                repetition_penalty=_number(values, "repetition_penalty", 1.0),
             )
         except ValueError as error:
             raise GenerationConfigError(

@@ -44,10 +44,16 @@ def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]
     return content.decode(errors="replace"), list(content)
 
 
-def chat_logprob(token: m.TokenOut, tokenizer: Tokenizer | None, top: int) -> dict[str, Any]:
-    text, content = token_text(token.token, tokenizer)
-    entry = {"token": text, "logprob": json_logprob(token.logprob), "bytes": content}
-    return {**entry, "top_logprobs": [entry] * top}
+def chat_logprob(token: m.TokenOut, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """With the likeliest tokens, as many as the engine tells."""
+    entry = _logprob_entry(token.token, token.logprob, tokenizer)
+    top = [_logprob_entry(other, logprob, tokenizer) for other, logprob in token.top]
+    return {**entry, "top_logprobs": top}
+
+
+def _logprob_entry(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    text, content = token_text(token, tokenizer)
+    return {"token": text, "logprob": json_logprob(logprob), "bytes": content}
 
 
 def json_logprob(logprob: float) -> float:

@@ -60,7 +60,9 @@ class GatewayAnswer:
             return False
         self._made += 1
         if self._asked.stops:
-            self._stops.push(self._detokenizer.push(token.token))
+            text = self._detokenizer.push(token.token)
+            if self._made > self._asked.submit.sampling.min_tokens:
+                self._stops.push(text)
         return token.token not in self._stop_ids or self._asked.keeps_stop_token
 
     def _chunk(self, tokens: list[TokenOut]) -> pb.GenerateResponse:
@@ -92,4 +94,11 @@ def _logprobs(tokens: list[TokenOut]) -> pb.OutputLogProbs:
     return pb.OutputLogProbs(
         token_logprobs=[token.logprob for token in tokens],
         token_ids=[token.token for token in tokens],
+        top_logprobs=[_top(token) for token in tokens] if any(t.top for t in tokens) else None,
+    )
+
+
+def _top(token: TokenOut) -> pb.TopLogProbs:
+    return pb.TopLogProbs(
+        values=[logprob for _, logprob in token.top], token_ids=[other for other, _ in token.top]
     )

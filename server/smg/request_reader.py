@@ -11,7 +11,7 @@ import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tasuki.engine.messages import GatewayRoom, RoomId, Submit, Tokens
-from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
@@ -25,14 +25,7 @@ from tasuki.server.request_checks import (
 from .gateway_model import GatewayModel
 
 # Field to the values that ask for the default behaviour.
-_WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {
-    "min_p": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (0, 1),
-    "min_new_tokens": (0,),
-    "n": (0, 1),
-}
+_WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 
 
 @dataclass(frozen=True)
@@ -54,10 +47,10 @@ def read_gateway_request(
     prompt = _prompt(request, model)
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
-    if request.top_logprobs_num > 1 or request.token_ids_logprob:
-        raise InvalidField(
-            "top_logprobs_num", "must be at most 1: only the chosen token's logprob is known"
-        )
+    if not 0 <= request.top_logprobs_num <= MAX_TOP_LOGPROBS:
+        raise InvalidField("top_logprobs_num", f"must be in [0, {MAX_TOP_LOGPROBS}]")
+    if request.token_ids_logprob:
+        raise InvalidField("token_ids_logprob", "is not supported here: leave it out")
     if request.HasField("logprob_start_len") and request.logprob_start_len >= 0:
         raise InvalidField("logprob_start_len", "is not supported here: prompts have no logprobs")
     wanted = request.sampling_params
@@ -65,7 +58,9 @@ def read_gateway_request(
         submit=Submit(
             request_id=read_request_id(request.request_id),
             prompt=prompt,
-            sampling=_sampling(wanted, model, model.max_tokens - len(prompt)),
+            sampling=_sampling(
+                wanted, model, model.max_tokens - len(prompt), request.top_logprobs_num
+            ),
             salt=salt_of(tenant, b""),
             gateway_room=_room(request),
         ),
@@ -100,7 +95,9 @@ def _room(request: pb.GenerateRequest) -> GatewayRoom | None:
     return GatewayRoom(RoomId(bootstrap.bootstrap_room), f"{host}:{bootstrap.bootstrap_port}")
 
 
-def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> SamplingParams:
+def _sampling(
+    wanted: pb.SamplingParams, model: GatewayModel, room: int, top_logprobs: int
+) -> SamplingParams:
     """room: tokens that fit behind the prompt."""
     for name, harmless in _WITHOUT_EFFECT.items():
         if getattr(wanted, name) not in harmless:
@@ -110,8 +107,6 @@ def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> Samp
             f"sampling_params.{wanted.WhichOneof('constraint')}",
             "is not supported here: no grammar constrains the answer",
         )
-    if wanted.logit_bias:
-        raise InvalidField("sampling_params.logit_bias", "is not supported here: leave it out")
     if len(wanted.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidField("sampling_params.stop_token_ids", f"may hold at most {MAX_STOP_TOKENS}")
     stops = np.array(wanted.stop_token_ids, dtype=np.int64)
@@ -128,6 +123,26 @@ def _sampling(wanted: pb.SamplingParams, model: GatewayModel, room: int) -> Samp
             seed=seed % 2**62,
             stop_token_ids=tuple(stops.tolist()),
             ignore_eos=wanted.ignore_eos,
+            min_p=wanted.min_p,
+            presence_penalty=wanted.presence_penalty,
+            frequency_penalty=wanted.frequency_penalty,
+            # Gateways write 0 for "none".
+            repetition_penalty=wanted.repetition_penalty or 1.0,
+            min_tokens=wanted.min_new_tokens,
+            logit_bias=_bias(wanted),
+            top_logprobs=top_logprobs,
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling_params.{error}") from error
+
+
+def _bias(wanted: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
+    """Token ids stand as text."""
+    found = {}
+    for name, bias in wanted.logit_bias.items():
+        if not (name.isascii() and name.isdigit() and len(name) <= 10):
+            raise InvalidField(
+                "sampling_params.logit_bias", f"must name token ids, not {name!r:.40}"
+            )
+        found[int(name)] = bias
+    return tuple(sorted(found.items()))

@@ -36,12 +36,18 @@ class TextAnswer:
     """One answer, one thread."""
 
     def __init__(
-        self, detokenizer: IncrementalDetokenizer, stops: StopStrings, abort: Callable[[], None]
+        self,
+        detokenizer: IncrementalDetokenizer,
+        stops: StopStrings,
+        abort: Callable[[], None],
+        min_tokens: int = 0,
     ) -> None:
-        """abort: makes the engine end this request; its events go on to their Finished."""
+        """abort: makes the engine end this request; its events go on to their Finished. min_tokens:
+        in the text of so many tokens no stop string is looked for."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._abort = abort
+        self._min_tokens = min_tokens
         self._stopped = False
         self._count = 0
 
@@ -51,7 +57,9 @@ class TextAnswer:
             if self._stopped:
                 break
             self._count += 1
-            text = self._stops.push(self._detokenizer.push(token.token))
+            text = self._detokenizer.push(token.token)
+            if self._count > self._min_tokens:
+                text = self._stops.push(text)
             if self._stops.found:
                 self.stop()
             yield Piece(text, token)

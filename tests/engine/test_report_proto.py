@@ -109,7 +109,18 @@ def test_every_end_has_a_number(reason: m.FinishReason) -> None:
 
 def test_a_tickets_sampling_comes_back_exactly() -> None:
     # A client's protocol rounds temperatures to 32 bits; a ticket's must not.
-    sampling = SamplingParams(9, 0.7, 40, 0.9, 2**40, (3, 5), True)
+    sampling = SamplingParams(
+        *(9, 0.7, 40, 0.9, 2**40, (3, 5), True),
+        min_p=0.1,
+        presence_penalty=0.3,
+        frequency_penalty=-0.7,
+        repetition_penalty=1.1,
+        logit_bias=((4, 0.1), (2, -100.0)),
+        min_tokens=7,
+        bad_words=((1,), (2, 3)),
+        allowed_token_ids=(8, 9),
+        top_logprobs=20,
+    )
     assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
     with pytest.raises(ValueError, match="max_new_tokens"):
         sampling_from_proto(handover_pb2.Sampling())

@@ -264,10 +264,33 @@ def test_a_name_that_could_forge_a_line_is_refused(name: str) -> None:
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("field", ["top_k", "temperature", "stop_token_ids"])
+WRONG: dict[str, object] = {
+    "top_k": 2**31,
+    "temperature": math.inf,
+    "stop_token_ids": [1] * 9999,
+    "min_p": math.nan,
+    "presence_penalty": math.inf,
+    "frequency_penalty": -3.0,
+    "repetition_penalty": 0.0,
+    "logit_bias": [pb.TokenBias(token=1, bias=math.nan)],
+    "min_tokens": 2,
+    "bad_words": [pb.TokenSequence(ids=[1] * 65)],
+    "allowed_token_ids": [1] * (2**14 + 1),
+    "top_logprobs": 21,
+}
+
+
+@pytest.mark.parametrize("top", [[(1, -0.5)] * 21, [(1, math.nan)], [(-1, -0.5)]], ids=str)
+def test_the_likeliest_tokens_of_a_peer_are_bounded(top: list[tuple[int, float]]) -> None:
+    told = pb.Ready(top=[pb.TokenLogprob(token=token, logprob=value) for token, value in top])
+    with pytest.raises(PeerInvalid, match=r"ready\.top"):
+        decode_wire.ready_from_wire(ROOM, told, "prefill")
+
+
+@pytest.mark.parametrize("field", WRONG)
 def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> None:
-    wrong = {"top_k": 2**31, "temperature": math.inf, "stop_token_ids": [1] * 9999}
-    sampling = pb.Sampling(**{"max_new_tokens": 1, "top_p": 1.0, field: wrong[field]})
+    good = {"max_new_tokens": 1, "top_p": 1.0, "repetition_penalty": 1.0}
+    sampling = pb.Sampling(**good | {field: WRONG[field]})
     ticket = pb.Ticket(room=1, sampling=sampling)
     prompt = np.zeros(4, dtype="<i4").tobytes()
     with pytest.raises(prefill_wire.InvalidReserve, match=field):
@@ -277,7 +300,7 @@ def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> 
 @pytest.mark.parametrize(("field", "value"), [("salt", b"s"), ("caller", "c")])
 def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | str) -> None:
     def read(length: int) -> object:
-        sampling = pb.Sampling(max_new_tokens=1, top_p=1.0)
+        sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
         ticket = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
         prompt = np.zeros(4, dtype="<i4").tobytes()
         return prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt))

@@ -147,7 +147,10 @@ class ScriptedEngine:
             return
         tokens = list(self.answer(submit))
         for index, token in enumerate(tokens):
-            self.deliver(m.TokenOut(submit.request_id, token, -0.5, 1.5, index))
+            top = tuple(
+                (token + place, -0.5 - place) for place in range(submit.sampling.top_logprobs)
+            )
+            self.deliver(m.TokenOut(submit.request_id, token, -0.5, 1.5, index, top))
         if self.hold:
             self._alive[submit.request_id] = submit
         else:

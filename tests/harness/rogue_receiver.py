@@ -82,7 +82,7 @@ class Rogue:
                 **{
                     "room": self._rooms,
                     "generation": 7,
-                    "sampling": pb.Sampling(max_new_tokens=1, top_p=1.0),
+                    "sampling": pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0),
                     # Salted, so that nothing comes from the cache.
                     "salt": str(self._rooms).encode(),
                     **ticket,

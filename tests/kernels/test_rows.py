@@ -114,7 +114,7 @@ def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
 ) -> None:
     (quiet, _), (engine, runner) = answering(rows), answering(rows)
     fields = RequestFields({"temperature": 1, **asked, "max_tokens": 5, "ignore_eos": True})
-    sampling = read_options(fields, CODEC, 5, OPENAI_DEFAULTS).sampling
+    sampling = read_options(fields, CODEC, 5, OPENAI_DEFAULTS, 0).sampling
     engine.post(submit("wide", prompt(9), 5, sampling=sampling))
     quiet.run()
     engine.run()

@@ -184,12 +184,52 @@ def test_bad_requests_name_the_field(
         (pb.Sampling(top_p=1.5), "sampling.top_p"),
         (pb.Sampling(stop_token_ids=[320]), "sampling.stop_token_ids"),
         (pb.Sampling(stop_token_ids=[1] * 257), "sampling.stop_token_ids"),
+        (pb.Sampling(min_p=float("nan")), "sampling.min_p"),
+        (pb.Sampling(presence_penalty=2.5), "sampling.presence_penalty"),
+        (pb.Sampling(frequency_penalty=-2.5), "sampling.frequency_penalty"),
+        (pb.Sampling(repetition_penalty=0), "sampling.repetition_penalty"),
+        (pb.Sampling(logit_bias={5: 200}), "sampling.logit_bias"),
+        (pb.Sampling(logit_bias={320: 1}), "sampling.logit_bias"),
+        (pb.Sampling(logit_bias={-1: 1}), "sampling.logit_bias"),
+        (pb.Sampling(min_tokens=65), "sampling.min_tokens"),
+        (pb.Sampling(bad_words=["x"] * 129), "sampling.bad_words"),
+        (pb.Sampling(bad_words=[""]), "sampling.bad_words"),
+        (pb.Sampling(allowed_token_ids=[320]), "sampling.allowed_token_ids"),
+        (pb.Sampling(top_logprobs=21), "sampling.top_logprobs"),
     ],
 )
 def test_bad_sampling_names_the_field(calls: GrpcCalls, sampling: pb.Sampling, part: str) -> None:
     refused = refusal(calls.generate, 1, sampling=sampling)
     assert refused.typed == (INVALID, "invalid")
     assert part in refused.message
+
+
+def test_what_changes_the_logits_reaches_the_engine(
+    front: Front, calls: GrpcCalls, codec: TextCodec
+) -> None:
+    sampling = pb.Sampling(
+        min_p=0.5,
+        presence_penalty=1.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=2,
+        logit_bias={7: -100, 5: 1.5},
+        min_tokens=2,
+        bad_words=["was"],
+        allowed_token_ids=[4, 9],
+        top_logprobs=3,
+    )
+    front.engine.answer = lambda submit: [4, 9]
+    *chunks, _ = list(calls.generate(token_ids=ids(1), sampling=sampling))
+    tops = [list(top.token_ids) for item in chunks for top in item.chunk.top]
+    assert tops == [[4, 5, 6], [9, 10, 11]]
+    assert list(chunks[0].chunk.top[0].logprobs) == [-0.5, -1.5, -2.5]
+    (submit,) = front.engine.of(m.Submit)
+    asked = submit.sampling
+    assert (asked.min_p, asked.presence_penalty, asked.frequency_penalty) == (0.5, 1.5, -0.5)
+    assert (asked.repetition_penalty, asked.min_tokens, asked.top_logprobs) == (2.0, 2, 3)
+    assert asked.logit_bias == ((5, 1.5), (7, -100.0))
+    assert asked.allowed_token_ids == (4, 9)
+    assert asked.bad_words[0] == tuple(codec.require_tokenizer().encode("was"))
 
 
 def test_every_token_is_every_token_however_it_is_written(front: Front, calls: GrpcCalls) -> None:

@@ -167,10 +167,10 @@ def test_text_held_for_a_stop_string_that_never_comes_is_told(
     assert not http.engine.of(m.Abort)
 
 
-@pytest.mark.parametrize("top", [0, 1])
+@pytest.mark.parametrize("top", [0, 1, 20])
 def test_logprobs_come_with_their_tokens(http: HttpFront, codec: TextCodec, top: int) -> None:
     say(http, codec, "é")
-    fields = {"logprobs": True, "top_logprobs": top, "temperature": 0, "stop": ["é!"]}
+    fields = {"logprobs": True, "top_logprobs": top, "stop": ["é!"]}
     entries = http.chat(**fields).json["choices"][0]["logprobs"]["content"]
     assert [entry["bytes"] for entry in entries] == [[0xC3], [0xA9], []]
     assert all(entry["logprob"] == -0.5 for entry in entries)
@@ -178,6 +178,9 @@ def test_logprobs_come_with_their_tokens(http: HttpFront, codec: TextCodec, top:
     choices = [event["choices"][0] for event in http.chat(**fields, stream=True).events]
     streamed = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
     assert streamed == entries
+    likeliest = [other["logprob"] for other in entries[0]["top_logprobs"]]
+    assert likeliest == [-0.5 - place for place in range(top)]
+    assert {submit.sampling.top_logprobs for submit in http.engine.of(m.Submit)} == {top}
 
 
 def test_tool_calls_of_an_answer(http: HttpFront, codec: TextCodec) -> None:
@@ -331,7 +334,27 @@ def called_with(arguments: object) -> dict[str, Any]:
         ({"preserve_thinking": 1}, "preserve_thinking"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
         ({"n": 2}, "n"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": -(10**400)}}, "logit_bias"),
+        ({"logit_bias": {"5": "much"}}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"320": 1}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": -2.5}, "presence_penalty"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": [5]}, "bad_words"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
+        ({"bad_words": ["x"] * 129}, "bad_words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids"),
+        ({"allowed_token_ids": [320]}, "allowed_token_ids"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -348,7 +371,9 @@ def called_with(arguments: object) -> dict[str, Any]:
         ({"stop": 5}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": []}, "stream_options"),
-        ({"logprobs": True, "top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
         ({"tools": [{}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
@@ -363,6 +388,41 @@ def test_a_bad_field_is_named(http: HttpFront, fields: dict[str, Any], place: st
     assert (reply.status, error["param"]) == (400, place), error
     assert error["message"].startswith(place)
     assert not http.engine.of(m.Submit)
+
+
+def test_fields_that_change_logits_reach_the_engine(http: HttpFront, codec: TextCodec) -> None:
+    tokenizer = codec.require_tokenizer()
+    say(http, codec, "fine")
+    asked = {
+        "min_p": 0.25,
+        "presence_penalty": 1.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.05,
+        "logit_bias": {"7": -100, "5": 1.5},
+        "min_tokens": 2,
+        "bad_words": [" was", "it was"],
+        "allowed_token_ids": [4, 9],
+    }
+    assert http.chat(**asked).status == 200
+    http.complete(**asked, max_tokens=3)
+    first = tuple(tokenizer.encode("was"))
+    for submit in http.engine.of(m.Submit):
+        got = submit.sampling
+        assert (got.min_p, got.presence_penalty, got.frequency_penalty) == (0.25, 1.5, -0.5)
+        assert (got.repetition_penalty, got.min_tokens) == (1.05, 2)
+        assert got.logit_bias == ((5, 1.5), (7, -100.0))
+        assert got.allowed_token_ids == (4, 9)
+        assert got.bad_words[0] == first and tuple(tokenizer.encode("it was")) in got.bad_words
+        assert [word for word in got.bad_words if not word] == []
+
+
+def test_before_min_tokens_no_stop_string_is_looked_for(http: HttpFront, codec: TextCodec) -> None:
+    tokens = codec.require_tokenizer().encode("was it, was it")
+    say(http, codec, "was it, was it")
+    least = len(codec.require_tokenizer().encode("was it,"))
+    assert len(tokens) > least
+    assert content(http.chat(stream=True, stop="was")) == ""
+    assert content(http.chat(stream=True, stop="was", min_tokens=least)) == "was it, "
 
 
 @pytest.mark.parametrize(

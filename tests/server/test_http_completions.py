@@ -73,8 +73,16 @@ def test_a_bad_prompt_is_refused(http: HttpFront, prompt: Any, part: str) -> Non
     assert reply.status == 400 and part in reply.error["message"]
 
 
+def test_the_likeliest_tokens_and_the_drawn_one(http: HttpFront, codec: TextCodec) -> None:
+    tokens = codec.require_tokenizer().encode("fine")
+    told = http.complete(logprobs=20, temperature=1).json["choices"][0]["logprobs"]
+    named = [codec.require_tokenizer().decode([tokens[0] + place]) for place in range(20)]
+    assert told["top_logprobs"][0][named[0]] == -0.5
+    assert set(told["top_logprobs"][0]) == set(named)
+
+
 @pytest.mark.parametrize(
-    "fields", [{"echo": True}, {"best_of": 3}, {"logprobs": 5}, {"suffix": "x"}]
+    "fields", [{"echo": True}, {"best_of": 3}, {"logprobs": 21}, {"suffix": "x"}]
 )
 def test_what_cannot_be_honoured_is_refused(http: HttpFront, fields: dict[str, Any]) -> None:
     reply = http.complete(**fields)

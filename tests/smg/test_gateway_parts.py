@@ -77,12 +77,20 @@ def test_a_room_names_its_prefill_node() -> None:
         (request(tokenized=pb.TokenizedInput(input_ids=[1] * 100)), "input_ids has 100"),
         (request(sampling_params=pb.SamplingParams(regex="a")), "regex"),
         (request(sampling_params=pb.SamplingParams(n=2)), "sampling_params.n"),
-        (request(sampling_params=pb.SamplingParams(min_p=0.5)), "min_p"),
+        (request(sampling_params=pb.SamplingParams(min_p=1.5)), "sampling_params.min_p"),
+        (request(sampling_params=pb.SamplingParams(presence_penalty=3)), "presence_penalty"),
+        (request(sampling_params=pb.SamplingParams(frequency_penalty=-3)), "frequency_penalty"),
+        (request(sampling_params=pb.SamplingParams(repetition_penalty=-1)), "repetition_penalty"),
+        (request(sampling_params=pb.SamplingParams(min_new_tokens=999)), "sampling_params.min_"),
         (request(sampling_params=pb.SamplingParams(top_p=0)), "sampling_params.top_p"),
         (request(sampling_params=pb.SamplingParams(max_new_tokens=0)), "max_new_tokens"),
-        (request(sampling_params=pb.SamplingParams(logit_bias={"3": 1})), "logit_bias"),
+        (request(sampling_params=pb.SamplingParams(logit_bias={"x": 1})), "logit_bias"),
+        (request(sampling_params=pb.SamplingParams(logit_bias={"3": 101})), "logit_bias"),
+        (request(sampling_params=pb.SamplingParams(logit_bias={"999": 1})), "logit_bias"),
         (request(sampling_params=pb.SamplingParams(stop=[""])), "stop"),
-        (request(top_logprobs_num=5), "top_logprobs_num"),
+        (request(top_logprobs_num=21), "top_logprobs_num"),
+        (request(top_logprobs_num=-1), "top_logprobs_num"),
+        (request(token_ids_logprob=[5]), "token_ids_logprob"),
         (request(mm_inputs=pb.MultimodalInputs()), "mm_inputs"),
         (request(kv_bootstrap_info=pb.KvBootstrapInfo()), "bootstrap_room"),
     ],
@@ -91,6 +99,36 @@ def test_what_cannot_be_honoured_is_refused_by_name(bad: pb.GenerateRequest, nam
     with pytest.raises(InvalidRequest, match=named) as refused:
         read_gateway_request(bad, MODEL)
     assert refused.value.kind == ("too_long" if "has 100" in named else "invalid")
+
+
+def test_what_changes_the_logits_reaches_the_engine() -> None:
+    wanted = pb.SamplingParams(
+        min_p=0.5,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=2,
+        min_new_tokens=3,
+        logit_bias={"3": 1, "2": -100},
+    )
+    asked = request(sampling_params=wanted, top_logprobs_num=20)
+    got = read_gateway_request(asked, MODEL).submit.sampling
+    assert (got.min_p, got.presence_penalty, got.frequency_penalty) == (0.5, 1.0, -1.0)
+    assert (got.repetition_penalty, got.min_tokens, got.top_logprobs) == (2.0, 3, 20)
+    assert got.logit_bias == ((2, -100.0), (3, 1.0))
+    plain = read_gateway_request(request(), MODEL).submit.sampling
+    assert not plain.adjusts and plain.repetition_penalty == 1
+
+
+def test_the_likeliest_tokens_are_told() -> None:
+    async def parts() -> Parts:
+        top = ((9, -0.5), (4, -1.5))
+        yield [m.TokenOut(m.RequestId("r"), 9, -0.5, 1.0, 0, top)]
+        yield m.Finished(m.RequestId("r"), m.FinishReason.LENGTH, usage(3, 1))
+
+    asked = request(return_logprob=True, top_logprobs_num=2)
+    (whole,) = answered(asked, parts())
+    (top,) = whole.complete.output_logprobs.top_logprobs
+    assert (list(top.token_ids), list(top.values)) == ([9, 4], [-0.5, -1.5])
 
 
 async def said(tokens: list[int], reason: m.FinishReason) -> Parts:
