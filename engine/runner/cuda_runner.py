@@ -6,7 +6,7 @@ the engine loop's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from .block_table import BlockTable
 from .cuda_graphs import DecodeGraphs
 from .device_batch import DeviceBatch, SamplingTable, take_over
 from .drawn_tokens import DrawnTokens
+from .eager_sampler import EagerSampler, TopTokens
+from .lane_adjustments import LaneAdjustments
 from .last_tokens import LastTokens
 from .layer_events import LayerEvents
 from .sequence_states import ResolvedRows, SequenceStates
@@ -38,15 +40,17 @@ _FAR_TOKENS = 32 * 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """Tokens on their way, of the plan's rows of these numbers."""
+    """Tokens on their way, of the plan's rows of these numbers. tops: the likeliest of some."""
 
     rows: NDArray[np.int64]
     drawn: torch.Tensor
+    tops: Sequence[TopTokens] = ()
 
 
 @dataclass(frozen=True)
 class CudaForward:
-    """`InFlightForward` of a plan with so many rows."""
+    """`InFlightForward` of a plan with so many rows. parts: a row of two is what the later one
+    has."""
 
     rows: int
     parts: Sequence[_Part]
@@ -67,7 +71,10 @@ class CudaForward:
         drawn = DrawnTokens.nothing(self.rows)
         for part in self.parts:
             take_over(part.drawn, drawn, part.rows)
-        return drawn
+        tops = {
+            row: top for part in self.parts for tokens in part.tops for row, top in tokens.of_rows()
+        }
+        return replace(drawn, tops=tops)
 
 
 class CudaRunner:
@@ -93,6 +100,7 @@ class CudaRunner:
         self._arena = arena
         self._ticks = ticks
         self._sequences = SequenceStates(arena.slabs)
+        self._adjustments = LaneAdjustments(model.config)
         self._sampling = SamplingTable(arena.slabs)
         self._lanes = LastTokens(arena.slabs, device)
         self._answers = DeviceBatch(max_batch, self._lanes.scratch, device)
@@ -100,6 +108,14 @@ class CudaRunner:
         self._table = BlockTable(max_batch, pages, device)
         self._graphs = DecodeGraphs(
             model, backend, arena, self._answers, self._table.table, self._lanes, progress
+        )
+        self._eager = EagerSampler(
+            max_batch,
+            model.config.vocab,
+            self._sampling,
+            self._adjustments,
+            self._lanes,
+            device,
         )
         self._warm_up()
         self._ended = _recorded(timed=True)
@@ -141,19 +157,22 @@ class CudaRunner:
         # The current device belongs to a thread, and this one did not build the graphs.
         torch.cuda.set_device(self._arena.bytes.device)
         rows = self._sequences.apply(plan)
+        self._adjustments.apply(plan)
         for item in plan.joined:
             self._sampling.join(item.lane, item.sampling)
         run_copies(self._arena, plan.copies)
-        parts = []
+        parts: list[_Part] = []
         before, started = self._ended, _recorded(timed=True)
         if rows.decodes.any():
-            parts.append(self._decode(plan, rows, rows.decodes.nonzero()[0]))
+            parts += self._decode(plan, rows, rows.decodes.nonzero()[0])
         if not rows.decodes.all():
-            parts.append(self._prefill(plan, rows, (~rows.decodes).nonzero()[0]))
+            parts += self._prefill(plan, rows, (~rows.decodes).nonzero()[0])
         self._ended = _recorded(timed=True)
         return CudaForward(len(rows), parts, before, started, self._ended)
 
-    def _decode(self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]) -> _Part:
+    def _decode(
+        self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
+    ) -> list[_Part]:
         """The rows of these numbers, each of one token."""
         lanes = rows.lanes[numbers].tolist()
         numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
@@ -167,9 +186,28 @@ class CudaRunner:
             draws = self._answers.draws(len(logits))
             sample(logits, draws, self._answers.rows, cut(logits, draws))
             self._lanes.put(self._answers.lanes(len(logits)), draws.token)
-        return _Part(numbers, self._answers.read())
+        return self._read(numbers, seated, logits, self._answers)
 
-    def _prefill(self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]) -> _Part:
+    def _read(
+        self,
+        numbers: NDArray[np.int64],
+        rows: ResolvedRows,
+        logits: torch.Tensor,
+        drawn: DeviceBatch,
+    ) -> list[_Part]:
+        """What was drawn of the rows of these numbers and logits, and what is drawn of them outside
+        of the graph."""
+        tops = self._eager.top(numbers, rows, logits)
+        parts = [_Part(numbers, drawn.read(), tops)]
+        eager = self._eager.draw(rows, logits)
+        if eager is not None:
+            chosen, anew = eager
+            parts.append(_Part(numbers[chosen], anew))
+        return parts
+
+    def _prefill(
+        self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
+    ) -> list[_Part]:
         """The rows of these numbers, each of any length."""
         prompts = rows.take(numbers)
         if prompts.on_lane.any():
@@ -180,17 +218,18 @@ class CudaRunner:
         hooks = self._ticks or NullHooks()
         branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
         drawing = prompts.num_sampled.nonzero()[0]
-        if len(drawing):
-            ends = batch.cu_seqlens[1:] - 1
-            last = self._to_device(ends[drawing])
-            logits = self._model.head(branch[last], residual[last], operators)
-            drawn = prompts.take(drawing)
-            self._prompts.fill(drawn, self._sampling)
-            draws = self._prompts.draws(len(drawn))
-            kept = cut(logits, draws) if self._sampling.cuts[drawn.lanes].any() else None
-            sample(logits, draws, self._prompts.rows, kept)
-            self._lanes.put(self._prompts.lanes(len(drawn)), draws.token)
-        return _Part(numbers[drawing], self._prompts.read())
+        if not len(drawing):
+            return []
+        ends = batch.cu_seqlens[1:] - 1
+        last = self._to_device(ends[drawing])
+        logits = self._model.head(branch[last], residual[last], operators)
+        drawn = prompts.take(drawing)
+        self._prompts.fill(drawn, self._sampling)
+        draws = self._prompts.draws(len(drawn))
+        kept = cut(logits, draws) if self._sampling.cuts[drawn.lanes].any() else None
+        sample(logits, draws, self._prompts.rows, kept)
+        self._lanes.put(self._prompts.lanes(len(drawn)), draws.token)
+        return self._read(numbers[drawing], drawn, logits, self._prompts)
 
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)

@@ -28,7 +28,8 @@ _ALIGNMENT = 32
 class SamplingTable:
     """How each lane's tokens are drawn, as the numbers of a row: set when its sequence joins.
 
-    cuts [lanes] bool: whether a token is drawn from some of the likeliest only."""
+    cuts [lanes] bool: whether a token is drawn from some of the likeliest only. adjusts [lanes]
+    bool, top_logprobs [lanes] int32: what the graph's sampler does not do (eager_sampler.py)."""
 
     def __init__(self, lanes: int) -> None:
         self.top_k = np.zeros(lanes, dtype=np.int32)
@@ -36,6 +37,8 @@ class SamplingTable:
         self.top_p = np.ones(lanes, dtype=np.float32)
         self.keys: Ints = np.zeros((lanes, 2), dtype=np.int32)
         self.cuts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
+        self.adjusts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
+        self.top_logprobs: Ints = np.zeros(lanes, dtype=np.int32)
 
     def join(self, lane: int, sampling: SamplingParams) -> None:
         self.temperature[lane] = sampling.temperature
@@ -44,6 +47,8 @@ class SamplingTable:
         self.top_p[lane] = sampling.top_p if sampling.temperature else 1
         self.keys[lane] = noise_key(sampling.seed)
         self.cuts[lane] = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
+        self.adjusts[lane] = sampling.adjusts
+        self.top_logprobs[lane] = sampling.top_logprobs
 
 
 class DeviceBatch:

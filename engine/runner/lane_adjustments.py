@@ -36,6 +36,10 @@ class LaneAdjustments:
     def of(self, lane: int) -> LogitAdjuster | None:
         return self._adjusters.get(lane)
 
+    def adjuster(self, lane: int) -> LogitAdjuster:
+        """REQUIRES: the lane's request adjusts."""
+        return self._adjusters[lane]
+
     def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:
         """Row i of logits [n, vocab] as lanes[i] adjusts it, float32; None where none does."""
         rows = [row for row, lane in enumerate(lanes) if lane in self._adjusters]

@@ -3,16 +3,24 @@ margins."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from tasuki.model.ops.sampling import sample as sampling_sample
 from tasuki.model.ops.sampling import top_k_top_p as sampling_cut
 from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
+from tasuki.model.ops.sampling.logit_adjustments import (
+    AdjustedRows,
+    LogitAdjuster,
+    TokensBefore,
+    adjusted,
+)
 from tasuki.model.ops.sampling.params import MAX_TOP_K, MIN_TOP_P, SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.reference import sample as naive_sample
 from tasuki.model.ops.sampling.sample import Draws, sample
+from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
 from tasuki.model.ops.sampling.top_k_top_p import cut
 
 from .tensors import count
@@ -103,6 +111,43 @@ def test_draws_agree_with_the_twin(
     assert_same(got, naive_sample(logits.float(), params, positions))
     if len(positions) == 64:
         assert len({item.token for item in got}) > 10
+
+
+ADJUSTED = [
+    {"allowed_token_ids": (3, 4, 100), "temperature": 1.0},
+    {"allowed_token_ids": (130,)},
+    {"allowed_token_ids": (7,), "temperature": 1.0, "top_k": 3, "top_p": 0.5},
+    {"min_p": 0.9, "temperature": 0.5},
+    {"min_p": 0.1, "temperature": 2.0, "top_p": 0.8},
+    {"repetition_penalty": 3.0, "presence_penalty": 1.0},
+    {"logit_bias": ((150, 90.0), (2, 90.5)), "temperature": 3.0, "top_k": 2},
+    {"bad_words": ((1,), (2,), (9, 4)), "temperature": 1.0},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("some", [slice(None), slice(0, 2)], ids=["with cuts", "without"])
+def test_draws_from_adjusted_logits_agree_with_the_twin(
+    dtype: torch.dtype, some: slice, runs: int, device: torch.device
+) -> None:
+    """Runs of the vocabulary with no allowed token among them."""
+    params = [
+        SamplingParams(seed=row, **fields)  # type: ignore[arg-type]
+        for row, fields in enumerate(ADJUSTED[some])
+    ]
+    positions = list(range(len(params)))
+    logits = random_logits(3, len(params), runs + 40).to(dtype)
+    before = TokensBefore(np.array([5, 6], np.int32), np.array([9, 3, 9], np.int32))
+    adjusters = [LogitAdjuster(item, frozenset(), runs + 40, before) for item in params]
+    rows = AdjustedRows.of(adjusters)
+    draws = prepared(params, positions, device)
+    cuts = any(item.top_k or item.top_p < 1 for item in params)
+    sample_adjusted(
+        logits.to(device), rows.to(device), draws, count(len(params), device), cuts=cuts
+    )
+    twins = naive_sample(logits.float(), params, positions, adjusted(logits, rows))
+    assert_same(results(draws), twins)
+    assert results(draws)[1].margin == math.inf
 
 
 def test_equal_scores_go_to_the_lowest_id(device: torch.device) -> None:

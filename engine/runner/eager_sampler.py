@@ -1,0 +1,158 @@
+"""Draws tokens outside of the graph, for rows whose requests change the logits first.
+
+The seam: a forward is launched whole, its graph's own sampler with it; tokens of such rows are then
+drawn once more, behind it in the stream, and take the place of the graph's before anything reads
+those. What a draw depends on are the tokens before, of which the newest may still be on its way: it
+is waited for on the host while this forward runs, so that the GPU does not wait.
+
+Owns the rows that are drawn here and the draws that no adjuster has been told of; its buffers are
+rows of numbers, and what a step needs besides is the logits' float32 copy and half as much again,
+within the plan's `workspace` (engine/accounting/memory_plan.py). Thread rule: the runner's; one
+stream.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS
+from tasuki.model.ops.sampling.reference import TopLogprobs
+from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
+from tasuki.model.ops.sampling.top_k_top_p import cut
+from tasuki.model.ops.sampling.top_logprobs import top_logprobs
+
+from .device_batch import DeviceBatch, SamplingTable
+from .lane_adjustments import LaneAdjustments
+from .last_tokens import LastTokens
+from .sequence_states import ResolvedRows
+
+_TOP_ROWS = 8
+"""Rows whose likeliest tokens are looked for at a time: that takes 24 bytes a logit."""
+
+
+@dataclass(frozen=True)
+class _Untold:
+    """Draws of these adjusters' sequences, on their way to the host."""
+
+    adjusters: Sequence[LogitAdjuster]
+    drawn: Tensor
+    ended: torch.cuda.Event
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """rows: numbers of the rows. tokens, logprobs [n, most]: on their way to the host. counts: how
+    many each row wants."""
+
+    rows: Sequence[int]
+    counts: Sequence[int]
+    tokens: Tensor
+    logprobs: Tensor
+
+    def of_rows(self) -> list[tuple[int, TopLogprobs]]:
+        """(row, its likeliest tokens). REQUIRES: the stream has come this far."""
+        columns = (self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist())
+        return [
+            (row, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
+            for row, count, tokens, logprobs in zip(*columns, strict=True)
+        ]
+
+
+class EagerSampler:
+    def __init__(
+        self,
+        capacity: int,
+        vocab: int,
+        sampling: SamplingTable,
+        adjustments: LaneAdjustments,
+        lanes: LastTokens,
+        device: torch.device,
+    ) -> None:
+        """capacity: rows of a forward. sampling, adjustments, lanes: the runner's."""
+        self._sampling = sampling
+        self._adjustments = adjustments
+        self._lanes = lanes
+        self._device = device
+        self._rows = DeviceBatch(capacity, lanes.scratch, device)
+        self._untold: list[_Untold] = []
+        self._compile(vocab)
+
+    def _compile(self, vocab: int) -> None:
+        """Before a client waits: the kernels of float32 logits, which a graph may not have."""
+        self._rows.clear()
+        logits, draws = torch.zeros(1, vocab, device=self._device), self._rows.draws(1)
+        sample(logits, draws, self._rows.rows)
+        sample(logits, draws, self._rows.rows, cut(logits, draws))
+        top_logprobs(logits, MAX_TOP_LOGPROBS)
+
+    def draw(self, rows: ResolvedRows, logits: Tensor) -> tuple[NDArray[np.int64], Tensor] | None:
+        """Draw those of the rows that are adjusted: which, and what was drawn, on its way to the
+        host as DeviceBatch.read() has it. None where there is none. logits: row i is rows[i]'s."""
+        chosen = self._sampling.adjusts[rows.lanes].nonzero()[0]
+        if not len(chosen):
+            return None
+        rows = rows.take(chosen)
+        adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes.tolist()]
+        self._tell(adjusters)
+        adjustments = AdjustedRows.of(adjusters).to(self._device)
+        self._rows.fill(rows, self._sampling)
+        draws = self._rows.draws(len(rows))
+        own = logits[self._to_device(chosen)]
+        cuts = bool(self._sampling.cuts[rows.lanes].any())
+        sample_adjusted(own, adjustments, draws, self._rows.rows, cuts=cuts)
+        self._lanes.put(self._rows.lanes(len(rows)), draws.token)
+        drawn = self._rows.read()
+        ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ended.record()
+        self._untold.append(_Untold(adjusters, drawn, ended))
+        return chosen, drawn
+
+    def _tell(self, adjusters: Sequence[LogitAdjuster]) -> None:
+        """Let these know what was drawn for them before. Waits for it where they depend on it."""
+        needed = {id(item) for item in adjusters if item.params.follows_output}
+        still = []
+        for draws in self._untold:
+            if not needed.isdisjoint(map(id, draws.adjusters)):
+                draws.ended.synchronize()
+            elif not draws.ended.query():  # type: ignore[no-untyped-call]
+                still.append(draws)
+                continue
+            tokens = draws.drawn[0, : len(draws.adjusters)].tolist()
+            for adjuster, token in zip(draws.adjusters, tokens, strict=True):
+                adjuster.append(token)
+        self._untold = still
+
+    def top(
+        self, numbers: NDArray[np.int64], rows: ResolvedRows, logits: Tensor
+    ) -> list[TopTokens]:
+        """The likeliest tokens of those rows that want them; numbers: of the rows. logits: row i is
+        rows[i]'s."""
+        wanted = self._sampling.top_logprobs[rows.lanes]
+        chosen = wanted.nonzero()[0]
+        found = []
+        for first in range(0, len(chosen), _TOP_ROWS):
+            some = chosen[first : first + _TOP_ROWS]
+            part = logits[self._to_device(some)]
+            tokens, logprobs = top_logprobs(part, int(wanted[some].max()))
+            found.append(
+                TopTokens(
+                    numbers[some].tolist(), wanted[some].tolist(), _read(tokens), _read(logprobs)
+                )
+            )
+        return found
+
+    def _to_device(self, rows: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)
+
+
+def _read(values: Tensor) -> Tensor:
+    """Start to copy to the host."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    return host
