@@ -163,7 +163,8 @@ def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -
 
 
 def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
-    """Activations of a prefill chunk, and the logits and scores of every sampled row."""
+    """Activations of a prefill chunk, and the logits and scores of every sampled row, of which a
+    row that is drawn outside of the graph takes copies (runner/eager_sampler.py)."""
     logits = 4 * model.vocab * batch * 4
     return _activations(model, config.prefill_chunk_tokens, config.dtype) + logits
 

@@ -94,6 +94,8 @@ PYTHON = (
     Target("sampling", "sampling.reference", ("test_model_sampler", "test_engine")),
     Target("sampling", "sampling.params", ("test_model_sampler", "test_http_completions")),
     Target("sampling", "gumbel", ("test_model_sampler",)),
+    Target("sampling", "logit_adjustments", ("test_logit_adjustments", "test_adjusted_draws")),
+    Target("sampling", "top_logprobs", ("test_logit_adjustments",)),
 )
 
 CPP = (

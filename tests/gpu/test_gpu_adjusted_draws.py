@@ -1,4 +1,4 @@
-"""Adjusted answers on a GPU are those of the CPU, in any batch, beside rows that the graph draws."""
+"""Adjusted answers on a GPU are those of the CPU, beside rows that the graph draws."""
 
 from dataclasses import asdict
 

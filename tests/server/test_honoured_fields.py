@@ -2,7 +2,6 @@
 comes from generation_config.json."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,6 @@ ASKED: dict[str, dict[str, Any]] = {
 SCHEMA = {"type": "object"}
 REFUSED: dict[str, Any] = {
     "n": 2,
-    "presence_penalty": 1.5,
-    "repetition_penalty": 1.05,
-    "min_p": 0.1,
-    "logit_bias": {"5": 1},
     "response_format": {"type": "json_object"},
     "structured_outputs": {"json": SCHEMA},
     "structural_tag": "{}",
@@ -38,8 +33,6 @@ REFUSED: dict[str, Any] = {
     "json_schema": "{}",
     "regex": "a+",
     "ebnf": "root ::= 'a'",
-    "bad_words": ["it"],
-    "allowed_token_ids": [5],
     "logits_processors": ["a.b"],
     "thinking_budget": 100,
     "thinking_token_budget": 0,
@@ -51,7 +44,6 @@ REFUSED: dict[str, Any] = {
     "prompt_logprobs": 0,
     "return_token_ids": True,
     "skip_special_tokens": False,
-    "min_tokens": 1,
     "echo": True,
 }
 HARMLESS: dict[str, Any] = {
@@ -134,14 +126,19 @@ def test_defaults_come_from_the_checkpoint_or_from_where_it_is_said(tmp_path: Pa
         assert served.sampling_defaults == found
 
 
-def test_what_the_file_asks_for_and_nothing_applies_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    place = folder(tmp_path, repetition_penalty=1.05, min_p=0)
-    with caplog.at_level(logging.WARNING):
-        SamplingDefaults.load("auto", place)
-    (line,) = caplog.messages
-    assert "repetition_penalty 1.05 is not applied" in line
+def test_the_file_may_ask_for_a_penalty_and_a_least_chance(tmp_path: Path) -> None:
+    place = folder(tmp_path, repetition_penalty=1.05, min_p=0.1)
+    defaults = SamplingDefaults.load("auto", place)
+    assert (defaults.repetition_penalty, defaults.min_p) == (1.05, 0.1)
+
+
+def test_defaults_of_penalties_reach_the_engine_where_none_is_asked_for(codec: TextCodec) -> None:
+    defaults = SamplingDefaults(repetition_penalty=1.05, min_p=0.1)
+    with running_http(codec, sampling_defaults=defaults) as http:
+        http.complete()
+        http.complete(repetition_penalty=1, min_p=0)
+        told = [(s.sampling.repetition_penalty, s.sampling.min_p) for s in http.engine.of(m.Submit)]
+    assert told == [(1.05, 0.1), (1.0, 0.0)]
 
 
 @pytest.mark.parametrize(
