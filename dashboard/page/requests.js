@@ -26,7 +26,10 @@ export class RequestView {
   }
 
   async choose(name) {
-    showRequest(find("request"), await load(`/debug/requests/${encodeURIComponent(name)}`));
+    const story = find("request");
+    showRequest(story, await load(`/debug/requests/${encodeURIComponent(name)}`));
+    // It stands below up to two hundred rows.
+    story.scrollIntoView({ block: "nearest" });
   }
 }
 

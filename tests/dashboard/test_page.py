@@ -164,10 +164,15 @@ def test_it_works_by_keyboard_and_in_the_dark(demo: Demo) -> None:
             seen.page.keyboard.press("ArrowRight")
         assert seen.page.get_attribute("#tab-requests", "aria-selected") == "true"
         seen.page.wait_for_selector("#request-rows tbody tr")
+        # As with two hundred rows.
+        seen.page.set_viewport_size({"width": 1280, "height": 300})
+        seen.page.evaluate("document.getElementById('request-rows').style.marginBottom = '5000px'")
         seen.page.focus("#request-rows tbody tr")
         seen.page.keyboard.press("Enter")
         seen.page.wait_for_selector("#request dt")
         assert "prompt" in seen.text("#request")
+        box = seen.page.locator("#request").bounding_box()
+        assert box is not None and 0 <= box["y"] < 300, "in sight, however many rows are above"
         picture(seen, "request-dark")
         assert not seen.complaints
 
