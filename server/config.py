@@ -86,6 +86,11 @@ class ServerConfig:
         "names, comma-separated, that HTTP may be called by besides loopback's and the served "
         "address; *: any; none: any off loopback",
     )
+    allowed_origins: str = option(
+        "",
+        "origins of web pages, comma-separated, that may call clients' HTTP routes (CORS), such as "
+        "https://chat.example; *: any; none: pages of other origins may not",
+    )
     log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
     log_level: str = option("info", "the least that is logged", LOG_LEVELS)
     otlp_endpoint: str = option(
@@ -95,7 +100,11 @@ class ServerConfig:
         "none", "other names for /metrics to offer beside its own", DIALECTS
     )
     metrics: str = option("on", "count requests and keep their history", ("on", "off"))
-    served_model_name: str = option("", "how HTTP clients name the model; none: its folder's name")
+    served_model_name: str = option(
+        "",
+        "how HTTP clients name the model; more names, comma-separated, are aliases; *: any name is "
+        "this model's; none: its folder's name",
+    )
     generation_config: str = option(
         "auto",
         "where HTTP requests that leave them out get temperature, top_p and top_k from: auto: the "
@@ -168,6 +177,11 @@ class ServerConfig:
     def chat_cache_bytes(self) -> int:
         return self.chat_cache_mib * 2**20
 
+    def model_names(self, folder: Path) -> tuple[str, ...]:
+        """By which clients may ask for the model of that folder, its own name first."""
+        listed = _listed(self.served_model_name)
+        return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
+
     @property
     def access(self) -> Access:
         """Raises ApiKeyError."""
@@ -185,7 +199,8 @@ class ServerConfig:
             max_message_bytes=size,
             keyless=self._keyless,
             max_connections=self.max_connections,
-            allowed_hosts=tuple(filter(None, map(str.strip, self.allowed_hosts.split(",")))),
+            allowed_hosts=_listed(self.allowed_hosts),
+            allowed_origins=_listed(self.allowed_origins),
         )
 
     @property
@@ -220,3 +235,8 @@ class ServerConfig:
         """How many sessions one of several keys may have open; 0: as many as there are."""
         given = self.sessions_per_key
         return max(1, self.max_sessions // 2) if given is None else given
+
+
+def _listed(names: str) -> tuple[str, ...]:
+    """Those of a comma-separated list."""
+    return tuple(filter(None, map(str.strip, names.split(","))))

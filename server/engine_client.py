@@ -167,6 +167,10 @@ class EngineClient:
         self._requests.check(caller)
         self._limits.admit_request(caller)
 
+    def is_in_flight(self, caller: Caller, request_id: m.RequestId) -> bool:
+        """Whether generate() would refuse the caller's next request of that id."""
+        return self._names.is_in_flight(caller, request_id)
+
     async def generate(
         self,
         submit: m.Submit,

@@ -14,7 +14,8 @@ class Access:
     """tls: None serves plain text, which only loopback gets unless `insecure`. api_key: callers of
     gRPC and HTTP must bear it, or one of more_keys; where there is no key every call is `keyless`.
     max_message_bytes: of one message or body. max_connections: of HTTP, and of gRPC. allowed_hosts:
-    names that HTTP may be called by besides the address that it serves."""
+    names that HTTP may be called by besides the address that it serves. allowed_origins: of the web
+    pages that may call HTTP."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)
@@ -24,6 +25,7 @@ class Access:
     keyless: Caller = ANYBODY
     max_connections: int = 1024
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
 
     @property
     def keys(self) -> ApiKeys:

@@ -63,14 +63,14 @@ GRPC: Mapping[str, Needs] = MappingProxyType(
 ANY_METHOD = "*"
 
 _ROUTES: tuple[tuple[str, Needs, str], ...] = (
-    ("GET", Unscoped.OPEN, "/health /ready / /page/{name}"),
+    ("GET", Unscoped.OPEN, "/health /healthz /ping /ready / /page/{name}"),
     ("GET", Unscoped.ANY_KEY, "/version"),
     ("GET", _METRICS, "/metrics"),
     ("POST", _CALLER, "/v1/chat/completions /v1/completions"),
     ("GET", _CALLER, "/v1/models /v1/models/{name}"),
-    ("POST", _CALLER, "/tokenize"),
+    ("POST", _CALLER, "/tokenize /detokenize"),
     # Refused with the mend by a node that answers no clients.
-    (ANY_METHOD, _CALLER, "/v1/{path} /tokenize"),
+    (ANY_METHOD, _CALLER, "/v1/{path} /tokenize /detokenize"),
     ("GET", _OPERATOR, "/debug/overview /debug/stream /debug/events /debug/requests"),
     ("GET", _OPERATOR, "/debug/requests/{name} /debug/sessions /debug/handovers"),
     ("GET", _OPERATOR, "/debug/evictions /debug/faults /debug/tree"),

@@ -182,6 +182,7 @@ class Node:
                 self._config.access,
                 admit=self.engine.admit,
                 calls=self.engine.calls,
+                is_taken=self.engine.is_in_flight,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
             )
 

@@ -47,7 +47,8 @@ def unimplemented_routes() -> list[web.RouteDef]:
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise _unimplemented(request.path, _CLIENTS)
 
-    return [web.route("*", path, refuse) for path in ("/v1/{path:.*}", "/tokenize")]
+    paths = ("/v1/{path:.*}", "/tokenize", "/detokenize")
+    return [web.route("*", path, refuse) for path in paths]
 
 
 def _unimplemented(what: str, mend: str) -> NotServedHere:

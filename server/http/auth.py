@@ -26,20 +26,22 @@ def http_caller(request: web.Request) -> Caller:
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Middleware that refuses a request unless it has `Authorization: Bearer API_KEY` with a key of
-    the route's scope."""
+    """Middleware that refuses a request unless it bears a key of the route's scope:
+    `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do."""
 
     @web.middleware
     async def check(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        caller = keys.caller(request.headers.getall("Authorization", []))
+        caller = keys.caller(_borne(request))
         surface = surface_of(request.match_info)
         # Which paths exist is shown to callers with a key only.
         needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
         if not suffices(needs, caller):
             if caller is None:
-                raise InvalidApiKey("send this node's key as `Authorization: Bearer KEY`")
+                raise InvalidApiKey(
+                    "send this node's key as `Authorization: Bearer KEY` or `x-api-key: KEY`"
+                )
             raise denial(f"{request.method} {request.path}", needs, caller)
         if surface is not None and surface not in HTTP:
             raise NotServedHere(f"{request.method} {request.path} is not served here")
@@ -47,6 +49,18 @@ def require_scope(keys: ApiKeys) -> Middleware:
         return await handler(request)
 
     return check
+
+
+def _borne(request: web.Request) -> list[str]:
+    """The request's key as ApiKeys reads it; more than one where two headers differ. The scheme's
+    case means nothing in HTTP."""
+    borne = []
+    for value in request.headers.getall("Authorization", []):
+        scheme, space, key = value.partition(" ")
+        borne.append(f"Bearer{space}{key}" if scheme.lower() == "bearer" else value)
+    named = [f"Bearer {key}" for key in request.headers.getall("x-api-key", [])]
+    # Clients with a key and a token that are the same send both.
+    return borne if borne == named else [*borne, *named]
 
 
 def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:

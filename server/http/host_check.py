@@ -15,7 +15,7 @@ from .errors import HttpRefusal
 
 ANY_HOST = "*"
 # Probes address a pod by its IP address, and their answers hold no data.
-_OPEN_PATHS = frozenset({"/health", "/ready"})
+_OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:

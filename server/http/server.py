@@ -3,7 +3,7 @@
 One event loop's thread. A client that leaves cancels its handler.
 Invariant: a stranger's request costs no more than its header: connections are counted, then a
 request's Host, its encoding, its key and its caller's limits are checked in this order, and only
-then is its body read.
+then is its body read. A browser's preflight is answered after its Host was checked.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from tasuki.engine.messages import RequestId
 from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.caller import NOBODY, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
@@ -22,9 +23,11 @@ from tasuki.utils.version import package_version
 from .auth import http_caller, require_scope
 from .body import end_with_unread_bodies, leave_later, may_send, refuse_encodings
 from .connections import HttpConnections
+from .cors import AllowedOrigins
 from .errors import HttpRefusal, openai_errors
 from .host_check import require_host
 from .log import HttpLog
+from .request_ids import RequestIds, name_request, tell_request_id
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +79,8 @@ class Probes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/health", self._health),
+            # Clients' names for the same question: Kubernetes' and SageMaker's.
+            *(web.get(path, self._health) for path in ("/health", "/healthz", "/ping")),
             web.get("/ready", self._ready),
             web.get("/version", self._version),
         ]
@@ -104,27 +108,33 @@ async def start_http_server(
     *,
     admit: Callable[[Caller], None] | None = None,
     calls: CallsInProgress | None = None,
+    is_taken: Callable[[Caller, RequestId], bool] = lambda caller, request: False,
     last_writes_seconds: float = 1.0,
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. admit: counts a caller's request before its body is read,
     or raises RateLimited; None: no count. calls: counts the same requests while they are answered.
-    Raises BindError, TlsError."""
+    is_taken: as in RequestIds. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
     probes = Probes(lost)
     connections = HttpConnections(access.max_connections, max(1, access.max_connections // 4))
+    origins = AllowedOrigins(access.allowed_origins, _CHARGED)
     application = web.Application(
         middlewares=[
             end_with_unread_bodies,
+            name_request,
             openai_errors,
             require_host(host, access.allowed_hosts),
+            origins.middleware(),
             refuse_encodings,
             require_scope(access.keys),
-            _let_in(connections, admit, calls or CallsInProgress()),
+            _let_in(connections, admit, calls or CallsInProgress(), RequestIds(is_taken)),
         ],
         client_max_size=access.max_message_bytes,
     )
+    application.on_response_prepare.append(tell_request_id)
+    application.on_response_prepare.append(origins.tell)
     application.add_routes([_reading_later(route) for route in [*probes.routes(), *routes]])
     runner = web.AppRunner(
         application,
@@ -159,6 +169,7 @@ def _let_in(
     connections: HttpConnections,
     admit: Callable[[Caller], None] | None,
     calls: CallsInProgress,
+    ids: RequestIds,
 ) -> Middleware:
     @web.middleware
     async def count(
@@ -172,7 +183,7 @@ def _let_in(
         if admit is not None:
             admit(caller)
         may_send(request)
-        with calls.one():
+        with calls.one(), ids.held(request, caller):
             return await handler(request)
 
     return count

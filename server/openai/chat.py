@@ -24,7 +24,7 @@ def read_chat(
     """On any thread."""
     submit, options, parser = read_chat_request(model, request, fields)
     shape = ChatReply(
-        ReplyHead(f"chatcmpl-{submit.request_id}", model.name),
+        ReplyHead(f"chatcmpl-{submit.request_id}", model.named(fields.text("model"))),
         parser,
         model.codec.tokenizer,
         with_logprobs=fields.flag("logprobs"),

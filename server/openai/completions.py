@@ -27,7 +27,7 @@ def read_completion(
     top = read_top_logprobs(fields, "logprobs")
     options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS, model.sampling_defaults, top)
     submit = read_submit(request, fields, RenderedPrompt(tokens), options, model)
-    head = ReplyHead(f"cmpl-{submit.request_id}", model.name)
+    head = ReplyHead(f"cmpl-{submit.request_id}", model.named(fields.text("model")))
     return (
         submit,
         options,

@@ -19,32 +19,55 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.request_checks import check_length, check_priority, read_request_id
+from tasuki.server.http.request_ids import http_request_id
+from tasuki.server.replies.reply import AnswerWriter, StreamedReply, WholeReply
+from tasuki.server.request_checks import check_length, check_priority
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 
-from .reply import ReplyShape, StreamedReply, WholeReply
+from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
 from .sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
-
-REQUEST_ID_HEADER = "x-request-id"
+from .usage import wants_hit
 
 Result = TypeVar("Result")
+
+ANY_NAME = "*"
+# Every event of a stream has the name that its request gave.
+MAX_NAME = 256
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
-    sampling_defaults: of requests that leave fields out."""
+    sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
+    it; ANY_NAME among them: whatever they give."""
 
     name: str
     created: int
     max_tokens: int
     codec: TextCodec
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that can be listed."""
+        return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
+
+    def named(self, asked: str | None) -> str:
+        """The name by which an answer calls the model: the one that its request gave, which may
+        leave it out but not name another. Raises HttpRefusal."""
+        if asked is None:
+            return self.name
+        if asked in self.names or (ANY_NAME in self.aliases and len(asked) <= MAX_NAME):
+            return asked
+        raise HttpRefusal(
+            404, "model_not_found", f"model {asked!r:.200} is not served here: use {self.name!r}"
+        )
 
     async def read(self, request: web.Request, read: Callable[[RequestFields], Result]) -> Result:
         """What `read` makes of the body's JSON object. `read` runs on one of the codec's threads;
@@ -54,18 +77,10 @@ class ServedModel:
 
         def work() -> Result:
             fields = read_fields(body)
-            self._check_name(fields)
+            self.named(fields.text("model"))
             return read(fields)
 
         return await self.codec.work.run(work)
-
-    def _check_name(self, fields: RequestFields) -> None:
-        """A request may leave the model's name out, but not name another."""
-        name = fields.text("model")
-        if name is not None and name != self.name:
-            raise HttpRefusal(
-                404, "model_not_found", f"model {name!r} is not served here: use {self.name!r}"
-            )
 
 
 def read_submit(
@@ -82,7 +97,7 @@ def read_submit(
     check_length("prompt", len(prompt.tokens), model.codec)
     tenant = http_request_context(request).tenant
     return Submit(
-        request_id=read_request_id(request.headers.get(REQUEST_ID_HEADER, "")),
+        request_id=http_request_id(request),
         prompt=prompt.tokens,
         sampling=options.sampling,
         salt=prompt_salt(request, fields),
@@ -123,18 +138,30 @@ def answering(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         submit, options, shape = await model.read(request, partial(read, model, request))
-        request_context = http_request_context(request)
-        answer = TextAnswer(
-            model.codec.detokenizer(),
-            StopStrings(options.stops, is_kept=options.stop_is_kept),
-            partial(engine.abort, submit.request_id, request_context.caller),
-            options.sampling.min_tokens,
-        )
-        reply: StreamedReply | WholeReply = (
-            StreamedReply(request, answer, shape, include_usage=options.include_usage)
-            if options.stream
-            else WholeReply(request, answer, shape)
-        )
-        return await reply.send(engine.generate(submit, request_context, reply.take))
+        with_hit = wants_hit(request)
+        writer = ChunkedReply(shape, include_usage=options.include_usage, with_hit=with_hit)
+        return await answer_with(engine, model, request, submit, options, writer)
 
     return handle
+
+
+async def answer_with(
+    engine: EngineClient,
+    model: ServedModel,
+    request: web.Request,
+    submit: Submit,
+    options: AnswerOptions,
+    writer: AnswerWriter,
+) -> web.StreamResponse:
+    """The reply that the writer makes of the engine's answer, whole or as a stream of events."""
+    request_context = http_request_context(request)
+    answer = TextAnswer(
+        model.codec.detokenizer(),
+        StopStrings(options.stops, is_kept=options.stop_is_kept),
+        partial(engine.abort, submit.request_id, request_context.caller),
+        options.sampling.min_tokens,
+    )
+    reply: StreamedReply | WholeReply = (
+        StreamedReply(request, answer, writer) if options.stream else WholeReply(answer, writer)
+    )
+    return await reply.send(engine.generate(submit, request_context, reply.take))

@@ -1,19 +1,11 @@
-"""GET /v1/models and POST /tokenize: the served model, and its tokens of a text."""
+"""GET /v1/models: the names of the served model."""
 
-import json
-from functools import partial
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
 
-from tasuki.engine.messages import Tokens
-from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.text.text_codec import TextCodec
-
-from .chat import opens_answer, render_chat
-from .completions import read_prompt
-from .generation import ServedModel, prompt_salt
-from .request_fields import RequestFields
+from .generation import ServedModel
 
 
 class ModelHandlers:
@@ -21,38 +13,33 @@ class ModelHandlers:
         self._model = model
 
     async def list(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._card()]})
+        """A card a name. `has_more` and the ids are what Anthropic's clients turn pages by."""
+        cards = [self._card(name) for name in self._model.names]
+        return web.json_response(
+            {
+                "object": "list",
+                "data": cards,
+                "has_more": False,
+                "first_id": cards[0]["id"],
+                "last_id": cards[-1]["id"],
+            }
+        )
 
     async def one(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name != self._model.name:
-            raise HttpRefusal(404, "model_not_found", f"model {name!r} is not served here")
-        return web.json_response(self._card())
+        return web.json_response(self._card(self._model.named(request.match_info["name"])))
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """`prompt` as completions take it, or `messages` as chats do."""
-        reply = await self._model.read(request, partial(_tokenized, self._model, request))
-        return web.Response(body=reply, content_type="application/json", charset="utf-8")
-
-    def _card(self) -> dict[str, Any]:
+    def _card(self, name: str) -> dict[str, Any]:
+        """OpenAI's fields, vLLM's, and the three that Anthropic's clients read beside the id."""
+        model = self._model
         return {
-            "id": self._model.name,
+            "id": name,
             "object": "model",
-            "created": self._model.created,
+            "created": model.created,
             "owned_by": "tasuki",
-            "max_model_len": self._model.max_tokens,
+            "root": model.name,
+            "parent": None,
+            "max_model_len": model.max_tokens,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
         }
-
-
-def _tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
-    """On any thread: half a million token ids take longer to write than the loop may be held."""
-    tokens = _tokens(model.codec, request, fields).tolist()
-    reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
-    return json.dumps(reply).encode()
-
-
-def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
-    if fields.get("messages") is None:
-        return read_prompt(fields, codec)
-    salt = prompt_salt(request, fields)
-    return render_chat(fields, codec, open_answer=opens_answer(fields), salt=salt).tokens

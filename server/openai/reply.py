@@ -1,31 +1,19 @@
-"""The common part of OpenAI-shaped replies: the head, and the two ways of sending one.
+"""The common part of OpenAI-shaped replies: the head, and the chunks of a stream.
 
-The fields of chats and completions are a ReplyShape's. One event loop's thread.
+The fields of chats and completions are a ReplyShape's. One answer, one thread.
 """
 
-import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from aiohttp import web
-
-from tasuki.engine.messages import Finished, TokenOut
-from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import error_body
-from tasuki.server.http.event_stream import EventStream
-from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_look
-from tasuki.server.unread_answer import AnswerPart
+from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
+from tasuki.server.text.text_answer import Ending, Piece
 
 from .events import DONE, ChunkEvents, event
-from .usage import usage, wants_hit
-
-log = logging.getLogger(__name__)
-
-# How long a stream's headers may wait for a refusal by the engine, which then has its own status.
-_FIRST_LOOK_SECONDS = 0.5
+from .usage import usage
 
 
 @dataclass(frozen=True)
@@ -43,7 +31,7 @@ class ReplyHead:
 
 class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
-    chunk each, as JSON. complete: nothing more of the answer is wanted."""
+    chunk each, as JSON. complete: no more of the answer is wanted."""
 
     head: ReplyHead
     whole_kind: str
@@ -63,104 +51,56 @@ class ReplyShape(Protocol):
         ...
 
     def reasoning_tokens(self, ending: Ending) -> int | None:
-        """Of the answer's tokens; None where it could hold no reasoning. REQUIRES: as for whole."""
+        """None where an answer of the kind has none to tell. REQUIRES: all was pushed."""
         ...
 
 
-class WholeReply:
-    """One JSON object, once the answer has ended."""
+class ChunkedReply:
+    """An AnswerWriter: a chunk a choice, then [DONE]."""
 
-    def __init__(self, request: web.Request, answer: TextAnswer, shape: ReplyShape) -> None:
-        self._request = request
-        self._answer = answer
-        self._shape = shape
-
-    def take(self, tokens: Sequence[TokenOut]) -> bool:
-        """As a TokenSink."""
-        for piece in self._answer.pieces(tokens):
-            self._shape.push(piece)
-            if self._shape.complete:
-                self._answer.stop()
-        return True
-
-    async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
-        async with aclosing(parts):
-            async for part in parts:
-                if isinstance(part, Finished):
-                    return web.json_response(self._body(part))
-                self.take(part)
-        raise AssertionError("an answer ended without its ending")
-
-    def _body(self, end: Finished) -> dict[str, Any]:
-        shape = self._shape
-        rest, ending = self._answer.ended(end)
-        shape.push(rest)
-        shape.finish(ending)
-        return {
-            **shape.head.fields(shape.whole_kind),
-            "choices": [shape.whole(ending)],
-            "usage": usage(
-                ending, shape.reasoning_tokens(ending), with_hit=wants_hit(self._request)
-            ),
-        }
-
-
-class StreamedReply:
-    """Server-sent events; those of all tokens that wait together leave in one write. An error after
-    the headers is an event of its own."""
-
-    def __init__(
-        self, request: web.Request, answer: TextAnswer, shape: ReplyShape, *, include_usage: bool
-    ) -> None:
-        self._stream = EventStream(request)
-        self._request = request
-        self._answer = answer
+    def __init__(self, shape: ReplyShape, *, include_usage: bool, with_hit: bool) -> None:
+        """include_usage: a stream ends with a chunk of usage. with_hit: usage explains the hit."""
+        self.id = shape.head.id
         self._shape = shape
         self._include_usage = include_usage
+        self._with_hit = with_hit
         self._head = shape.head.fields(shape.chunk_kind)
         self._chunks = ChunkEvents(self._head, {"usage": None} if include_usage else {})
+        self._ending: Ending | None = None
 
-    def take(self, tokens: Sequence[TokenOut]) -> bool:
-        """As a TokenSink."""
-        flows = self._stream.flows
-        if flows:
-            self._stream.write_now(self._events(tokens))
-        return flows
+    @property
+    def complete(self) -> bool:
+        return self._shape.complete
 
-    async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
-        stream = self._stream
-        last = b""
-        async with first_look(parts, _FIRST_LOOK_SECONDS) as looked:
-            await stream.prepare()
-            try:
-                await stream.write(self._chunks.of(self._shape.opening()))
-                async for part in looked:
-                    if isinstance(part, Finished):
-                        last = self._last_events(part)
-                    else:
-                        await stream.write(self._events(part))
-            except ConnectionError:
-                return stream.response
-            except Exception as error:
-                if not isinstance(error, ServerError):
-                    log.exception("%s failed", self._shape.head.id)
-                last = event(error_body(error))
-            await stream.end(last + DONE)
-        return stream.response
+    def opening(self) -> bytes:
+        return self._chunks.of(self._shape.opening())
 
-    def _events(self, tokens: Sequence[TokenOut]) -> bytes:
+    def pieces(self, pieces: Iterable[Piece]) -> bytes:
         choices: list[bytes] = []
-        for piece in self._answer.pieces(tokens):
+        for piece in pieces:
             choices += self._shape.push(piece)
-            if self._shape.complete:
-                self._answer.stop()
         return self._chunks.of(choices)
 
-    def _last_events(self, end: Finished) -> bytes:
-        rest, ending = self._answer.ended(end)
+    def ending(self, rest: Piece, ending: Ending) -> bytes:
+        self._ending = ending
         last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
         if self._include_usage:
-            reasoning = self._shape.reasoning_tokens(ending)
-            shown = usage(ending, reasoning, with_hit=wants_hit(self._request))
-            last += event({**self._head, "choices": [], "usage": shown})
-        return last
+            last += event({**self._head, "choices": [], "usage": self._usage(ending)})
+        return last + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        return event(error_body(error)) + DONE
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE_COMMENT
+
+    def whole(self) -> dict[str, Any]:
+        assert self._ending is not None
+        return {
+            **self._shape.head.fields(self._shape.whole_kind),
+            "choices": [self._shape.whole(self._ending)],
+            "usage": self._usage(self._ending),
+        }
+
+    def _usage(self, ending: Ending) -> dict[str, Any]:
+        return usage(ending, self._shape.reasoning_tokens(ending), with_hit=self._with_hit)

@@ -14,16 +14,18 @@ from .completions import read_completion
 from .generation import ServedModel, answering
 from .models import ModelHandlers
 from .sampling_defaults import SamplingDefaults
+from .tokens import TokenHandlers
 
 
 def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
-    models = ModelHandlers(model)
+    models, tokens = ModelHandlers(model), TokenHandlers(model)
     return [
         web.post("/v1/chat/completions", answering(engine, model, read_chat)),
         web.post("/v1/completions", answering(engine, model, read_completion)),
         web.get("/v1/models", models.list),
         web.get("/v1/models/{name:.+}", models.one),
-        web.post("/tokenize", models.tokenize),
+        web.post("/tokenize", tokens.tokenize),
+        web.post("/detokenize", tokens.detokenize),
     ]
 
 
@@ -32,10 +34,12 @@ def served_model(
 ) -> ServedModel:
     """folder: of the checkpoint; its name is the model's where the config sets none. max_tokens: of
     prompt and answer together. Raises GenerationConfigError."""
+    name, *aliases = config.model_names(Path(folder))
     return ServedModel(
-        name=config.served_model_name or Path(folder).resolve().name,
+        name=name,
         created=int(time.time()),
         max_tokens=max_tokens,
         codec=codec,
         sampling_defaults=SamplingDefaults.load(config.generation_config, Path(folder)),
+        aliases=tuple(aliases),
     )

@@ -37,7 +37,7 @@ class GatewayModel:
         published = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return GatewayModel(
             folder=folder,
-            name=server_config.served_model_name or folder.name,
+            name=server_config.model_names(folder)[0],
             model_type=model.model_type,
             architectures=tuple(published.get("architectures") or ()),
             dtype=engine_config.dtype,

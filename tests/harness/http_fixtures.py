@@ -72,21 +72,23 @@ def running_http(
     queue_limit: int = 4096,
     routes: Sequence[web.AbstractRouteDef] | None = None,
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+    model: ServedModel | None = None,
 ) -> Iterator[HttpFront]:
     """A real server on loopback, beside the gRPC server of running_front. routes: in place of
-    OpenAI's."""
+    OpenAI's. model: in place of one that is called tiny."""
     config = config or ServerConfig()
     with running_front(codec, config, queue_limit) as front:
-        model = ServedModel("tiny", 1_700_000_000, 1000, codec, sampling_defaults)
+        served = model or ServedModel("tiny", 1_700_000_000, 1000, codec, sampling_defaults)
 
         async def start() -> HttpServer:
             return await start_http_server(
                 "127.0.0.1:0",
-                openai_routes(front.client, model) if routes is None else routes,
+                openai_routes(front.client, served) if routes is None else routes,
                 lambda: front.client.lost,
                 config.access,
                 admit=front.client.admit,
                 calls=front.client.calls,
+                is_taken=front.client.is_in_flight,
             )
 
         server = front.run(start())

@@ -150,12 +150,29 @@ def test_an_abort_from_elsewhere_is_an_error(http: HttpFront) -> None:
     connection.close()
 
 
-def test_an_id_in_flight_is_refused(http: HttpFront) -> None:
+def test_of_two_in_flight_with_one_id_the_later_gets_another(http: HttpFront) -> None:
     http.engine.hold = True
-    connection = http.begin({"x-request-id": "r"})
+    first = http.begin({"x-request-id": "r"}, stream=True)
     http.engine.wait_for(m.Submit)
-    assert http.complete({"x-request-id": "r"}).refusal == (409, "duplicate_request")
+    second = http.begin({"x-request-id": "r"}, stream=True)
+    other = second.getresponse()
+    named = [submit.request_id for submit in http.engine.wait_for(m.Submit, 2)]
+    assert named[0] == first.getresponse().headers["x-request-id"] == "r"
+    assert named[1] == other.headers["x-request-id"] != "r"
+    assert f"cmpl-{named[1]}" in other.readline().decode()
+    first.close()
+    second.close()
+    http.engine.wait_for(m.Abort, 2)
+
+
+def test_an_id_of_a_call_over_grpc_is_not_taken_twice(http: HttpFront) -> None:
+    http.engine.hold = True
+    call = http.front.calls.generate(5, request_id="r")
+    http.engine.wait_for(m.Submit)
+    connection = http.begin({"x-request-id": "r"}, stream=True)
+    assert connection.getresponse().headers["x-request-id"] != "r"
     connection.close()
+    call.cancel()
 
 
 def test_a_reader_that_falls_behind_is_cut_off(codec: TextCodec) -> None:

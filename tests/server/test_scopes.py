@@ -185,11 +185,11 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         ),
     }
     opened = {path for (_, path), needs in HTTP.items() if suffices(needs, None)}
-    assert opened == {"/health", "/ready", "/", "/page/{name}"}
+    assert opened == {"/health", "/healthz", "/ping", "/ready", "/", "/page/{name}"}
     granted = {path for (_, path), needs in HTTP.items() if suffices(needs, plain)} - opened
     assert granted == {
         *("/version", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
-        *("/v1/{path}", "/tokenize"),
+        *("/v1/{path}", "/tokenize", "/detokenize"),
     }
 
 

@@ -1,0 +1,85 @@
+"""POST /tokenize and POST /detokenize, as vLLM has them: the model's tokens of a text, and back."""
+
+import json
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from tasuki.engine.messages import Tokens
+from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.request_checks import check_vocabulary, to_tokens
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import Tokenizer
+
+from .chat import opens_answer, render_chat
+from .completions import read_prompt
+from .generation import ServedModel, prompt_salt
+from .request_fields import RequestFields
+
+
+class TokenHandlers:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """`prompt` as completions take it, or `messages` as chats do."""
+        return await self._answer(request, partial(_tokenized, self._model, request))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """`tokens`: ids. Special tokens are written by their names."""
+        return await self._answer(request, partial(_detokenized, self._model.codec))
+
+    async def _answer(self, request: web.Request, read: Any) -> web.Response:
+        reply = await self._model.read(request, read)
+        return web.Response(body=reply, content_type="application/json", charset="utf-8")
+
+
+def _tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
+    """On any thread: half a million token ids take longer to write than the loop may be held."""
+    tokens = _tokens(model.codec, request, fields).tolist()
+    reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
+    if fields.flag("return_token_strs"):
+        names = _names(model.codec.require_tokenizer())
+        reply["token_strs"] = [_text(token, names, model.codec) for token in tokens]
+    return json.dumps(reply).encode()
+
+
+def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
+    if fields.get("messages") is None:
+        return read_prompt(fields, codec)
+    salt = prompt_salt(request, fields)
+    return render_chat(fields, codec, open_answer=opens_answer(fields), salt=salt).tokens
+
+
+def _detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
+    tokenizer = codec.require_tokenizer()
+    if fields.get("tokens") is None:
+        raise InvalidField("tokens", "is missing: send a list of token ids")
+    ids = fields.items("tokens")
+    if len(ids) > codec.max_tokens:
+        raise PromptTooLong(
+            f"tokens has {len(ids)}, and the model's context is {codec.max_tokens}: send less"
+        )
+    tokens = to_tokens("tokens", ids)
+    check_vocabulary("tokens", tokens, codec.vocab_size)
+    names = _names(tokenizer)
+    content = b"".join(
+        names.get(token) or tokenizer.token_bytes(token) for token in tokens.tolist()
+    )
+    return json.dumps({"prompt": content.decode(errors="replace")}).encode()
+
+
+def _text(token: int, names: dict[int, bytes], codec: TextCodec) -> str:
+    """A torn character as U+FFFD."""
+    content = names.get(token) or codec.require_tokenizer().token_bytes(token)
+    return content.decode(errors="replace")
+
+
+def _names(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """Of special tokens, which add nothing to an answer's text."""
+    return {
+        tokenizer.added_tokens[name]: name.encode()
+        for name in tokenizer.special_tokens
+        if name in tokenizer.added_tokens
+    }

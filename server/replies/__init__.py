@@ -1,0 +1,1 @@
+"""The two ways of sending an answer over HTTP, whichever API asked for it."""
