@@ -10,12 +10,13 @@ from tasuki.engine.build import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
 from tasuki.model.config import ModelConfig
+from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.daemon.running_engine import RunningEngine
 from tasuki.server.grpc.services import grpc_services
-from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.openai.routes import served_model
 from tasuki.server.role_change import RoleChange
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
@@ -108,7 +109,7 @@ def decode_front(
         ),
         handover=handover,
         routes=partial(
-            openai_routes,
+            client_routes,
             model=served_model(engine_config.model, server_config, max_request_tokens, codec),
         ),
         status=status,

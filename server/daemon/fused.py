@@ -17,9 +17,10 @@ from tasuki.engine.build import (
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
+from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.services import grpc_services
-from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.openai.routes import served_model
 from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.tracing import open_tracing
@@ -172,7 +173,7 @@ def _front(
         engine,
         server_config,
         lambda client: (*grpc_services(client, codec, server_config), *gateway(client)),
-        routes=partial(openai_routes, model=served),
+        routes=partial(client_routes, model=served),
         tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
         chat_tokens=codec.chat_tokens,
     )

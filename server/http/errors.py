@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape: a status, and {"error": {message, type, param, code}}.
 
-docs/errors.md lists what is refused, with its status and code.
+docs/errors.md lists what is refused, with its status and code. Anthropic's routes have that API's
+shape (anthropic_errors.py).
 429 and 503 carry Retry-After, in whole seconds. An error after a stream has begun comes as one
 event of the same shape, then [DONE].
 """
@@ -14,6 +15,9 @@ import grpc
 from aiohttp import web
 
 from tasuki.server.errors import InvalidField, RateLimited, ServerError
+
+from .anthropic_errors import anthropic_error, anthropic_status, asks_as_anthropic
+from .request_ids import http_request_id
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +73,23 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 @web.middleware
-async def openai_errors(
+async def typed_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    """Middleware: what a handler raises is the answer."""
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
-        return _response(error_status(error), error_body(error), _retry_seconds(error))
+        seconds = _retry_seconds(error)
+        return _response(request, error_status(error), error_body(error), seconds)
     except web.HTTPException as error:
         code = _PLAIN_CODE.get(error.status, "invalid")
-        return _response(error.status, _shape(error.status, error.reason, code, None))
+        return _response(request, error.status, _shape(error.status, error.reason, code, None))
     except ConnectionError:
         raise
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
-        return _response(500, error_body(error))
+        return _response(request, 500, error_body(error))
 
 
 def _shape(status: int, message: str, code: str, field: str | None) -> dict[str, Any]:
@@ -98,7 +104,10 @@ def _retry_seconds(error: Exception) -> int:
 
 
 def _response(
-    status: int, body: dict[str, Any], retry_seconds: int = _RETRY_SECONDS
+    request: web.Request, status: int, body: dict[str, Any], retry_seconds: int = _RETRY_SECONDS
 ) -> web.Response:
     headers = {"Retry-After": str(retry_seconds)} if status in (429, 503) else None
+    if asks_as_anthropic(request):
+        body = anthropic_error(status, body, http_request_id(request))
+        status = anthropic_status(status)
     return web.json_response(body, status=status, headers=headers)

@@ -15,7 +15,10 @@ from tasuki.engine.messages import RequestId
 from tasuki.server.auth.caller import Caller
 from tasuki.server.request_checks import MAX_REQUEST_ID
 
+from .anthropic_errors import asks_as_anthropic
+
 REQUEST_ID_HEADER = "x-request-id"
+_ANTHROPIC_HEADER = "request-id"
 
 _ID = web.RequestKey("request_id", str)
 
@@ -40,6 +43,8 @@ async def tell_request_id(request: web.Request, response: web.StreamResponse) ->
     """For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]
+        if asks_as_anthropic(request):
+            response.headers[_ANTHROPIC_HEADER] = request[_ID]
 
 
 class RequestIds:

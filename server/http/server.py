@@ -24,7 +24,7 @@ from .auth import http_caller, require_scope
 from .body import end_with_unread_bodies, leave_later, may_send, refuse_encodings
 from .connections import HttpConnections
 from .cors import AllowedOrigins
-from .errors import HttpRefusal, openai_errors
+from .errors import HttpRefusal, typed_errors
 from .host_check import require_host
 from .log import HttpLog
 from .request_ids import RequestIds, name_request, tell_request_id
@@ -124,7 +124,7 @@ async def start_http_server(
         middlewares=[
             end_with_unread_bodies,
             name_request,
-            openai_errors,
+            typed_errors,
             require_host(host, access.allowed_hosts),
             origins.middleware(),
             refuse_encodings,

@@ -4,7 +4,7 @@ Pure; any thread. A field that is null counts as absent, as OpenAI's clients mea
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -23,6 +23,13 @@ from tasuki.server.text.json_bounds import (
 class RequestFields:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Raises InvalidField where a field is not among the known ones: it might change the
+        answer. One that is null asks for nothing."""
+        for name, value in self._values.items():
+            if name not in known and value is not None:
+                raise InvalidField(f"{name:.80}", "is not known here: leave it out")
 
     def get(self, name: str) -> Any:
         return self._values.get(name)

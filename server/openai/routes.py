@@ -12,20 +12,13 @@ from tasuki.server.text.text_codec import TextCodec
 from .chat import read_chat
 from .completions import read_completion
 from .generation import ServedModel, answering
-from .models import ModelHandlers
 from .sampling_defaults import SamplingDefaults
-from .tokens import TokenHandlers
 
 
 def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
-    models, tokens = ModelHandlers(model), TokenHandlers(model)
     return [
         web.post("/v1/chat/completions", answering(engine, model, read_chat)),
         web.post("/v1/completions", answering(engine, model, read_completion)),
-        web.get("/v1/models", models.list),
-        web.get("/v1/models/{name:.+}", models.one),
-        web.post("/tokenize", tokens.tokenize),
-        web.post("/detokenize", tokens.detokenize),
     ]
 
 

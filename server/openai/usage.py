@@ -25,7 +25,7 @@ def usage(ending: Ending, reasoning_tokens: int | None, *, with_hit: bool) -> di
     hit = ending.usage.hit
     details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
     if with_hit and hit is not None:
-        details["hybrid"] = _hybrid(hit)
+        details["hybrid"] = hybrid_hit(hit)
     prompt, completion = ending.usage.prompt_tokens, ending.completion_tokens
     shown: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -61,7 +61,7 @@ def json_logprob(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else -9999.0
 
 
-def _hybrid(hit: m.HitBreakdown) -> dict[str, Any]:
+def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
     """lost: tokens that might have been cached; reason: why most of them were not."""
     causes = {cause: count for cause, count in hit.causes.items() if count}
     changed_at = hit.template_changed_at

@@ -49,6 +49,7 @@ class ChatRenderer:
         salt: bytes,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
+        breakpoints: Sequence[int] = (),
     ) -> RenderedPrompt:
         """A whole conversation, as ChatTemplate.prompt. salt: as of the prompt in the engine."""
         template = self._codec.require_template()
@@ -63,6 +64,7 @@ class ChatRenderer:
                 variables=variables,
                 salt=salt,
                 most=self._codec.max_tokens,
+                breakpoints=breakpoints,
             )
 
     def continuation(self, messages: Sequence[ChatMessage], *, salt: bytes) -> RenderedPrompt:

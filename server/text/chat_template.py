@@ -108,13 +108,16 @@ class ChatTemplate:
         variables: Mapping[str, Any] = _NO_VARIABLES,
         salt: bytes = b"",
         most: int | None = None,
+        breakpoints: Sequence[int] = (),
     ) -> RenderedPrompt:
         """A whole conversation. open_answer: end with the opening of the assistant's turn.
 
         tools: definitions as OpenAI's clients send them, for the template's `tools` variable.
         variables: more of them by name, as `enable_thinking`; those that every rendering sets
         cannot be set so. salt: of the callers that may profit from each other's conversations.
-        most: tokens that are worth counting; more raise TooManyTokens.
+        most: tokens that are worth counting; more raise TooManyTokens. breakpoints: counts of
+        messages whose ends are the marks, in place of those chosen here; what the template shows no
+        end of is left out.
         """
         shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
         asked = self._guard.variables(variables)
@@ -128,7 +131,9 @@ class ChatTemplate:
                 count, text, lambda: self._template.text(shown[:count], False, definitions, asked)
             )
 
-        rendered = self._encode(salt, text, message_ends(shown, places, part), most)
+        ends = {places.ends[count] for count in breakpoints if count in places.ends}
+        ends = ends or message_ends(shown, places, part)
+        rendered = self._encode(salt, text, ends, most)
         if not open_answer:
             return rendered
         changed = None

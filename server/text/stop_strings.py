@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 
 
 class StopStrings:
-    """found: a stop string has come; every later piece is empty."""
+    """found: the stop string that has come, after which every piece is empty; None: none has."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
         """stops: not empty strings. is_kept: the one that ends the answer is part of its text."""
         self._stops = tuple(stops)
         self._is_kept = is_kept
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """Take the next piece of text; returns the text that no stop string can end any more."""
@@ -26,11 +26,12 @@ class StopStrings:
             return ""
         text = self._held + text
         # Of two that begin at one place the shorter came first.
-        found = [(start, len(stop)) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [
+            (start, len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0
+        ]
         if found:
-            self.found = True
+            start, length, self.found = min(found)
             self._held = ""
-            start, length = min(found)
             return text[: start + length if self._is_kept else start]
         certain = len(text) - held_back(text, self._stops)
         self._held = text[certain:]

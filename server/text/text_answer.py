@@ -25,11 +25,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """reason: STOP or LENGTH. completion_tokens: those up to the end, a stop string's included."""
+    """reason: STOP or LENGTH. completion_tokens: those up to the end, a stop string's included.
+    stop: the stop string that ended it, None where none did."""
 
     reason: m.FinishReason
     completion_tokens: int
     usage: m.Usage
+    stop: str | None = None
 
 
 class TextAnswer:
@@ -76,9 +78,9 @@ class TextAnswer:
             raise RequestAborted("the request was aborted before its answer ended")
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         # What was held back may end in a stop string.
-        stopped = self._stopped or self._stops.found
+        stopped = self._stopped or self._stops.found is not None
         reason = m.FinishReason.STOP if stopped else end.reason
-        return Piece(rest, None), Ending(reason, self._count, end.usage)
+        return Piece(rest, None), Ending(reason, self._count, end.usage, self._stops.found)
 
 
 @asynccontextmanager

@@ -22,10 +22,11 @@ from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
+from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
-from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.step_counter import StepCounter
@@ -150,7 +151,7 @@ def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
         served = served_model(config.model, front, engine.max_request_tokens, codec)
 
         async def start() -> Node:
-            routes = partial(openai_routes, model=served)
+            routes = partial(client_routes, model=served)
             node = Node(NearEngine(engine), front, lambda client: (), routes=routes)
             await node.startup()
             return node

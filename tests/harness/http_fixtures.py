@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
-from tasuki.server.openai.routes import openai_routes
 from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.grpc_fixtures import TOKENS_ONLY, Front, ScriptedEngine, running_front
@@ -83,7 +83,7 @@ def running_http(
         async def start() -> HttpServer:
             return await start_http_server(
                 "127.0.0.1:0",
-                openai_routes(front.client, served) if routes is None else routes,
+                client_routes(front.client, served) if routes is None else routes,
                 lambda: front.client.lost,
                 config.access,
                 admit=front.client.admit,

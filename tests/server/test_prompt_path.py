@@ -23,10 +23,11 @@ import numpy as np
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
+from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
-from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.engines import engine_config
 from tests.harness.http_calls import ask
@@ -139,7 +140,7 @@ async def traced_path() -> list[str]:
             NearEngine(engine),
             front,
             lambda client: (),
-            routes=partial(openai_routes, model=served),
+            routes=partial(client_routes, model=served),
         )
         await node.startup()
         try:

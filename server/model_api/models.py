@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .generation import ServedModel
+from tasuki.server.openai.generation import ServedModel
 
 
 class ModelHandlers:

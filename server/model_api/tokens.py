@@ -8,14 +8,13 @@ from aiohttp import web
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.openai.chat import opens_answer, render_chat
+from tasuki.server.openai.completions import read_prompt
+from tasuki.server.openai.generation import ServedModel, prompt_salt
+from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
-
-from .chat import opens_answer, render_chat
-from .completions import read_prompt
-from .generation import ServedModel, prompt_salt
-from .request_fields import RequestFields
 
 
 class TokenHandlers:

@@ -1,0 +1,131 @@
+"""What a Messages request asks. On any thread.
+
+A field that would change the answer and that this engine cannot honour is refused, never ignored;
+fields about accounts and routing are ignored, and so are those of a cache's lifetime.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+
+from tasuki.engine.messages import Submit
+from tasuki.server.errors import InvalidField
+from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.sampling import AnswerOptions, read_options
+from tasuki.server.openai.usage import wants_hit
+from tasuki.server.request_checks import check_stops
+from tasuki.server.text.chat_renderer import ChatRenderer
+from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+
+from .conversation import read_conversation
+from .message_writer import MessageHead, MessageWriter
+from .thinking import ThinkingChoice, read_thinking_choice
+from .tools import MessageTools, read_message_tools
+
+_PROMPT = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "thinking", "cache_control"}
+)
+_SAMPLING = ("temperature", "top_p", "top_k")
+_HONOURED = _PROMPT | {"max_tokens", "stop_sequences", "stream", "metadata", *_SAMPLING}
+# Ours, as chats take them.
+_OWN = frozenset({"cache_salt", "priority", "seed"})
+_WITHOUT_EFFECT_ON_ANSWERS = frozenset(
+    {
+        *("service_tier", "inference_geo", "speed", "user_profile_id", "workspace_id"),
+        *("diagnostics", "billing_policy", "fallback_credit_token", "anthropic_version"),
+    }
+)
+_KNOWN = _HONOURED | _OWN | _WITHOUT_EFFECT_ON_ANSWERS | {"output_config", "context_management"}
+_EFFORTS = (None, "low", "medium", "high", "xhigh", "max")
+
+
+def read_message_request(
+    model: ServedModel, request: web.Request, fields: RequestFields
+) -> tuple[Submit, AnswerOptions, MessageWriter]:
+    max_tokens = fields.integer("max_tokens")
+    if max_tokens is None:
+        raise InvalidField("max_tokens", "is missing: send how many tokens an answer may have")
+    choice = read_thinking_choice(fields, max_tokens)
+    rendered, tools = _read_prompt(model, request, fields, choice)
+    tokens = rendered.tokens
+    parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
+    room = max(1, model.max_tokens - len(tokens))
+    options = _read_options(model, fields, min(max_tokens, room))
+    submit = read_submit(request, _affinity(fields), tokens, rendered.marks, options, model)
+    head = MessageHead(
+        f"msg_{submit.request_id}",
+        model.named(fields.text("model")),
+        len(tokens),
+        fills_context=max_tokens > room,
+        with_hit=wants_hit(request),
+    )
+    return submit, options, MessageWriter(head, parser, choice)
+
+
+def count_message_tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> int:
+    choice = read_thinking_choice(fields, fields.integer("max_tokens") or 1)
+    rendered, _ = _read_prompt(model, request, fields, choice)
+    return len(rendered.tokens)
+
+
+def _read_prompt(
+    model: ServedModel, request: web.Request, fields: RequestFields, choice: ThinkingChoice
+) -> tuple[RenderedPrompt, MessageTools]:
+    """The prompt and its tools."""
+    fields.refuse_unknown(_KNOWN)
+    _check_context_edits(fields)
+    conversation = read_conversation(fields)
+    tools = read_message_tools(fields)
+    rendered = ChatRenderer(model.codec).conversation(
+        conversation.messages,
+        open_answer=True,
+        salt=prompt_salt(request, fields),
+        tools=tools.definitions,
+        variables=_template_variables(fields, choice),
+        breakpoints=conversation.breakpoints,
+    )
+    return rendered, tools
+
+
+def _read_options(model: ServedModel, fields: RequestFields, max_tokens: int) -> AnswerOptions:
+    asked = {name: fields.get(name) for name in (*_SAMPLING, "seed", "stream")}
+    fields_of_chat = RequestFields({**asked, "max_tokens": max_tokens})
+    options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults)
+    return replace(options, stops=check_stops("stop_sequences", fields.items("stop_sequences")))
+
+
+def _affinity(fields: RequestFields) -> RequestFields:
+    """As chats name it: whose conversation it is, its salt, its place among its caller's."""
+    user = fields.fields("metadata").text("user_id")
+    own = {name: fields.get(name) for name in ("cache_salt", "priority")}
+    return RequestFields({**own, "prompt_cache_key": user})
+
+
+def _template_variables(fields: RequestFields, choice: ThinkingChoice) -> dict[str, Any]:
+    """As chats name them."""
+    config = fields.fields("output_config")
+    effort = config.text("effort")
+    if effort not in _EFFORTS:
+        efforts = ", ".join(filter(None, _EFFORTS))
+        raise InvalidField("output_config.effort", f"must be one of {efforts}")
+    for name in ("format", "task_budget"):
+        if config.get(name) is not None:
+            raise InvalidField(f"output_config.{name}", "is not supported here: leave it out")
+    asked = {"enable_thinking": choice.enabled, "reasoning_effort": effort}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _check_context_edits(fields: RequestFields) -> None:
+    """Only those that take nothing out of the conversation."""
+    for index, edit in enumerate(fields.fields("context_management").items("edits")):
+        if (
+            not isinstance(edit, dict)
+            or edit.get("type") != "clear_thinking_20251015"
+            or edit.get("keep") not in ("all", {"type": "all"})
+        ):
+            raise InvalidField(
+                f"context_management.edits[{index}]", "is not done here: edit the messages instead"
+            )

@@ -1,0 +1,223 @@
+"""An answer as a message of Anthropic's: blocks, whole or as a stream's events.
+
+Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariant: of a stream's blocks
+one is open at a time, and each is closed before the next begins.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.engine.messages import FinishReason
+from tasuki.server.http.anthropic_errors import anthropic_error
+from tasuki.server.http.errors import error_body, error_status
+from tasuki.server.openai.usage import hybrid_hit
+from tasuki.server.replies.named_events import TextEvent, named_event
+from tasuki.server.text.answer_parts import (
+    AnswerItem,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    ChatEnding,
+    Content,
+    Reasoning,
+)
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_answer import Ending, Piece
+
+from .thinking import ThinkingChoice, signature_of
+
+_PING = named_event({"type": "ping"})
+
+
+@dataclass(frozen=True)
+class MessageHead:
+    """fills_context: the client allowed a longer answer than there is room for. with_hit: usage
+    explains the hit."""
+
+    id: str
+    model: str
+    prompt_tokens: int
+    fills_context: bool
+    with_hit: bool
+
+
+class _Block:
+    """The open block. texts: pieces of its text, or of a call's input as JSON."""
+
+    def __init__(self, start: dict[str, Any], delta: Callable[[str], dict[str, Any]]) -> None:
+        self.start = start
+        self.delta = delta
+        self.texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class MessageWriter:
+    """An AnswerWriter."""
+
+    def __init__(self, head: MessageHead, parser: AnswerParser, thinking: ThinkingChoice) -> None:
+        self.id = head.id
+        self._head = head
+        self._parser = parser
+        self._thinking = thinking
+        self._content: list[dict[str, Any]] = []
+        self._open: _Block | None = None
+        self._event: TextEvent | None = None
+        self._end: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        self._usage = self._usage_so_far()
+
+    @property
+    def complete(self) -> bool:
+        return self._parser.complete
+
+    def opening(self) -> bytes:
+        return named_event({"type": "message_start", "message": self.whole()}) + _PING
+
+    def pieces(self, pieces: Iterable[Piece]) -> bytes:
+        return b"".join([self._add(item) for piece in pieces for item in self._parser.push(piece)])
+
+    def ending(self, rest: Piece, ending: Ending) -> bytes:
+        events = self.pieces([rest])
+        events += b"".join(map(self._add, self._parser.finish())) + self._close()
+        end = self._parser.ending(ending)
+        self._end = {"stop_reason": self._reason(end), "stop_sequence": ending.stop}
+        self._usage = self._whole_usage(end)
+        last = {"type": "message_delta", "delta": self._end, "usage": self._usage}
+        return events + named_event(last) + named_event({"type": "message_stop"})
+
+    def failure(self, error: Exception) -> bytes:
+        # The request's id, without the kind before it.
+        request = self.id.partition("_")[2]
+        return named_event(anthropic_error(error_status(error), error_body(error), request))
+
+    def keep_alive(self) -> bytes:
+        return _PING
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "id": self._head.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": self._content,
+            **self._end,
+            "usage": self._usage,
+        }
+
+    def _add(self, item: AnswerItem) -> bytes:
+        match item:
+            case Reasoning(text):
+                return self._grow("thinking", text)
+            case Content(text):
+                return self._grow("text", text)
+            case CallBegin(_, call, name):
+                return self._close() + self._begin(_tool_use(call, name))
+            case CallArguments(_, arguments):
+                return self._append(arguments)
+            case CallEnd():
+                return self._close()
+
+    def _grow(self, kind: str, text: str) -> bytes:
+        begun = b""
+        if self._open is None or self._open.start["type"] != kind:
+            begun = self._close() + self._begin(_thinking() if kind == "thinking" else _text())
+        if kind == "thinking" and not self._thinking.shown:
+            assert self._open is not None
+            self._open.texts.append(text)
+            return begun
+        return begun + self._append(text)
+
+    def _begin(self, block: _Block) -> bytes:
+        index = len(self._content)
+        self._open = block
+        self._event = TextEvent(
+            lambda text: {
+                "type": "content_block_delta",
+                "index": index,
+                "delta": block.delta(text),
+            }
+        )
+        start = {"type": "content_block_start", "index": index, "content_block": block.start}
+        return named_event(start)
+
+    def _append(self, text: str) -> bytes:
+        assert self._open is not None and self._event is not None
+        self._open.texts.append(text)
+        return self._event.holding(text)
+
+    def _close(self) -> bytes:
+        block, self._open = self._open, None
+        if block is None:
+            return b""
+        index = len(self._content)
+        signed = b""
+        if block.start["type"] == "thinking":
+            signature = signature_of(block.text, self._thinking)
+            shown = block.text if self._thinking.shown else ""
+            self._content.append({**block.start, "thinking": shown, "signature": signature})
+            delta = {"type": "signature_delta", "signature": signature}
+            signed = named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        elif block.start["type"] == "text":
+            self._content.append({**block.start, "text": block.text})
+        else:
+            self._content.append({**block.start, "input": _input(block.text)})
+        return signed + named_event({"type": "content_block_stop", "index": index})
+
+    def _reason(self, end: ChatEnding) -> str:
+        if end.ending.stop is not None:
+            return "stop_sequence"
+        if end.awaits_tools:
+            return "tool_use"
+        if end.ending.reason is FinishReason.LENGTH:
+            filled = self._head.fills_context
+            return "model_context_window_exceeded" if filled else "max_tokens"
+        return "end_turn"
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """Before anything is known of the cache."""
+        return {
+            "input_tokens": self._head.prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        }
+
+    def _whole_usage(self, end: ChatEnding) -> dict[str, Any]:
+        """`input_tokens` are those that were computed."""
+        hit = end.ending.usage.hit
+        cached = 0 if hit is None else hit.usable_tokens
+        told = {
+            **self._usage_so_far(),
+            "input_tokens": end.ending.usage.prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
+            "output_tokens": end.ending.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": end.reasoning_tokens},
+        }
+        explained = self._head.with_hit and hit is not None
+        return {**told, "hybrid": hybrid_hit(hit)} if explained and hit is not None else told
+
+
+def _thinking() -> _Block:
+    start = {"type": "thinking", "thinking": "", "signature": ""}
+    return _Block(start, lambda text: {"type": "thinking_delta", "thinking": text})
+
+
+def _text() -> _Block:
+    return _Block({"type": "text", "text": ""}, lambda text: {"type": "text_delta", "text": text})
+
+
+def _tool_use(call: str, name: str) -> _Block:
+    start = {"type": "tool_use", "id": call, "name": name, "input": {}}
+    return _Block(start, lambda text: {"type": "input_json_delta", "partial_json": text})
+
+
+def _input(arguments: str) -> Any:
+    """Of a call that the answer's end cut off nothing can be read."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {}

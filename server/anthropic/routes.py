@@ -1,0 +1,49 @@
+"""Anthropic's Messages API over one engine, as routes."""
+
+from functools import partial
+
+from aiohttp import web
+
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.openai.generation import ServedModel, answer_with
+
+from .message_request import count_message_tokens, read_message_request
+
+VERSION_HEADER = "anthropic-version"
+_VERSIONS = (None, "2023-06-01")
+
+
+def message_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
+    handlers = MessageHandlers(engine, model)
+    return [
+        web.post("/v1/messages", handlers.create),
+        web.post("/v1/messages/count_tokens", handlers.count_tokens),
+    ]
+
+
+class MessageHandlers:
+    def __init__(self, engine: EngineClient, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        _check_version(request)
+        model = self._model
+        asked = await model.read(request, partial(read_message_request, model, request))
+        return await answer_with(self._engine, model, request, *asked)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        _check_version(request)
+        model = self._model
+        count = await model.read(request, partial(count_message_tokens, model, request))
+        return web.json_response({"input_tokens": count})
+
+
+def _check_version(request: web.Request) -> None:
+    """Betas of that version change nothing by being named: what they add has fields."""
+    version = request.headers.get(VERSION_HEADER)
+    if version not in _VERSIONS:
+        raise HttpRefusal(
+            400, "unknown_version", f"{VERSION_HEADER} {version:.40}: send {_VERSIONS[1]}"
+        )

@@ -1,0 +1,66 @@
+"""How thinking is asked for, shown, and taken back.
+
+A block of thinking carries a signature, which clients send back with it. One whose text is not to
+be shown carries the text there, so that the turn is the same when it comes back. It is an encoding,
+no secret: a client may read it. Pure functions.
+"""
+
+import base64
+import binascii
+import hashlib
+from dataclasses import dataclass
+
+from tasuki.server.errors import InvalidField
+from tasuki.server.openai.request_fields import RequestFields
+
+_CARRIED = "tasuki.text."
+_SIGNED = "tasuki.sha256."
+_DISPLAYS = ("summarized", "omitted", "updates")
+
+
+@dataclass(frozen=True)
+class ThinkingChoice:
+    """enabled: what the chat template is asked for; None: as it does by itself. shown: whether
+    blocks of thinking have their text."""
+
+    enabled: bool | None = None
+    shown: bool = True
+
+
+def read_thinking_choice(fields: RequestFields, max_tokens: int) -> ThinkingChoice:
+    """max_tokens: of the answer, which are a bound of its thinking too."""
+    choice = fields.fields("thinking")
+    kind, display = choice.text("type"), choice.text("display")
+    if display is not None and display not in _DISPLAYS:
+        raise InvalidField("thinking.display", f"must be one of {', '.join(_DISPLAYS)}")
+    if kind in ("disabled", "between_tools"):
+        return ThinkingChoice(enabled=False)
+    if kind not in (None, "adaptive", "enabled"):
+        raise InvalidField("thinking.type", "must be adaptive, enabled or disabled")
+    budget = choice.integer("budget_tokens")
+    if budget is not None and budget < max_tokens - 1:
+        raise InvalidField(
+            "thinking.budget_tokens",
+            "cannot be kept to here: send max_tokens - 1, or the type adaptive",
+        )
+    return ThinkingChoice(None if kind is None else True, shown=display != "omitted")
+
+
+def signature_of(thinking: str, choice: ThinkingChoice) -> str:
+    if choice.shown:
+        return _SIGNED + hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
+    return _CARRIED + base64.b64encode(thinking.encode(errors="replace")).decode()
+
+
+def read_thinking(thinking: str, signature: str) -> str:
+    """The text of a block that came back."""
+    if thinking or not signature.startswith(_CARRIED):
+        return thinking
+    try:
+        carried = base64.b64decode(signature.removeprefix(_CARRIED), validate=True)
+        return carried.decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        # Clients that read these words leave thinking out and ask again.
+        raise InvalidField(
+            "signature", "is not as it was sent: invalid signature in thinking block"
+        ) from error

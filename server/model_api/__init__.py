@@ -1,0 +1,1 @@
+"""What clients ask about the served model itself: its names, and its tokens of a text."""

@@ -1,0 +1,74 @@
+"""A front over a scripted engine whose template is an agent's: it opens thoughts, writes calls."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from tasuki.engine import messages as m
+from tasuki.server.config import ServerConfig
+from tasuki.server.openai.generation import ServedModel
+from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_chat import AGENT_TEMPLATE
+from tests.harness.http_fixtures import HttpFront, running_http
+
+END = 2
+"""<|im_end|>, which ends an answer."""
+
+THOUGHT = "it was so\n</think>\n\n"
+CALL = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nBath\n</parameter>\n"
+    "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+}
+
+
+@dataclass
+class AgentFront:
+    http: HttpFront
+    codec: TextCodec
+
+    def say(self, *answers: str) -> None:
+        """What the engine answers, one after the other, and the last one for ever."""
+        left = list(answers)
+
+        def answer(submit: m.Submit) -> list[int]:
+            text = left.pop(0) if len(left) > 1 else left[0]
+            return [*self.codec.require_tokenizer().encode(text), END]
+
+        self.http.engine.answer = answer
+
+    def submits(self) -> list[m.Submit]:
+        return self.http.engine.of(m.Submit)
+
+    def text(self, tokens: object) -> str:
+        """Special tokens by their names."""
+        ids = [int(token) for token in tokens]  # type: ignore[attr-defined]
+        found: str = self.http.post("/detokenize", {"tokens": ids}).json["prompt"]
+        return found
+
+    @property
+    def prompt(self) -> str:
+        """Of the last request."""
+        return self.text(self.submits()[-1].prompt)
+
+
+def agent_codec(codec: TextCodec, source: str = AGENT_TEMPLATE) -> TextCodec:
+    template = ChatTemplate(source, codec.require_tokenizer(), {})
+    return replace(codec, template=template, max_tokens=1 << 16)
+
+
+@contextmanager
+def running_agent_front(
+    codec: TextCodec, config: ServerConfig | None = None, max_tokens: int = 1 << 15
+) -> Iterator[AgentFront]:
+    """codec: whose template is replaced. max_tokens: of a prompt and its answer."""
+    served = agent_codec(codec)
+    model = ServedModel("tiny", 1_700_000_000, max_tokens, served, aliases=("other",))
+    with running_http(served, config, model=model) as http:
+        front = AgentFront(http, served)
+        front.say("fine")
+        yield front
