@@ -111,6 +111,7 @@ def decode_front(
         routes=partial(
             client_routes,
             model=served_model(engine_config.model, server_config, max_request_tokens, codec),
+            config=server_config,
         ),
         status=status,
         about={"node": config.name, "role": "decode"},

@@ -80,6 +80,13 @@ class ServerConfig:
     chat_cache_mib: int = option(
         64, "for tokens of chats, so that a next turn is encoded as far as it is new, MiB; 0: none"
     )
+    response_store_mib: int = option(
+        64, "for stored responses of /v1/responses, MiB; 0: none is stored"
+    )
+    responses_per_key: int = option(
+        1000, "stored responses of one API key, whose longest unused go first; 0: no limit"
+    )
+    response_seconds: float = option(86400.0, "how long a response is stored")
     max_connections: int = option(1024, "open at a time, of HTTP and of gRPC each")
     allowed_hosts: str = option(
         "",
@@ -152,7 +159,7 @@ class ServerConfig:
             raise ValueError("tls_client_ca needs tls_cert and tls_key: there is no TLS without")
         for name in (
             *("requests_per_minute", "tokens_per_minute", "requests_per_key", "sessions_per_key"),
-            *("watchers_per_key", "max_watchers"),
+            *("watchers_per_key", "max_watchers", "responses_per_key"),
         ):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
@@ -160,6 +167,10 @@ class ServerConfig:
             raise ValueError(f"max_message_mib must be in [1, 1024], not {self.max_message_mib}")
         if self.chat_cache_mib < 0:
             raise ValueError(f"chat_cache_mib must be 0 or more, not {self.chat_cache_mib}")
+        if self.response_store_mib < 0:
+            raise ValueError(f"response_store_mib must be 0 or more, not {self.response_store_mib}")
+        if not self.response_seconds > 0:
+            raise ValueError(f"response_seconds must be over 0, not {self.response_seconds}")
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.max_sessions < 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.replies.conversation_builder import ConversationBuilder
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 
@@ -61,23 +62,16 @@ class _Reader:
     result of a tool is one there."""
 
     def __init__(self) -> None:
-        self.messages: list[ChatMessage] = []
+        self._builder = ConversationBuilder()
         self.breakpoints: dict[int, None] = {}
         self._asked = 0
 
+    @property
+    def messages(self) -> list[ChatMessage]:
+        return self._builder.messages
+
     def system(self, content: Any, place: str) -> None:
-        """Templates take one system message, the first. What comes later joins the message before
-        it, as these clients themselves do for models without such messages: it opens no turn of its
-        own, which would end the thoughts about the user's last question."""
-        text = texts_of(content, place)
-        if not self.messages:
-            self.messages.append(ChatMessage("system", text))
-        elif self.messages[-1].role == "assistant":
-            self.messages.append(ChatMessage("user", _reminder(text)))
-        else:
-            last = self.messages.pop()
-            joined = f"{last.content}\n{_reminder(text)}"
-            self.messages.append(ChatMessage(last.role, joined))
+        self._builder.system(texts_of(content, place))
         self._marks(content, place)
 
     def user(self, content: Any, place: str) -> None:
@@ -87,7 +81,7 @@ class _Reader:
                 texts.append(text)
                 continue
             self._said(texts)
-            self.messages.append(ChatMessage("tool", text))
+            self._builder.tool(text)
         if texts or not blocks_of(content, place):
             self._said(texts or [""])
         self._marks(content, place)
@@ -101,9 +95,11 @@ class _Reader:
                 calls.append(read)
             else:
                 (thoughts if kind == "thinking" else texts).append(read)
-        # No block of thinking is no thought: templates need not look for one in the text.
-        message = ChatMessage("assistant", "".join(texts), tuple(calls), "".join(thoughts))
-        self.messages.append(message)
+        self._builder.reasoning("".join(thoughts))
+        self._builder.content("".join(texts))
+        for call in calls:
+            self._builder.call(call)
+        self._builder.end_turn()
         self._marks(content, place)
 
     def breakpoint_here(self) -> None:
@@ -111,7 +107,7 @@ class _Reader:
 
     def _said(self, texts: list[str]) -> None:
         if texts:
-            self.messages.append(ChatMessage("user", "".join(texts)))
+            self._builder.user("".join(texts))
             texts.clear()
 
     def _marks(self, content: Any, place: str) -> None:
@@ -124,11 +120,6 @@ class _Reader:
             raise InvalidField(
                 "cache_control", f"is in {self._asked} blocks: a maximum of {_MAX_BREAKPOINTS} may"
             )
-
-
-def _reminder(text: str) -> str:
-    tagged = text.lstrip().startswith("<system-reminder>")
-    return text if tagged else f"<system-reminder>\n{text}\n</system-reminder>"
 
 
 def _asks_for_cache(control: Any, place: str) -> bool:

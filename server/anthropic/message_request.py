@@ -15,10 +15,12 @@ from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submi
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.openai.usage import wants_hit
+from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.request_checks import check_stops
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_codec import TextCodec
 
 from .conversation import read_conversation
 from .message_writer import MessageHead, MessageWriter
@@ -84,7 +86,7 @@ def _read_prompt(
         open_answer=True,
         salt=prompt_salt(request, fields),
         tools=tools.definitions,
-        variables=_template_variables(fields, choice),
+        variables=_template_variables(model.codec, fields, choice),
         breakpoints=conversation.breakpoints,
     )
     return rendered, tools
@@ -104,7 +106,9 @@ def _affinity(fields: RequestFields) -> RequestFields:
     return RequestFields({**own, "prompt_cache_key": user})
 
 
-def _template_variables(fields: RequestFields, choice: ThinkingChoice) -> dict[str, Any]:
+def _template_variables(
+    codec: TextCodec, fields: RequestFields, choice: ThinkingChoice
+) -> dict[str, Any]:
     """As chats name them."""
     config = fields.fields("output_config")
     effort = config.text("effort")
@@ -114,8 +118,12 @@ def _template_variables(fields: RequestFields, choice: ThinkingChoice) -> dict[s
     for name in ("format", "task_budget"):
         if config.get(name) is not None:
             raise InvalidField(f"output_config.{name}", "is not supported here: leave it out")
-    asked = {"enable_thinking": choice.enabled, "reasoning_effort": effort}
-    return {name: value for name, value in asked.items() if value is not None}
+    variables: dict[str, Any] = {}
+    if choice.enabled is not None:
+        variables["enable_thinking"] = choice.enabled
+    if effort is not None and choice.enabled is not False:
+        variables[EFFORT] = effort_of_template(codec, "output_config.effort", effort)
+    return variables
 
 
 def _check_context_edits(fields: RequestFields) -> None:

@@ -190,7 +190,7 @@ class MessageWriter:
         """`input_tokens` are those that were computed."""
         hit = end.ending.usage.hit
         cached = 0 if hit is None else hit.usable_tokens
-        told = {
+        counted = {
             **self._usage_so_far(),
             "input_tokens": end.ending.usage.prompt_tokens - cached,
             "cache_read_input_tokens": cached,
@@ -198,7 +198,7 @@ class MessageWriter:
             "output_tokens_details": {"thinking_tokens": end.reasoning_tokens},
         }
         explained = self._head.with_hit and hit is not None
-        return {**told, "hybrid": hybrid_hit(hit)} if explained and hit is not None else told
+        return {**counted, "hybrid": hybrid_hit(hit)} if explained and hit is not None else counted
 
 
 def _thinking() -> _Block:

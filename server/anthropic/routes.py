@@ -1,5 +1,6 @@
 """Anthropic's Messages API over one engine, as routes."""
 
+import re
 from functools import partial
 
 from aiohttp import web
@@ -11,7 +12,10 @@ from tasuki.server.openai.generation import ServedModel, answer_with
 from .message_request import count_message_tokens, read_message_request
 
 VERSION_HEADER = "anthropic-version"
-_VERSIONS = (None, "2023-06-01")
+_FIRST_VERSION = "2023-06-01"
+"""The first with named events. Later ones took fields away, which are still taken here, and added
+some, which have names of their own."""
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def message_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
@@ -41,9 +45,11 @@ class MessageHandlers:
 
 
 def _check_version(request: web.Request) -> None:
-    """Betas of that version change nothing by being named: what they add has fields."""
-    version = request.headers.get(VERSION_HEADER)
-    if version not in _VERSIONS:
+    """Betas change nothing by being named: what they add has fields."""
+    version = request.headers.get(VERSION_HEADER, _FIRST_VERSION)
+    if not _DATE.fullmatch(version) or version < _FIRST_VERSION:
         raise HttpRefusal(
-            400, "unknown_version", f"{VERSION_HEADER} {version:.40}: send {_VERSIONS[1]}"
+            400,
+            "unknown_version",
+            f"{VERSION_HEADER} {version:.40}: send {_FIRST_VERSION} or later",
         )

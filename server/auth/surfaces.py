@@ -67,7 +67,9 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
     ("GET", Unscoped.ANY_KEY, "/version"),
     ("GET", _METRICS, "/metrics"),
     ("POST", _CALLER, "/v1/chat/completions /v1/completions"),
-    ("POST", _CALLER, "/v1/messages /v1/messages/count_tokens"),
+    ("POST", _CALLER, "/v1/messages /v1/messages/count_tokens /v1/responses"),
+    ("GET", _CALLER, "/v1/responses/{name}"),
+    ("DELETE", _CALLER, "/v1/responses/{name}"),
     ("GET", _CALLER, "/v1/models /v1/models/{name}"),
     ("POST", _CALLER, "/tokenize /detokenize"),
     # Refused with the mend by a node that answers no clients.

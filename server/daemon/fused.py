@@ -173,7 +173,7 @@ def _front(
         engine,
         server_config,
         lambda client: (*grpc_services(client, codec, server_config), *gateway(client)),
-        routes=partial(client_routes, model=served),
+        routes=partial(client_routes, model=served, config=server_config),
         tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
         chat_tokens=codec.chat_tokens,
     )

@@ -38,8 +38,8 @@ def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> di
     error = body["error"]
     too_long = error["code"] == "context_length_exceeded"
     default = "api_error" if status >= 500 else "invalid_request_error"
-    told = {
+    shown = {
         "type": _TYPE.get(anthropic_status(status), default),
         "message": (_TOO_LONG if too_long else "") + error["message"],
     }
-    return {"type": "error", "error": told, "request_id": request_id}
+    return {"type": "error", "error": shown, "request_id": request_id}

@@ -50,7 +50,7 @@ class AllowedOrigins:
 
         return answer
 
-    async def tell(self, request: web.Request, response: web.StreamResponse) -> None:
+    async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """For `on_response_prepare`: the leave to read the answer."""
         if self._allowed and request.path.startswith(self._paths):
             response.headers.add("Vary", "Origin")

@@ -39,7 +39,7 @@ def http_request_id(request: web.Request) -> RequestId:
     return RequestId(request[_ID])
 
 
-async def tell_request_id(request: web.Request, response: web.StreamResponse) -> None:
+async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]

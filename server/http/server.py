@@ -27,7 +27,7 @@ from .cors import AllowedOrigins
 from .errors import HttpRefusal, typed_errors
 from .host_check import require_host
 from .log import HttpLog
-from .request_ids import RequestIds, name_request, tell_request_id
+from .request_ids import RequestIds, name_request, send_request_id
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,8 @@ async def start_http_server(
         ],
         client_max_size=access.max_message_bytes,
     )
-    application.on_response_prepare.append(tell_request_id)
-    application.on_response_prepare.append(origins.tell)
+    application.on_response_prepare.append(send_request_id)
+    application.on_response_prepare.append(origins.mark)
     application.add_routes([_reading_later(route) for route in [*probes.routes(), *routes]])
     runner = web.AppRunner(
         application,

@@ -51,7 +51,7 @@ class ReplyShape(Protocol):
         ...
 
     def reasoning_tokens(self, ending: Ending) -> int | None:
-        """None where an answer of the kind has none to tell. REQUIRES: all was pushed."""
+        """None where an answer of the kind has none. REQUIRES: all was pushed."""
         ...
 
 

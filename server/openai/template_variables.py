@@ -13,7 +13,7 @@ from .request_fields import RequestFields
 
 _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
-_NO_EFFORT = "none"
+NO_EFFORT = "none"
 # What a rendering sets itself.
 _TAKEN = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
 
@@ -25,7 +25,7 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
         if fields.get(name) is not None:
             variables[name] = fields.flag(name)
     effort = fields.text(_EFFORT)
-    if effort == _NO_EFFORT:
+    if effort == NO_EFFORT:
         variables.setdefault("enable_thinking", False)
     elif effort is not None:
         variables[_EFFORT] = effort

@@ -74,6 +74,21 @@ class ChatRenderer:
         with self._refusals("messages"):
             return template.continuation(messages, salt=salt, most=self._codec.max_tokens)
 
+    def next_turn(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        salt: bytes,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> RenderedPrompt:
+        """Messages after a closed turn and the opening of an answer, as ChatTemplate.next_turn."""
+        template = self._codec.require_template()
+        self._check_messages(messages, _characters(variables))
+        with self._refusals("messages"):
+            return template.next_turn(
+                messages, variables=variables, salt=salt, most=self._codec.max_tokens
+            )
+
     def answer_opening(self) -> Tokens:
         with self._refusals("messages"):
             return self._codec.require_template().answer_opening()

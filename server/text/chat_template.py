@@ -158,6 +158,15 @@ class ChatTemplate:
         end = len(self._encode(salt, until, set()).tokens)
         return (begin, end) if begin < end else None
 
+    def takes(self, variables: Mapping[str, Any]) -> bool:
+        """Whether a question can be rendered with them. variables: as for prompt()."""
+        asked = self._guard.variables(variables)
+        try:
+            self._template.text([{"role": "user", "content": "?"}], True, variables=asked)
+        except ChatTemplateError:
+            return False
+        return True
+
     def continuation(
         self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None
     ) -> RenderedPrompt:
@@ -169,6 +178,26 @@ class ChatTemplate:
                 "messages: the chat template rewrites earlier turns: send the whole conversation"
             )
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
+
+    def next_turn(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        salt: bytes = b"",
+        most: int | None = None,
+    ) -> RenderedPrompt:
+        """As continuation(), and the opening of an answer behind it. variables: as for prompt()."""
+        shown, asked = self._guard.messages(messages), self._guard.variables(variables)
+        closed, opened = (self._after_answer(shown, flag, asked) for flag in (False, True))
+        closing = self._closing
+        if not closed.startswith(closing) or not opened.startswith(closed):
+            raise ChatTemplateError(
+                "messages: the chat template rewrites earlier turns: send the whole conversation"
+            )
+        ends = {len(closed) - len(closing)}
+        rendered = self._encode(salt, opened[len(closing) :], ends, most)
+        return replace(rendered, thinking=thinking_behind(opened, self._source))
 
     def answer_opening(self) -> Tokens:
         """int32 [T]: what opens the assistant's turn after a closed one."""
@@ -191,12 +220,16 @@ class ChatTemplate:
     def _closing(self) -> str:
         return self._after_answer([], False)
 
-    def _after_answer(self, messages: list[dict[str, Any]], open_answer: bool) -> str:
+    def _after_answer(
+        self,
+        messages: list[dict[str, Any]],
+        open_answer: bool,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> str:
         """The text that the template writes after an answer's when `messages` follow it."""
         answer = {"role": "assistant", "content": _PROBE}
-        text = self._template.text(
-            [{"role": "user", "content": "?"}, answer, *messages], open_answer
-        )
+        question = {"role": "user", "content": "?"}
+        text = self._template.text([question, answer, *messages], open_answer, variables=variables)
         _, found, after = text.rpartition(_PROBE)
         if not found:
             raise ChatTemplateError("the chat template drops an answer's text: append tokens")

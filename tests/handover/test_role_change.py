@@ -40,6 +40,7 @@ FIXED = frozenset(
         *("requests_per_minute", "tokens_per_minute"),
         *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
         *("max_connections", "allowed_hosts", "allowed_origins"),
+        *("response_store_mib", "responses_per_key", "response_seconds"),
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Addresses, and peers trusted with prompts and memory.
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),

@@ -122,9 +122,12 @@ class DictatedNode:
 
     def dictate(self, body: dict[str, Any], text: str) -> None:
         """The answer to this chat, with which the model then ends its turn."""
+        self.dictate_behind(len(self.prompt(body)), text)
+
+    def dictate_behind(self, prompt_tokens: int, text: str) -> None:
+        """The answer to a prompt of so many tokens."""
         tokens = [*self.tokens_of(text), self.tokenizer.added_tokens["<|im_end|>"]]
-        begin = len(self.prompt(body))
-        self.dictation.tokens = dict(enumerate(tokens, begin))
+        self.dictation.tokens = dict(enumerate(tokens, prompt_tokens))
 
     def tokens_of(self, text: str) -> list[int]:
         """As a model writes it, each tag a token."""
@@ -151,7 +154,7 @@ def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
         served = served_model(config.model, front, engine.max_request_tokens, codec)
 
         async def start() -> Node:
-            routes = partial(client_routes, model=served)
+            routes = partial(client_routes, model=served, config=front)
             node = Node(NearEngine(engine), front, lambda client: (), routes=routes)
             await node.startup()
             return node

@@ -83,7 +83,7 @@ def running_http(
         async def start() -> HttpServer:
             return await start_http_server(
                 "127.0.0.1:0",
-                client_routes(front.client, served) if routes is None else routes,
+                client_routes(front.client, served, config) if routes is None else routes,
                 lambda: front.client.lost,
                 config.access,
                 admit=front.client.admit,

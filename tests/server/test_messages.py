@@ -233,7 +233,7 @@ def test_later_system_messages_join_what_stands_before(front: AgentFront) -> Non
     ask(front, system="one", messages=[later, *USER, later, answer, later, *USER])
     reminder = "<system-reminder>\nbe brief\n</system-reminder>"
     assert front.prompt == (
-        f"<|im_start|>system\none\n{reminder}<|im_end|>\n"
+        "<|im_start|>system\none\n\nbe brief<|im_end|>\n"
         f"<|im_start|>user\nit was\n{reminder}<|im_end|>\n"
         "<|im_start|>assistant\nfine<|im_end|>\n"
         f"<|im_start|>user\n{reminder}<|im_end|>\n"

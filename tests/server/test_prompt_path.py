@@ -140,7 +140,7 @@ async def traced_path() -> list[str]:
             NearEngine(engine),
             front,
             lambda client: (),
-            routes=partial(client_routes, model=served),
+            routes=partial(client_routes, model=served, config=front),
         )
         await node.startup()
         try:

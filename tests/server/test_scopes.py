@@ -163,6 +163,8 @@ def test_every_route_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked:
             else:
                 assert status == (401 if caller is None else 403), told
                 code = b"invalid_api_key" if caller is None else b"permission_denied"
+                if pattern.startswith("/v1/messages"):
+                    code = b"authentication_error" if caller is None else b"permission_error"
                 assert method == "HEAD" or code in body, told
             assert not any(secret.encode() in body for secret in (*KEYS.values(), WRONG)), told
     for key, wanted in ((None, 401), (WRONG, 401), (KEYS[Scope.METRICS], 404)):
@@ -189,6 +191,7 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
     granted = {path for (_, path), needs in HTTP.items() if suffices(needs, plain)} - opened
     assert granted == {
         *("/version", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
+        *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{name}"),
         *("/v1/{path}", "/tokenize", "/detokenize"),
     }
 

@@ -1,0 +1,74 @@
+"""Builds a conversation as chat templates take it, from APIs whose turns have other parts.
+
+One conversation, one thread.
+"""
+
+from collections.abc import Sequence
+
+from tasuki.server.text.chat_message import ChatMessage, ToolCall
+
+
+class ConversationBuilder:
+    """messages: those that are whole."""
+
+    def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
+        """before: messages that the conversation begins with."""
+        self.messages: list[ChatMessage] = [*before]
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._answers = False
+
+    def system(self, text: str) -> None:
+        """Templates take one system message, the first. What comes later joins the message before
+        it, as a reminder: it opens no turn of its own, which would end the thoughts about the
+        user's last question."""
+        self.end_turn()
+        last = self.messages[-1] if self.messages else None
+        if last is None:
+            self.messages.append(ChatMessage("system", text))
+        elif last.role == "system":
+            self.messages[-1] = ChatMessage("system", f"{last.content}\n\n{text}")
+        elif last.role == "assistant":
+            self.messages.append(ChatMessage("user", _reminder(text)))
+        else:
+            self.messages[-1] = ChatMessage(last.role, f"{last.content}\n{_reminder(text)}")
+
+    def user(self, text: str) -> None:
+        self.end_turn()
+        self.messages.append(ChatMessage("user", text))
+
+    def tool(self, text: str) -> None:
+        """What a call returned."""
+        self.end_turn()
+        self.messages.append(ChatMessage("tool", text))
+
+    def reasoning(self, text: str) -> None:
+        """Of the assistant's turn. Reasoning comes first, so that more of it begins another."""
+        if self._content or self._calls:
+            self.end_turn()
+        self._answers = True
+        self._reasoning.append(text)
+
+    def content(self, text: str) -> None:
+        self._answers = True
+        self._content.append(text)
+
+    def call(self, call: ToolCall) -> None:
+        self._answers = True
+        self._calls.append(call)
+
+    def end_turn(self) -> None:
+        """The assistant's, where one has begun."""
+        if self._answers:
+            # What is no reasoning's part is none: templates need not look for it in the text.
+            reasoning, content = "".join(self._reasoning), "".join(self._content)
+            calls = tuple(self._calls)
+            self.messages.append(ChatMessage("assistant", content, calls, reasoning))
+            self._reasoning, self._content, self._calls = [], [], []
+            self._answers = False
+
+
+def _reminder(text: str) -> str:
+    tagged = text.lstrip().startswith("<system-reminder>")
+    return text if tagged else f"<system-reminder>\n{text}\n</system-reminder>"

@@ -1,0 +1,175 @@
+"""The items of a response: messages, reasoning, calls of functions and of tools of free text.
+
+Each grows piece by piece. What its methods return are bodies of events, without their place in the
+stream. One answer, one thread.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from .reasoning_text import carried
+from .tools import CUSTOM_INPUT, ToolName
+
+Body = dict[str, Any]
+
+
+class OutputItem(Protocol):
+    def begin(self) -> Iterator[Body]: ...
+
+    def grow(self, text: str) -> Iterator[Body]: ...
+
+    def end(self) -> Iterator[Body]: ...
+
+    def whole(self, status: str) -> Body:
+        """The item as it stands. status: in_progress, completed or incomplete."""
+        ...
+
+
+class _TextItem:
+    """An item of one part of text. Its part, and its events' names, are a subclass's."""
+
+    part_type: str
+    event: str
+
+    def __init__(self, item_id: str) -> None:
+        self._place = {"item_id": item_id, "content_index": 0}
+        self._id = item_id
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def part(self, text: str) -> Body:
+        return {"type": self.part_type, "text": text}
+
+    def more(self) -> Body:
+        """Fields of each event of the text."""
+        return {}
+
+    def begin(self) -> Iterator[Body]:
+        yield {"type": "response.content_part.added", **self._place, "part": self.part("")}
+
+    def grow(self, text: str) -> Iterator[Body]:
+        self._texts.append(text)
+        yield {"type": f"{self.event}.delta", **self._place, "delta": text, **self.more()}
+
+    def end(self) -> Iterator[Body]:
+        text = self.text
+        yield {"type": f"{self.event}.done", **self._place, "text": text, **self.more()}
+        yield {"type": "response.content_part.done", **self._place, "part": self.part(text)}
+
+    def _parts(self, status: str) -> list[Body]:
+        return [] if status == "in_progress" else [self.part(self.text)]
+
+
+class MessageItem(_TextItem):
+    part_type = "output_text"
+    event = "response.output_text"
+
+    def part(self, text: str) -> Body:
+        return {**super().part(text), "annotations": [], "logprobs": []}
+
+    def more(self) -> Body:
+        return {"logprobs": []}
+
+    def whole(self, status: str) -> Body:
+        item = {"id": self._id, "type": "message", "status": status, "role": "assistant"}
+        return {**item, "content": self._parts(status)}
+
+
+class ReasoningItem(_TextItem):
+    part_type = "reasoning_text"
+    event = "response.reasoning_text"
+
+    def __init__(self, item_id: str, *, is_carried: bool) -> None:
+        """is_carried: the client asked for the text encoded too."""
+        super().__init__(item_id)
+        self._is_carried = is_carried
+
+    def whole(self, status: str) -> Body:
+        item: Body = {"id": self._id, "type": "reasoning", "status": status, "summary": []}
+        ended = status != "in_progress"
+        encoded = carried(self.text) if self._is_carried and ended else None
+        return {**item, "content": self._parts(status), "encrypted_content": encoded}
+
+
+class FunctionCallItem:
+    def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
+        self._id = item_id
+        self._name = name
+        self._call_id = call_id
+        self._arguments: list[str] = []
+
+    def begin(self) -> Iterator[Body]:
+        yield from ()
+
+    def grow(self, text: str) -> Iterator[Body]:
+        self._arguments.append(text)
+        event = "response.function_call_arguments.delta"
+        yield {"type": event, "item_id": self._id, "delta": text}
+
+    def end(self) -> Iterator[Body]:
+        event = "response.function_call_arguments.done"
+        arguments = "".join(self._arguments)
+        name = self._name.name
+        yield {"type": event, "item_id": self._id, "name": name, "arguments": arguments}
+
+    def whole(self, status: str) -> Body:
+        return {
+            "id": self._id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self._call_id,
+            **_named(self._name),
+            "arguments": "".join(self._arguments),
+        }
+
+
+class CustomCallItem:
+    """Its text is known once the arguments that hold it are whole."""
+
+    def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
+        self._id = item_id
+        self._name = name
+        self._call_id = call_id
+        self._arguments: list[str] = []
+
+    def begin(self) -> Iterator[Body]:
+        yield from ()
+
+    def grow(self, text: str) -> Iterator[Body]:
+        self._arguments.append(text)
+        yield from ()
+
+    def end(self) -> Iterator[Body]:
+        text, event = self._input, "response.custom_tool_call_input"
+        yield {"type": f"{event}.delta", "item_id": self._id, "delta": text}
+        yield {"type": f"{event}.done", "item_id": self._id, "input": text}
+
+    def whole(self, status: str) -> Body:
+        return {
+            "id": self._id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": self._call_id,
+            **_named(self._name),
+            "input": "" if status == "in_progress" else self._input,
+        }
+
+    @property
+    def _input(self) -> str:
+        """A model may have called it by other arguments: they are its text then."""
+        arguments = "".join(self._arguments)
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            return arguments
+        text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
+        return text if isinstance(text, str) else arguments
+
+
+def _named(name: ToolName) -> Body:
+    namespace = {} if name.namespace is None else {"namespace": name.namespace}
+    return {"name": name.name, **namespace}

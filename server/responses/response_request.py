@@ -1,0 +1,232 @@
+"""What a Responses request asks. On any thread.
+
+A field that would change the answer and that this engine cannot honour is refused, never ignored;
+fields about accounts and routing are ignored.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from aiohttp import web
+
+from tasuki.engine.messages import Submit
+from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.sampling import AnswerOptions, read_options
+from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
+from tasuki.server.openai.usage import wants_hit
+from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
+
+from .input_items import read_input
+from .response_writer import ResponseHead, ResponseWriter
+from .stored_responses import ResponseStore, StoredResponse
+from .tools import ResponseTools, read_response_tools
+from .turn_prompt import PromptSettings, turn_prompt
+from .turn_record import TurnRecord
+
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos")
+_VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
+_HONOURED = frozenset(
+    {
+        *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
+        *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
+        *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority"),
+        *(*_SAMPLING, *_VARIABLES),
+    }
+)
+_WITHOUT_EFFECT_ON_ANSWERS = frozenset(
+    {
+        *("user", "safety_identifier", "service_tier", "client_metadata", "access_programs"),
+        # Of a cache's lifetime, of padding that hides lengths, of calls of OpenAI's own tools.
+        *("prompt_cache_retention", "prompt_cache_options", "stream_options", "max_tool_calls"),
+    }
+)
+# Field to the values that ask for what is done anyway.
+_AS_IT_IS: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "context_management": ([],),
+}
+_KNOWN = _HONOURED | _WITHOUT_EFFECT_ON_ANSWERS | _AS_IT_IS.keys()
+
+_ENCRYPTED = "reasoning.encrypted_content"
+# Of items that no answer here has.
+_ABSENT = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
+
+
+@dataclass(frozen=True)
+class AskedResponse:
+    submit: Submit
+    options: AnswerOptions
+    writer: ResponseWriter
+
+
+@dataclass(frozen=True)
+class TooLongResponse:
+    """Of a stream: agents that shorten their conversation look for it there, and nowhere else."""
+
+    error: PromptTooLong
+    writer: ResponseWriter
+
+
+def read_response_request(
+    model: ServedModel, store: ResponseStore, request: web.Request, fields: RequestFields
+) -> AskedResponse | TooLongResponse:
+    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    try:
+        return _read(model, store, request, fields)
+    except PromptTooLong as error:
+        if not fields.flag("stream"):
+            raise
+        head = ResponseHead(_echoed(model, fields, None), carries_reasoning=False, with_hit=False)
+        parser = AnswerParser(Thinking.NEVER, ())
+        nothing = TurnRecord(np.zeros(0, dtype=np.int32), (), b"")
+        writer = ResponseWriter(head, parser, ResponseTools([], {}, True), nothing, None)
+        return TooLongResponse(error, writer)
+
+
+def _read(
+    model: ServedModel, store: ResponseStore, request: web.Request, fields: RequestFields
+) -> AskedResponse:
+    _refuse_unserved(fields)
+    tools = read_response_tools(fields)
+    previous = _previous(store, request, fields)
+    before = None if previous is None else previous.turn
+    messages = read_input(fields.get("input"), () if before is None else before.messages)
+    settings = PromptSettings(
+        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
+    )
+    salt = prompt_salt(request, fields)
+    rendered = turn_prompt(model.codec, settings, messages, before, salt)
+    tokens = rendered.tokens
+    room = max(1, model.max_tokens - len(tokens))
+    options = _read_options(model, fields, room)
+    submit = read_submit(request, fields, tokens, rendered.marks, options, model)
+    is_stored = fields.get("store") is None or fields.flag("store")
+    head = ResponseHead(
+        {**_echoed(model, fields, options), "store": is_stored},
+        carries_reasoning=_ENCRYPTED in _include(fields),
+        with_hit=wants_hit(request),
+    )
+    parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
+    record = TurnRecord(submit.prompt, messages, settings.digest)
+    context = http_request_context(request)
+
+    def keep(response_id: str, body: bytes) -> None:
+        store.put(context, StoredResponse(response_id, body, record.turn()))
+
+    writer = ResponseWriter(head, parser, tools, record, keep if is_stored else None)
+    return AskedResponse(submit, options, writer)
+
+
+def _previous(
+    store: ResponseStore, request: web.Request, fields: RequestFields
+) -> StoredResponse | None:
+    name = fields.text("previous_response_id")
+    if name is None:
+        return None
+    found = store.get(http_request_context(request), name)
+    if found is None:
+        raise HttpRefusal(
+            400,
+            "previous_response_not_found",
+            f"previous_response_id {name!r:.100} is not stored here: send the whole conversation",
+        )
+    return found
+
+
+def _refuse_unserved(fields: RequestFields) -> None:
+    fields.refuse_unknown(_KNOWN)
+    for name, harmless in _AS_IT_IS.items():
+        value = fields.get(name)
+        if value is not None and value not in harmless:
+            raise InvalidField(name, f"is not supported here: leave it out, or {harmless[0]!r}")
+    text = fields.fields("text")
+    if text.get("format") not in (None, {"type": "text"}):
+        raise InvalidField("text.format", "must be text: no grammar constrains an answer here")
+    if text.get("verbosity") not in (None, "medium"):
+        raise InvalidField("text.verbosity", "must be medium: ask for it in the instructions")
+    _include(fields)
+
+
+def _include(fields: RequestFields) -> list[Any]:
+    wanted = fields.items("include")
+    for name in wanted:
+        if name != _ENCRYPTED and name not in _ABSENT:
+            raise InvalidField("include", f"may not hold {name!r:.60}: only {_ENCRYPTED}")
+    return wanted
+
+
+def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
+    """As chats name them. Summaries of reasoning are not made: its text is shown."""
+    reasoning = fields.fields("reasoning")
+    context = reasoning.text("context")
+    if context not in _PRESERVES:
+        raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
+    asked = {name: fields.get(name) for name in _VARIABLES}
+    if asked["preserve_thinking"] is None:
+        asked["preserve_thinking"] = _PRESERVES[context]
+    effort = reasoning.text("effort")
+    if effort is not None and effort != NO_EFFORT:
+        effort = effort_of_template(codec, "reasoning.effort", effort)
+    return read_template_variables(RequestFields({**asked, EFFORT: effort}))
+
+
+def _read_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
+    asked = {name: fields.get(name) for name in (*_SAMPLING, "stream")}
+    wanted = fields.integer("max_output_tokens")
+    limit = room if wanted is None else min(wanted, room)
+    fields_of_chat = RequestFields({**asked, "max_tokens": limit})
+    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults)
+
+
+def _echoed(
+    model: ServedModel, fields: RequestFields, options: AnswerOptions | None
+) -> dict[str, Any]:
+    """The request's fields in its response. options: None where they were not read."""
+    sampling = None if options is None else options.sampling
+    reasoning = fields.fields("reasoning")
+    parallel = fields.get("parallel_tool_calls")
+    return {
+        "id": f"resp_{uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model.named(fields.text("model")),
+        "background": False,
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "max_tool_calls": fields.get("max_tool_calls"),
+        "metadata": fields.items_by_name("metadata"),
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "previous_response_id": fields.get("previous_response_id"),
+        "prompt_cache_key": fields.get("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "safety_identifier": fields.get("safety_identifier"),
+        "service_tier": "default",
+        "temperature": fields.get("temperature") if sampling is None else sampling.temperature,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": fields.get("tool_choice") or "auto",
+        "tools": fields.items("tools"),
+        "top_logprobs": 0,
+        "top_p": fields.get("top_p") if sampling is None else sampling.top_p,
+        "truncation": "disabled",
+        "user": fields.get("user"),
+    }

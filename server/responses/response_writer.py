@@ -1,0 +1,200 @@
+"""An answer as a response of OpenAI's: items, whole or as a stream's events.
+
+Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: of a stream's items
+one is open at a time, and each is done before the next is added; events are numbered without a gap.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from tasuki.engine.messages import FinishReason
+from tasuki.server.http.errors import error_body
+from tasuki.server.openai.usage import hybrid_hit
+from tasuki.server.replies.named_events import named_event
+from tasuki.server.text.answer_parts import (
+    AnswerItem,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    ChatEnding,
+    Content,
+    Reasoning,
+)
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_answer import Ending, Piece
+
+from .output_items import CustomCallItem, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
+from .tools import ResponseTools
+from .turn_record import TurnRecord
+
+_ERROR_CODE = {"internal": "server_error", "rate_limited": "rate_limit_exceeded"}
+
+
+@dataclass(frozen=True)
+class ResponseHead:
+    """fields: of the response that no answer changes. carries_reasoning: items of reasoning have
+    their text encoded too. with_hit: usage explains the hit."""
+
+    fields: dict[str, Any]
+    carries_reasoning: bool
+    with_hit: bool
+
+
+class ResponseWriter:
+    """An AnswerWriter."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        parser: AnswerParser,
+        tools: ResponseTools,
+        record: TurnRecord,
+        keep: Callable[[str, bytes], None] | None,
+    ) -> None:
+        """keep: takes the response's id and body at its end; None: it is not stored."""
+        self.id: str = head.fields["id"]
+        self._head = head
+        self._parser = parser
+        self._tools = tools
+        self._record = record
+        self._keep = keep
+        self._number = 0
+        self._output: list[dict[str, Any]] = []
+        self._open: OutputItem | None = None
+        self._end: dict[str, Any] = _not_ended("in_progress")
+
+    @property
+    def complete(self) -> bool:
+        return self._parser.complete
+
+    def opening(self) -> bytes:
+        return self._whole_event("response.created") + self._whole_event("response.in_progress")
+
+    def pieces(self, pieces: Iterable[Piece]) -> bytes:
+        events: list[bytes] = []
+        for piece in pieces:
+            if piece.token is not None:
+                self._record.add_token(piece.token.token)
+            events += map(self._add, self._parser.push(piece))
+        return b"".join(events)
+
+    def ending(self, rest: Piece, ending: Ending) -> bytes:
+        events = self.pieces([rest])
+        events += b"".join(map(self._add, self._parser.finish()))
+        is_cut = ending.reason is FinishReason.LENGTH
+        events += self._close("incomplete" if is_cut else "completed")
+        status = "incomplete" if is_cut else "completed"
+        self._end = {
+            "status": status,
+            "completed_at": int(time.time()),
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": self._usage(self._parser.ending(ending)),
+        }
+        if self._keep is not None:
+            self._keep(self.id, msgspec.json.encode(self.whole()))
+        return events + self._whole_event(f"response.{status}")
+
+    def failure(self, error: Exception) -> bytes:
+        refusal = error_body(error)["error"]
+        code = _ERROR_CODE.get(refusal["code"], refusal["code"])
+        failed = {"code": code, "message": refusal["message"]}
+        self._end = {**_not_ended("failed"), "error": failed}
+        return self._whole_event("response.failed")
+
+    def keep_alive(self) -> bytes:
+        """Some clients wait for events, and count no comments as such."""
+        return self._whole_event("response.in_progress")
+
+    def whole(self) -> dict[str, Any]:
+        return {**self._head.fields, **self._end, "output": self._output}
+
+    def _whole_event(self, kind: str) -> bytes:
+        return self._event({"type": kind, "response": self.whole()})
+
+    def _event(self, body: dict[str, Any]) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return named_event({"type": body["type"], "sequence_number": number, **body})
+
+    def _add(self, item: AnswerItem) -> bytes:
+        self._record.add(item)
+        match item:
+            case Reasoning(text):
+                return self._grow(ReasoningItem, text)
+            case Content(text):
+                return self._grow(MessageItem, text)
+            case CallBegin(_, call_id, name):
+                return self._close() + self._begin(self._call(call_id, name))
+            case CallArguments(_, text):
+                assert self._open is not None
+                return self._in_item(self._open.grow(text))
+            case CallEnd():
+                return self._close()
+
+    def _grow(self, kind: type[ReasoningItem] | type[MessageItem], text: str) -> bytes:
+        begun = b""
+        if not isinstance(self._open, kind):
+            carries = self._head.carries_reasoning
+            item = (
+                MessageItem(_named("msg"))
+                if kind is MessageItem
+                else ReasoningItem(_named("rs"), is_carried=carries)
+            )
+            begun = self._close() + self._begin(item)
+        assert self._open is not None
+        return begun + self._in_item(self._open.grow(text))
+
+    def _call(self, call_id: str, name: str) -> OutputItem:
+        named = self._tools.named(name)
+        if named.is_custom:
+            return CustomCallItem(_named("ctc"), call_id, named)
+        return FunctionCallItem(_named("fc"), call_id, named)
+
+    def _begin(self, item: OutputItem) -> bytes:
+        self._open = item
+        added = {"type": "response.output_item.added", "item": item.whole("in_progress")}
+        return self._in_item([added]) + self._in_item(item.begin())
+
+    def _close(self, status: str = "completed") -> bytes:
+        item = self._open
+        if item is None:
+            return b""
+        whole = item.whole(status)
+        events = self._in_item([*item.end(), {"type": "response.output_item.done", "item": whole}])
+        self._open = None
+        self._output.append(whole)
+        return events
+
+    def _in_item(self, bodies: Iterable[dict[str, Any]]) -> bytes:
+        """Events of the open item."""
+        place = {"output_index": len(self._output)}
+        return b"".join([self._event({**body, **place}) for body in bodies])
+
+    def _usage(self, end: ChatEnding) -> dict[str, Any]:
+        usage = end.ending.usage
+        hit = usage.hit
+        details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
+        if self._head.with_hit and hit is not None:
+            details["hybrid"] = hybrid_hit(hit)
+        completion = end.ending.completion_tokens
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": details,
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + completion,
+        }
+
+
+def _not_ended(status: str) -> dict[str, Any]:
+    nothing = ("completed_at", "error", "incomplete_details", "usage")
+    return {"status": status, **dict.fromkeys(nothing)}
+
+
+def _named(kind: str) -> str:
+    return f"{kind}_{uuid4().hex}"

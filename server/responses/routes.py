@@ -1,0 +1,65 @@
+"""OpenAI's Responses API over one engine, as routes."""
+
+from functools import partial
+
+from aiohttp import web
+
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.event_stream import EventStream
+from tasuki.server.openai.generation import ServedModel, answer_with
+
+from .response_request import TooLongResponse, read_response_request
+from .stored_responses import ResponseStore
+
+
+def response_routes(
+    engine: EngineClient, model: ServedModel, store: ResponseStore
+) -> list[web.RouteDef]:
+    handlers = ResponseHandlers(engine, model, store)
+    return [
+        web.post("/v1/responses", handlers.create),
+        web.get("/v1/responses/{name}", handlers.retrieve),
+        web.delete("/v1/responses/{name}", handlers.delete),
+    ]
+
+
+class ResponseHandlers:
+    def __init__(self, engine: EngineClient, model: ServedModel, store: ResponseStore) -> None:
+        self._engine = engine
+        self._model = model
+        self._store = store
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        model = self._model
+        read = partial(read_response_request, model, self._store, request)
+        asked = await model.read(request, read)
+        if isinstance(asked, TooLongResponse):
+            stream = EventStream(request, asked.writer.keep_alive)
+            await stream.prepare()
+            stream.keep_no_longer()
+            await stream.end(asked.writer.opening() + asked.writer.failure(asked.error))
+            return stream.response
+        return await answer_with(
+            self._engine, model, request, asked.submit, asked.options, asked.writer
+        )
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if request.query.get("stream", "false").lower() not in ("false", "0"):
+            raise HttpRefusal(400, "invalid", "stream: a response that has ended is not streamed")
+        found = self._store.get(http_request_context(request), name)
+        if found is None:
+            raise _not_found(name)
+        return web.Response(body=found.body, content_type="application/json", charset="utf-8")
+
+    async def delete(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if not self._store.delete(http_request_context(request), name):
+            raise _not_found(name)
+        return web.json_response({"id": name, "object": "response", "deleted": True})
+
+
+def _not_found(name: str) -> HttpRefusal:
+    return HttpRefusal(404, "response_not_found", f"response {name!r:.100} is not stored here")

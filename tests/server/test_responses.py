@@ -1,0 +1,437 @@
+"""POST /v1/responses over a scripted engine: prompts, items, events, stored turns, refusals."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.config import ServerConfig
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_front import CALL, END, SCHEMA, THOUGHT, AgentFront, running_agent_front
+from tests.harness.api_keys import headers, keys_file
+from tests.harness.http_calls import JSON, Reply
+from tests.harness.messages_calls import named_events
+from tests.harness.response_calls import response_of
+
+TOOL = {"type": "function", "name": "weather", "description": "the end", "parameters": SCHEMA}
+FUNCTION = {
+    "type": "function",
+    "function": {"name": "weather", "description": "the end", "parameters": SCHEMA},
+}
+ENCRYPTED = {"include": ["reasoning.encrypted_content"]}
+
+
+@pytest.fixture
+def front(codec: TextCodec) -> Iterator[AgentFront]:
+    with running_agent_front(codec) as running:
+        yield running
+
+
+def ask(front: AgentFront, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+    return front.http.post("/v1/responses", {"input": "it was", **fields}, headers)
+
+
+def made(front: AgentFront, **fields: Any) -> dict[str, Any]:
+    reply = ask(front, **fields)
+    assert reply.status == 200, reply
+    found: dict[str, Any] = reply.json
+    return found
+
+
+def bare(response: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs between two equal answers."""
+    output = [
+        {name: value for name, value in item.items() if name not in ("id", "call_id")}
+        for item in response["output"]
+    ]
+    times = {"id": "", "created_at": 0, "completed_at": 0}
+    return {**response, **times, "output": output}
+
+
+def answered(front: AgentFront, **fields: Any) -> dict[str, Any]:
+    """The response, which is the same whole and streamed."""
+    whole = made(front, **fields)
+    streamed = response_of(ask(front, **fields, stream=True))
+    assert bare(streamed) == bare(whole)
+    return streamed
+
+
+# --- Answers
+
+
+def test_an_answer_is_a_message(front: AgentFront) -> None:
+    front.say("</think>\n\nfine 漢")
+    told = answered(front, metadata={"a": "b"}, instructions="be brief", temperature=0)
+    (item,) = told["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    text = {"type": "output_text", "text": "fine 漢", "annotations": [], "logprobs": []}
+    assert item["content"] == [text]
+    assert (told["object"], told["status"], told["model"]) == ("response", "completed", "tiny")
+    assert (told["error"], told["incomplete_details"]) == (None, None)
+    assert (told["metadata"], told["instructions"]) == ({"a": "b"}, "be brief")
+    assert (told["temperature"], told["top_p"], told["store"]) == (0, 1, True)
+    assert (told["parallel_tool_calls"], told["truncation"]) == (True, "disabled")
+    usage = told["usage"]
+    assert usage["input_tokens"] == len(front.submits()[-1].prompt)
+    assert usage["input_tokens_details"] == {"cached_tokens": 2}
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+
+
+def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
+    front.say(f"{THOUGHT}I look.\n\n{CALL}\n{CALL}")
+    reasoning, message, *calls = answered(front, tools=[TOOL])["output"]
+    part = {"type": "reasoning_text", "text": "it was so"}
+    assert (reasoning["type"], reasoning["content"]) == ("reasoning", [part])
+    assert (reasoning["summary"], reasoning["encrypted_content"]) == ([], None)
+    assert message["content"][0]["text"] == "I look."
+    for call in calls:
+        assert (call["type"], call["name"]) == ("function_call", "weather")
+        assert json.loads(call["arguments"]) == {"city": "Bath", "days": 2}
+        assert call["call_id"].startswith("call_") and "namespace" not in call
+    assert len(calls) == 2
+    alone = answered(front, tools=[TOOL], parallel_tool_calls=False, **ENCRYPTED)["output"]
+    assert [item["type"] for item in alone] == ["reasoning", "message", "function_call"]
+    assert alone[0]["encrypted_content"]
+
+
+def test_an_answer_that_is_cut_is_incomplete(front: AgentFront) -> None:
+    engine = front.http.engine
+    finish = engine._finish
+    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+    front.say(f"{THOUGHT}fine")
+    told = answered(front, max_output_tokens=7)
+    assert (told["status"], told["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert [item["status"] for item in told["output"]] == ["completed", "incomplete"]
+    assert front.submits()[-1].sampling.max_new_tokens == 7
+    made(front, max_output_tokens=1 << 20)
+    submit = front.submits()[-1]
+    assert submit.sampling.max_new_tokens == (1 << 15) - len(submit.prompt)
+
+
+def test_an_error_in_a_stream_is_a_failed_response(front: AgentFront) -> None:
+    front.http.engine.hold = True
+    connection = front.http.connect()
+    body = json.dumps({"input": "it was", "stream": True})
+    connection.request("POST", "/v1/responses", body, {**JSON, "x-request-id": "r"})
+    response = connection.getresponse()
+    loop, client = front.http.front.loop, front.http.front.client
+    loop.call_soon_threadsafe(client.abort, m.RequestId("r"), ANYBODY)
+    reply = Reply(200, {}, response.read())
+    connection.close()
+    last = named_events(reply)[-1]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "aborted"
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_stream(front: AgentFront) -> None:
+    long = "it " * 100_000
+    refused = ask(front, input=long)
+    assert refused.refusal == (400, "context_length_exceeded")
+    failed = response_of(ask(front, input=long, stream=True))
+    assert failed["error"]["code"] == "context_length_exceeded"
+
+
+# --- Prompts
+
+ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "developer", "content": "be brief"},
+    {"role": "user", "content": [{"type": "input_text", "text": "it was"}]},
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "I look.", "annotations": []}],
+    },
+    {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Bath"}'},
+    {"type": "function_call_output", "call_id": "c", "output": "fine"},
+    {
+        "type": "function_call_output",
+        "call_id": "d",
+        "output": [{"type": "input_text", "text": "start"}],
+    },
+]
+
+
+def test_a_conversation_is_rendered_as_the_chat_s(front: AgentFront) -> None:
+    made(front, instructions="the system", tools=[TOOL], input=ITEMS)
+    call = {"id": "c", "type": "function"}
+    function = {"name": "weather", "arguments": '{"city": "Bath"}'}
+    front.http.chat(
+        tools=[FUNCTION],
+        messages=[
+            {"role": "system", "content": "the system\n\nbe brief"},
+            {"role": "user", "content": "it was"},
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "reasoning_content": "so",
+                "tool_calls": [{**call, "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "fine"},
+            {"role": "tool", "tool_call_id": "d", "content": "start"},
+        ],
+    )
+    ours, theirs = front.submits()
+    assert front.text(ours.prompt) == front.text(theirs.prompt)
+
+
+@pytest.mark.parametrize("sent", ["whole", "without content", "without reasoning's id"])
+def test_a_turn_that_comes_back_is_resumed_at_its_end(front: AgentFront, sent: str) -> None:
+    front.say(f"{THOUGHT}I look.\n\n{CALL}")
+    asked = {"tools": [TOOL], "store": False, **ENCRYPTED}
+    output = made(front, **asked)["output"]
+    submit = front.submits()[-1]
+    turn = [*submit.prompt, *front.http.engine.answer(submit)]
+    if sent == "without content":
+        output[0]["content"] = None
+    if sent == "without reasoning's id":
+        del output[0]["id"]
+    result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "rain"}
+    first = {"role": "user", "content": "it was"}
+    made(front, **{**asked, "input": [first, *output, result]})
+    assert front.prompt.startswith(front.text(turn))
+
+
+def test_tools_of_free_text_and_of_namespaces(front: AgentFront) -> None:
+    patch = {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+    }
+    agents = {"type": "namespace", "name": "mcp__agents", "tools": [{**TOOL, "name": "close"}]}
+    search = {"type": "web_search", "external_web_access": False}
+    tools = [patch, agents, search]
+    text = "*** Begin\n+it\n"
+    front.say(
+        f"{THOUGHT}<tool_call>\n<function=apply_patch>\n<parameter=input>\n{text}\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=mcp__agents__close>\n"
+        "<parameter=city>\nBath\n</parameter>\n</function>\n</tool_call>"
+    )
+    _, custom, call = answered(front, tools=tools)["output"]
+    assert (custom["type"], custom["name"], custom["input"]) == (
+        "custom_tool_call",
+        "apply_patch",
+        text,
+    )
+    assert (call["name"], call["namespace"]) == ("close", "mcp__agents")
+    submit = front.submits()[-1]
+    turn = [*submit.prompt, *front.http.engine.answer(submit)]
+    assert "start: /.+/" in front.prompt and "web_search" not in front.prompt
+    outputs = [
+        {"type": "custom_tool_call_output", "call_id": custom["call_id"], "output": "fine"},
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "fine"},
+    ]
+    thought = {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None}
+    shown = {**thought, "content": [{"type": "reasoning_text", "text": "it was so"}]}
+    first = {"role": "user", "content": "it was"}
+    made(front, tools=tools, input=[first, shown, custom, call, *outputs])
+    assert front.prompt.startswith(front.text(turn))
+
+
+def test_what_codex_sends(front: AgentFront) -> None:
+    """The shape of version 0.159's requests, texts cut short."""
+
+    def said(role: str, *texts: str) -> dict[str, Any]:
+        parts = [{"type": "input_text", "text": text} for text in texts]
+        return {"type": "message", "id": "msg_1", "role": role, "content": parts}
+
+    body = {
+        "model": "other",
+        "instructions": "You are an agent.",
+        "input": [
+            said("developer", "<skills>", "<permissions>"),
+            said("user", "<environment_context>"),
+            said("user", "List the files."),
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [{"type": "summary_text", "text": "Plan."}],
+                "content": None,
+                "encrypted_content": "of another model",
+            },
+            {
+                "type": "function_call",
+                "id": "fc_1",
+                "name": "exec_command",
+                "arguments": '{"cmd":"ls"}',
+                "call_id": "call_1",
+            },
+            {"type": "function_call_output", "id": "o", "call_id": "call_1", "output": "a\n"},
+        ],
+        "tools": [
+            {"type": "function", "name": "exec_command", "strict": False, "parameters": SCHEMA},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "thread",
+        "client_metadata": {"session_id": "s"},
+    }
+    front.say(f"{THOUGHT}fine")
+    told = response_of(front.http.post("/v1/responses", body, {"x-client-request-id": "s"}))
+    assert [item["type"] for item in told["output"]] == ["reasoning", "message"]
+    assert (told["status"], told["store"], told["model"]) == ("completed", False, "other")
+    assert "<think>\nPlan.\n</think>" in front.prompt
+    assert front.submits()[-1].session is not None
+    assert front.http.ask("GET", f"/v1/responses/{told['id']}").status == 404
+
+
+# --- Stored turns
+
+
+def turn_of(front: AgentFront) -> list[int]:
+    """The tokens of the last request and its answer."""
+    submit = front.submits()[-1]
+    return [*submit.prompt.tolist(), *front.http.engine.answer(submit)]
+
+
+def test_a_stored_response_is_an_exact_turn_end(front: AgentFront) -> None:
+    """Token by token, where the template itself would drop the thoughts of earlier questions."""
+    said = [f"{THOUGHT}I look.\n\n{CALL}", f"{THOUGHT}It rains.", f"{THOUGHT}fine"]
+    asked = {"tools": [TOOL], "instructions": "be brief"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+    name: str | None = None
+    turn: list[int] = []
+    for answer, given in zip(said, ("it was", [result], "and then"), strict=True):
+        front.say(answer)
+        told = made(front, **asked, input=given, previous_response_id=name)
+        prompt = front.submits()[-1].prompt.tolist()
+        assert prompt[: len(turn)] == turn and len(prompt) > len(turn)
+        assert told["previous_response_id"] == name
+        name, turn = told["id"], turn_of(front)
+    assert front.prompt.endswith(
+        "It rains.<|im_end|>\n<|im_start|>user\nand then<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n"
+    )
+    marks = front.submits()[-1].marks
+    assert front.text(front.submits()[-1].prompt[: marks[-1]]).endswith("and then<|im_end|>\n")
+
+
+def test_an_answer_that_was_cut_is_closed(front: AgentFront) -> None:
+    engine = front.http.engine
+    finish = engine._finish
+    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+    engine.answer = lambda submit: front.codec.require_tokenizer().encode(f"{THOUGHT}fi")
+    first = made(front)
+    turn = turn_of(front)
+    made(front, previous_response_id=first["id"])
+    prompt = front.submits()[-1].prompt.tolist()
+    assert prompt[: len(turn) + 1] == [*turn, END]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"instructions": "be long"}, {"tools": []}, {"enable_thinking": False}],
+)
+def test_other_settings_render_the_conversation_anew(
+    front: AgentFront, others: dict[str, Any]
+) -> None:
+    asked = {"tools": [TOOL], "instructions": "be brief"}
+    front.say(f"{THOUGHT}I look.")
+    first = made(front, **asked)
+    made(front, **{**asked, **others}, previous_response_id=first["id"], input="and then")
+    assert "<|im_start|>user\nit was<|im_end|>\n<|im_start|>assistant\nI look.<|im_end|>" in (
+        front.prompt
+    )
+
+
+def test_two_answers_may_go_on_from_one(front: AgentFront) -> None:
+    first = made(front)
+    turn = turn_of(front)
+    for given in ("one", "two"):
+        made(front, previous_response_id=first["id"], input=given)
+        assert front.submits()[-1].prompt.tolist()[: len(turn)] == turn
+
+
+def test_a_stored_response_is_fetched_and_deleted(front: AgentFront) -> None:
+    told = made(front)
+    path = f"/v1/responses/{told['id']}"
+    assert front.http.ask("GET", path).json == told
+    streamed = response_of(ask(front, stream=True))
+    assert front.http.ask("GET", f"/v1/responses/{streamed['id']}").json == streamed
+    deleted = front.http.ask("DELETE", path)
+    assert deleted.json == {"id": told["id"], "object": "response", "deleted": True}
+    for method in ("GET", "DELETE"):
+        assert front.http.ask(method, path).refusal == (404, "response_not_found")
+    gone = ask(front, previous_response_id=told["id"])
+    assert gone.refusal == (400, "previous_response_not_found")
+    unstored = made(front, store=False)
+    assert front.http.ask("GET", f"/v1/responses/{unstored['id']}").status == 404
+
+
+def test_a_response_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None:
+    config = ServerConfig(api_keys=keys_file(tmp_path, "ann k1\nbob k2\n"))
+    with running_agent_front(codec, config) as front:
+        told = ask(front, headers("k1")).json
+        path = f"/v1/responses/{told['id']}"
+        for method in ("GET", "DELETE"):
+            assert front.http.ask(method, path, headers=headers("k2")).status == 404
+        assert ask(front, headers("k2"), previous_response_id=told["id"]).status == 400
+        assert ask(front, headers("k1"), previous_response_id=told["id"]).status == 200
+
+
+def test_a_store_of_no_size_stores_nothing(codec: TextCodec) -> None:
+    with running_agent_front(codec, ServerConfig(response_store_mib=0)) as front:
+        told = made(front)
+        assert front.http.ask("GET", f"/v1/responses/{told['id']}").status == 404
+
+
+# --- Refusals
+
+IMAGE = {"type": "input_image", "image_url": "data:"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [3]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "must not end"),
+        ({"input": [{"type": "function_call", "name": "x"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "arguments": "{}"}]}, "input[0].name"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"reasoning": {"context": "some"}}, "reasoning.context"),
+        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"moderation": {}}, "moderation"),
+        ({"stop": ["x"]}, "stop"),
+        ({"guided_json": {}}, "guided_json"),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(
+    front: AgentFront, fields: dict[str, Any], named: str
+) -> None:
+    reply = ask(front, **fields)
+    assert reply.status == 400
+    assert named in reply.error["message"]
