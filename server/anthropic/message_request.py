@@ -56,7 +56,7 @@ def read_message_request(
     parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, min(max_tokens, room))
-    submit = read_submit(request, _affinity(fields), tokens, rendered.marks, options, model)
+    submit = read_submit(request, _affinity(fields), rendered, options, model)
     head = MessageHead(
         f"msg_{submit.request_id}",
         model.named(fields.text("model")),
@@ -95,7 +95,7 @@ def _read_prompt(
 def _read_options(model: ServedModel, fields: RequestFields, max_tokens: int) -> AnswerOptions:
     asked = {name: fields.get(name) for name in (*_SAMPLING, "seed", "stream")}
     fields_of_chat = RequestFields({**asked, "max_tokens": max_tokens})
-    options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults)
+    options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
     return replace(options, stops=check_stops("stop_sequences", fields.items("stop_sequences")))
 
 

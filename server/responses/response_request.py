@@ -119,7 +119,7 @@ def _read(
     tokens = rendered.tokens
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, room)
-    submit = read_submit(request, fields, tokens, rendered.marks, options, model)
+    submit = read_submit(request, fields, rendered, options, model)
     is_stored = fields.get("store") is None or fields.flag("store")
     head = ResponseHead(
         {**_echoed(model, fields, options), "store": is_stored},
@@ -195,7 +195,7 @@ def _read_options(model: ServedModel, fields: RequestFields, room: int) -> Answe
     wanted = fields.integer("max_output_tokens")
     limit = room if wanted is None else min(wanted, room)
     fields_of_chat = RequestFields({**asked, "max_tokens": limit})
-    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults)
+    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, 0)
 
 
 def _echoed(
