@@ -161,7 +161,7 @@ def disaggregated(flags: Sequence[str], decode_flags: Sequence[str] = ()) -> Ite
 
 
 def _http_off(command: str, flags: Sequence[str]) -> list[str]:
-    """`serve` has an HTTP server unless told not to; a child of ours has one where it is asked."""
+    """`serve` has an HTTP server unless it is given `--no-http`; a child has one where asked."""
     asking = ("--config", "--http-bind", "--host", "--port")
     asked = any(flag.startswith(asking) for flag in flags)
     return ["--no-http"] if command == "serve" and not asked else []

@@ -1,4 +1,4 @@
-"""What the two processes of a node tell each other beside the engine's own messages.
+"""What the two processes of a node send each other beside the engine's own messages.
 
 Plain, immutable values. What the front's process sends is in FRONT_CONTROL, what the engine's
 process sends in ENGINE_CONTROL.

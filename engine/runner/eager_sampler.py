@@ -5,7 +5,7 @@ drawn once more, behind it in the stream, and take the place of the graph's befo
 those. What a draw depends on are the tokens before, of which the newest may still be on its way: it
 is waited for on the host while this forward runs, so that the GPU does not wait.
 
-Owns the rows that are drawn here and the draws that no adjuster has been told of; its buffers are
+Owns the rows that are drawn here and the draws that no adjuster has taken yet; its buffers are
 rows of numbers, and what a step needs besides is the logits' float32 copy and half as much again,
 within the plan's `workspace` (engine/accounting/memory_plan.py). Thread rule: the runner's; one
 stream.

@@ -2,8 +2,8 @@
 this depends on.
 
 Owns a `LogitAdjuster` of every lane whose request asks for one; knows neither pages nor forwards.
-Thread rule: the runner's. Invariant: an adjuster knows its sequence's output as far as it was told;
-whoever draws from adjusted logits tells it every token that was drawn before, in order.
+Thread rule: the runner's. Invariant: whoever draws from adjusted logits gives a lane's adjuster
+every token that was drawn before, in order.
 """
 
 from collections.abc import Sequence

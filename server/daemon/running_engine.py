@@ -23,7 +23,7 @@ OBSERVED_INBOX = (
     m.PullLost,
     m.PullFenced,
 )
-"""What the hand-over's control tells the engine, and the front's record keeps."""
+"""What the hand-over's control posts to the engine, and the front's record keeps."""
 
 
 class Front(Protocol):

@@ -35,7 +35,7 @@ class ChatReply:
         *,
         with_logprobs: bool,
     ) -> None:
-        """with_logprobs: of each token, and of as many others as the engine tells."""
+        """with_logprobs: of each token, and of as many others as the engine has."""
         self.head = head
         self._parser = parser
         self._tokenizer = tokenizer

@@ -23,7 +23,7 @@ class CompletionReply:
     def __init__(
         self, head: ReplyHead, tokenizer: Tokenizer | None, *, with_logprobs: bool
     ) -> None:
-        """with_logprobs: of each token, and of as many others as the engine tells."""
+        """with_logprobs: of each token, and of as many others as the engine has."""
         self.head = head
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs

@@ -98,7 +98,7 @@ def read_options(
     top_logprobs: int,
 ) -> AnswerOptions:
     """defaults: of what the request leaves out. top_logprobs: of so many of the likeliest tokens
-    the reply tells the logprob. Raises InvalidField."""
+    the reply has the logprob. Raises InvalidField."""
     for name, harmless in _WITHOUT_EFFECT.items():
         value = fields.get(name)
         if value is not None and value not in harmless:

@@ -45,7 +45,7 @@ def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]
 
 
 def chat_logprob(token: m.TokenOut, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """With the likeliest tokens, as many as the engine tells."""
+    """With the likeliest tokens, as many as the engine has."""
     entry = _logprob_entry(token.token, token.logprob, tokenizer)
     top = [_logprob_entry(other, logprob, tokenizer) for other, logprob in token.top]
     return {**entry, "top_logprobs": top}

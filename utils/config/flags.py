@@ -3,8 +3,8 @@
 A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `--drain-timeout`.
 Types: str, int, float, bool (a switch), and each of these `| None` or `| Auto`. "aliases" are other
 spellings; with an "argument" the value may stand without its flag. A field without default is
-required. A field's name tells the unit that --help shows, as `_mib` does; a config's HEADINGS group
-its flags there. Pure but for `exit` and the config file.
+required. A field's name ends with the unit that --help shows, as `_mib` does; a config's HEADINGS
+group its flags there. Pure but for `exit` and the config file.
 """
 
 import argparse
@@ -56,7 +56,7 @@ Fourth = TypeVar("Fourth")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Tells defaults, where there are any."""
+    """Shows defaults, where there are any."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default

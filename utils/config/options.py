@@ -18,7 +18,7 @@ def option(
 ) -> Any:
     """A dataclass field that is also a command-line flag. aliases: how other engines spell it.
     argument: its name in --help where it may also be given without its flag; None: it may not.
-    unit: what --help shows for a value whose unit the field's name does not tell."""
+    unit: what --help shows for a value whose unit the field's name does not end with."""
     metadata: dict[str, Any] = {
         "help": text,
         "aliases": aliases,
