@@ -74,7 +74,7 @@ PYTHON = (
         "engine.engine.Engine._admit",
         ("test_arena", *_ENGINE, "test_rates", "test_pulls"),
     ),
-    Target("admission", "scheduling.scheduler", _ENGINE),
+    Target("admission", "scheduling.scheduler", (*_ENGINE, "test_siblings")),
     Target("admission", "waiting_queue", ("test_waiting_queue", "test_scheduler_failures")),
     Target("admission", "caller_shares", ("test_waiting_queue", "test_scheduler_failures")),
     Target("admission", "chunk_shares", ("test_chunk_shares",)),

@@ -80,7 +80,6 @@ class Server:
     async def drain(self, timeout: float) -> None:
         """Take no new calls, let those in progress end within `timeout` seconds, then cancel
         them."""
-        await self.refuse_traffic()
         await self._there(self._stop(timeout), timeout + _LATE_SECONDS)
 
     async def _stop(self, timeout: float) -> None:
