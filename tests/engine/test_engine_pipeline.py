@@ -73,7 +73,7 @@ def test_a_retracted_request_draws_its_token_in_flight_again(steps: int) -> None
     engine.post(submit("r", prompt(150), 8))
     engine.steps(steps)
     scheduler = engine.engine._scheduler
-    scheduler._retract(scheduler.running[0])
+    scheduler._retract(next(iter(scheduler.running)))
     engine.run()
     assert engine.tokens("r") == alone(prompt(150), 8)
     engine.assert_at_rest()
