@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -93,6 +94,7 @@ class TokensOut(Message):
 
     def each(self) -> Iterator[TokenOut]:
         """The same, a message a token."""
+        tops = map(self.tops.get, range(len(self)), repeat(())) if self.tops else repeat(())
         return map(
             TokenOut,
             self.request_ids,
@@ -100,7 +102,7 @@ class TokensOut(Message):
             self.logprobs.tolist(),
             self.margins.tolist(),
             self.indices.tolist(),
-            (self.tops.get(place, ()) for place in range(len(self))),
+            tops,
         )
 
 

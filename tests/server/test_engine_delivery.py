@@ -60,9 +60,17 @@ def test_a_step_wakes_the_loop_once_and_keeps_its_order() -> None:
 
 
 def columns(*tokens: m.TokenOut) -> m.TokensOut:
-    ids, *numbers = zip(*map(msgspec.structs.astuple, tokens), strict=True)
+    ids, *numbers, tops = zip(*map(msgspec.structs.astuple, tokens), strict=True)
     kinds = (np.int32, np.float64, np.float64, np.int32)
-    return m.TokensOut(ids, *(np.array(n, kind) for n, kind in zip(numbers, kinds, strict=True)))
+    arrays = (np.array(n, kind) for n, kind in zip(numbers, kinds, strict=True))
+    return m.TokensOut(ids, *arrays, {place: top for place, top in enumerate(tops) if top})
+
+
+def test_the_likeliest_tokens_stay_with_their_token() -> None:
+    plain = token(0)
+    with_top = msgspec.structs.replace(token(1), top=((5, -0.5), (6, -1.5)))
+    assert [*columns(plain, with_top, plain).each()] == [plain, with_top, plain]
+    assert [*columns(plain, plain).each()] == [plain, plain]
 
 
 def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
