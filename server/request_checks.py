@@ -1,7 +1,7 @@
 """Bounds that every request must hold, whichever protocol carries it. Pure functions."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import TypedDict, Unpack
 from uuid import uuid4
 
 import numpy as np
@@ -12,12 +12,25 @@ from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, Samplin
 from tasuki.server.text.text_codec import TextCodec
 
 from .errors import InvalidField, InvalidRequest, PromptTooLong
-from .logit_fields import LogitFields
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_REQUEST_ID = 256
 MAX_STOP_TOKENS = 256
+
+
+class LogitFields(TypedDict, total=False):
+    """What a client asks to be done to the logits of its answer: fields of SamplingParams, its
+    defaults where one is left out. What they mean: model/ops/sampling/logit_adjustments.py."""
+
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    min_tokens: int
+    bad_words: tuple[tuple[int, ...], ...]
+    allowed_token_ids: tuple[int, ...]
 
 
 def read_request_id(request_id: str) -> RequestId:

@@ -15,13 +15,13 @@ from tasuki.engine.messages import Tokens
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest, PromptTooLong
-from tasuki.server.logit_fields import read_bad_words
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
     check_length,
     check_vocabulary,
 )
+from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
 from tasuki.server.text.text_codec import TextCodec

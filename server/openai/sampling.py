@@ -11,14 +11,15 @@ from typing import Any
 
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
-from tasuki.server.logit_fields import LogitFields, read_bad_words
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
+    LogitFields,
     asked_sampling,
     check_stops,
     check_vocabulary,
     to_tokens,
 )
+from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.text_codec import TextCodec
 
 from .request_fields import RequestFields

@@ -1,28 +1,13 @@
-"""What a client asks to be done to the logits of its answer, whichever protocol carries it. Pure
-functions. What the fields mean: model/ops/sampling/logit_adjustments.py."""
+"""Texts that an answer may not hold, as sequences of token ids. Pure."""
 
 from collections.abc import Sequence
-from typing import TypedDict
 
-from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.errors import InvalidField
 
-from .errors import InvalidField
+from .text_codec import TextCodec
 
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
-
-
-class LogitFields(TypedDict, total=False):
-    """Fields of SamplingParams; its defaults where one is left out."""
-
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: tuple[tuple[int, float], ...]
-    min_tokens: int
-    bad_words: tuple[tuple[int, ...], ...]
-    allowed_token_ids: tuple[int, ...]
 
 
 def read_bad_words(
