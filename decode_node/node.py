@@ -10,8 +10,8 @@ from tasuki.engine.build import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
 from tasuki.model.config import ModelConfig
-from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.client_routes import client_routes
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.daemon.running_engine import RunningEngine

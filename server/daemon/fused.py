@@ -17,8 +17,8 @@ from tasuki.engine.build import (
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
-from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.client_routes import client_routes
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.openai.routes import served_model
 from tasuki.server.smg.factory import gateway_of

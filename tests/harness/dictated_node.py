@@ -22,8 +22,8 @@ from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
-from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.client_routes import client_routes
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import served_model

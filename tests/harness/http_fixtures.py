@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from tasuki.server.client_routes import client_routes
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.client_routes import client_routes
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults

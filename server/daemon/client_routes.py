@@ -4,14 +4,14 @@ import time
 
 from aiohttp import web
 
-from .anthropic.routes import message_routes
-from .config import ServerConfig
-from .engine_client import EngineClient
-from .model_api.routes import model_routes
-from .openai.generation import ServedModel
-from .openai.routes import openai_routes
-from .responses.routes import response_routes
-from .responses.stored_responses import ResponseStore
+from tasuki.server.anthropic.routes import message_routes
+from tasuki.server.config import ServerConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.model_api.routes import model_routes
+from tasuki.server.openai.generation import ServedModel
+from tasuki.server.openai.routes import openai_routes
+from tasuki.server.responses.routes import response_routes
+from tasuki.server.responses.stored_responses import ResponseStore
 
 
 def client_routes(
