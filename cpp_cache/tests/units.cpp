@@ -45,6 +45,16 @@ TEST_CASE("SlabAllocator refuses an owner that does not hold the id") {
   CHECK(slabs.owner(page) == Owner::kWorking);
 }
 
+TEST_CASE("SlabAllocator: slabs whose pages are the tree's or free, the first one too") {
+  SlabAllocator slabs(small_arena(3));
+  const auto first = slabs.take_pages(3);
+  const auto second = slabs.take_pages(3);
+  CHECK(slabs.slabs_without_foreign_pages().empty());
+  for (const PageId page : first) slabs.hand_over(page, Owner::kWorking, Owner::kTree);
+  slabs.hand_over(second.front(), Owner::kWorking, Owner::kTree);
+  CHECK(slabs.slabs_without_foreign_pages() == std::vector<std::int64_t>{0});
+}
+
 TEST_CASE("LruPolicy: worthless KV, then the least recently used, ties by id") {
   LruPolicy policy;
   const EvictionItem old_state{EvictionKind::kCheckpoint, 1, NodeId{5}, std::nullopt};
