@@ -24,12 +24,20 @@ ENGINE_PLACES = ("auto", "thread", "process")
 @dataclass(frozen=True)
 class ServerConfig:
     HEADINGS: ClassVar[Headings] = {
-        "Addresses": ("bind", "http_bind", "allowed_hosts", "gateway", "insecure"),
+        "Addresses": (
+            "bind",
+            "http_bind",
+            "allowed_hosts",
+            "allowed_origins",
+            "gateway",
+            "insecure",
+        ),
         "TLS": ("tls_cert", "tls_key", "tls_client_ca"),
         "Callers and their limits": (
             *("api_key", "api_keys", "share_cache", "requests_per_minute", "tokens_per_minute"),
             *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
             *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
+            *("response_store_mib", "responses_per_key", "response_seconds"),
         ),
         "Model": ("served_model_name", "generation_config", "chat_cache_mib"),
         "Logs and metrics": (
