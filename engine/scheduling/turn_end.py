@@ -16,14 +16,23 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 _TOOL_CALL = "<tool_call>"
 
 
+class TokenizerFileError(ValueError):
+    """A checkpoint's tokenizer.json cannot be read. Copy the file again."""
+
+
 def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
     """Ids of the tokens that open a tool call in an answer; none where the folder has no tokenizer
-    or its vocabulary has no such token."""
+    or its vocabulary has no such token. Raises TokenizerFileError."""
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
         return frozenset()
-    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])
-    return frozenset(token["id"] for token in added if token["content"] == _TOOL_CALL)
+    try:
+        added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])
+        return frozenset(token["id"] for token in added if token["content"] == _TOOL_CALL)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TokenizerFileError(
+            f"{path} is no tokenizer ({error}): copy the file again"
+        ) from error
 
 
 def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozenset[int]) -> str:

@@ -98,8 +98,10 @@ class Dictation:
 
     tokens: dict[int, int] = field(default_factory=dict)
 
-    def sample(self, logits: Any, params: Any, positions: Sequence[int]) -> list[Sampled]:
-        drawn = sample(logits, params, positions)
+    def sample(
+        self, logits: Any, params: Any, positions: Sequence[int], scores: Any = None
+    ) -> list[Sampled]:
+        drawn = sample(logits, params, positions, scores)
         return [
             replace(item, token=self.tokens.get(position, item.token))
             for item, position in zip(drawn, positions, strict=True)
