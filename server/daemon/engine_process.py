@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tasuki.engine import messages as m
@@ -148,7 +149,7 @@ class EngineProcess:
             await asyncio.wait_for(self._process.wait(), _STOP_SECONDS)
         except TimeoutError:
             log.warning("the engine's process still runs after %s s: killed", _STOP_SECONDS)
-            self._process.kill()
+            self._kill()
             await self._process.wait()
         self._transport.close()
 
@@ -210,7 +211,7 @@ class EngineProcess:
         try:
             await asyncio.wait_for(self._process.wait(), LAST_SECONDS)
         except TimeoutError:
-            self._process.kill()
+            self._kill()
             await self._process.wait()
         reason = f"the engine's process {self._how_it_ended(why)}; restart this node"
         self.reason = reason
@@ -225,6 +226,11 @@ class EngineProcess:
         if self._front is not None:
             self._front.lose(reason)
         self._on_loss()
+
+    def _kill(self) -> None:
+        # It may end at the moment at which the patience with it does.
+        with suppress(ProcessLookupError):
+            self._process.kill()
 
     def _how_it_ended(self, why: Exception | None) -> str:
         status = self._process.returncode

@@ -74,6 +74,34 @@ def test_an_engine_that_does_not_stand_is_a_typed_error(job: Any, reason: str) -
     run(job, scenario)
 
 
+class EndsAtTheLastMoment:
+    """A process that has ended when the patience with it is over, and cannot be killed any more."""
+
+    pid, returncode = 1, 3
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    async def wait(self) -> int:
+        self._asked += 1
+        if self._asked == 1:
+            await asyncio.Event().wait()
+        return self.returncode
+
+    def kill(self) -> None:
+        raise ProcessLookupError
+
+
+def test_an_engine_that_ends_at_the_last_moment_is_a_typed_error_too() -> None:
+    async def scenario() -> None:
+        engine = EngineProcess(EndsAtTheLastMoment())
+        engine.link_ended(None)
+        with pytest.raises(EngineProcessError, match="has ended with status 3"):
+            await asyncio.wait_for(engine.stands(), HANG_SECONDS)
+
+    asyncio.run(scenario())
+
+
 def test_an_engine_that_sends_what_is_no_frame_is_killed_and_its_front_told() -> None:
     async def scenario(engine: EngineProcess) -> None:
         front, losses = Ears(), list[str]()
