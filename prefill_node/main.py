@@ -4,13 +4,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from tasuki.engine.build import BuildParts, EngineParts, asked_model, build_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.pair_parts import pair_parts
 from tasuki.engine.role import Role
-from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.engine_host import host_engine
@@ -20,11 +20,8 @@ from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
-from tasuki.utils.progress import progress_bar
 
 from .config import PrefillConfig
 from .engine_side import PrefillSide
@@ -76,10 +73,7 @@ async def run(
     """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
     become, if anything."""
     role_change = RoleChange("prefill", (engine_config, server_config, config))
-    parts = build(engine_config, progress_bar("weights"), Role.PREFILL)
-    transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
-    try:
-        plane = _plane(engine_config, config, parts, transport)
+    with _parts(engine_config, config, build) as (parts, plane):
         node = PrefillNode(
             engine_config, server_config, config, parts, plane, role_change=role_change
         )
@@ -90,8 +84,6 @@ async def run(
             announce_ready(address, node.front.http_address, node.handover_address)
             await stop.wait()
             await node.shutdown()
-    finally:
-        transport.close()
     return role_change.wanted
 
 
@@ -134,25 +126,20 @@ def run_engine(
     with ExitStack() as stack:
 
         def side(front: HandoverFront) -> PrefillSide:
-            parts = build(engine_config, progress_bar("weights"), Role.PREFILL)
-            transport = build_transport(config.transport, config.name, parts.arena.bytes.device)
-            stack.callback(transport.close)
-            plane = _plane(engine_config, config, parts, transport)
+            parts, plane = stack.enter_context(_parts(engine_config, config, build))
             return PrefillSide(engine_config, server_config, config, parts, plane, front)
 
         return host_engine(connection, side)
 
 
-def _plane(
-    engine_config: EngineConfig, config: PrefillConfig, parts: EngineParts, transport: Transport
-) -> DataPlane:
-    return DataPlane.over(
-        parts.arena.bytes,
-        parts.layout,
-        weights_digest(engine_config.model),
-        transport,
-        config.transport,
-        config.name,
-        config.wire,
-        angles=parts.model_config.angles,
+def _parts(
+    engine_config: EngineConfig, config: PrefillConfig, build: BuildParts
+) -> AbstractContextManager[tuple[EngineParts, DataPlane]]:
+    return pair_parts(
+        engine_config,
+        build,
+        Role.PREFILL,
+        transport=config.transport,
+        name=config.name,
+        wire=config.wire,
     )

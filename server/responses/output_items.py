@@ -95,52 +95,49 @@ class ReasoningItem(_TextItem):
         return {**item, "content": self._parts(status), "encrypted_content": encoded}
 
 
-class FunctionCallItem:
+class _CallItem:
+    """A call whose arguments come in pieces."""
+
     def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
         self._id = item_id
         self._name = name
         self._call_id = call_id
-        self._arguments: list[str] = []
+        self._pieces: list[str] = []
+
+    @property
+    def _arguments(self) -> str:
+        return "".join(self._pieces)
 
     def begin(self) -> Iterator[Body]:
         yield from ()
 
+    def _head(self, kind: str, status: str) -> Body:
+        """The fields that calls of either kind begin with."""
+        head = {"id": self._id, "type": kind, "status": status, "call_id": self._call_id}
+        namespace = {} if self._name.namespace is None else {"namespace": self._name.namespace}
+        return {**head, "name": self._name.name, **namespace}
+
+
+class FunctionCallItem(_CallItem):
     def grow(self, text: str) -> Iterator[Body]:
-        self._arguments.append(text)
+        self._pieces.append(text)
         event = "response.function_call_arguments.delta"
         yield {"type": event, "item_id": self._id, "delta": text}
 
     def end(self) -> Iterator[Body]:
         event = "response.function_call_arguments.done"
-        arguments = "".join(self._arguments)
-        name = self._name.name
-        yield {"type": event, "item_id": self._id, "name": name, "arguments": arguments}
+        body = {"name": self._name.name, "arguments": self._arguments}
+        yield {"type": event, "item_id": self._id, **body}
 
     def whole(self, status: str) -> Body:
-        return {
-            "id": self._id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self._call_id,
-            **_named(self._name),
-            "arguments": "".join(self._arguments),
-        }
+        return {**self._head("function_call", status), "arguments": self._arguments}
 
 
-class CustomCallItem:
+class CustomCallItem(_CallItem):
     """Its text is known once the arguments that hold it are whole."""
 
-    def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
-        self._id = item_id
-        self._name = name
-        self._call_id = call_id
-        self._arguments: list[str] = []
-
-    def begin(self) -> Iterator[Body]:
-        yield from ()
-
     def grow(self, text: str) -> Iterator[Body]:
-        self._arguments.append(text)
+        self._pieces.append(text)
         yield from ()
 
     def end(self) -> Iterator[Body]:
@@ -149,27 +146,16 @@ class CustomCallItem:
         yield {"type": f"{event}.done", "item_id": self._id, "input": text}
 
     def whole(self, status: str) -> Body:
-        return {
-            "id": self._id,
-            "type": "custom_tool_call",
-            "status": status,
-            "call_id": self._call_id,
-            **_named(self._name),
-            "input": "" if status == "in_progress" else self._input,
-        }
+        text = "" if status == "in_progress" else self._input
+        return {**self._head("custom_tool_call", status), "input": text}
 
     @property
     def _input(self) -> str:
         """A model may have called it by other arguments: they are its text then."""
-        arguments = "".join(self._arguments)
+        arguments = self._arguments
         try:
             value = json.loads(arguments)
         except ValueError:
             return arguments
         text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
         return text if isinstance(text, str) else arguments
-
-
-def _named(name: ToolName) -> Body:
-    namespace = {} if name.namespace is None else {"namespace": name.namespace}
-    return {"name": name.name, **namespace}
