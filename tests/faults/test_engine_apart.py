@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from tasuki.prefill_node.main import engine_apart
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig
+from tasuki.transfer import failpoints
 from tests.harness.daemons import (
     COUNTED_WINDOWS,
     Node,
@@ -30,6 +32,7 @@ from tests.harness.daemons import (
     questions,
     random_prompt,
 )
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.metrics_text import scraped
 from tests.harness.processes import ended, engine_of
 from tests.harness.running_nodes import CHUNKS, HTTP, refused_start, require_nixl
@@ -131,6 +134,10 @@ def test_what_keeps_an_engine_apart_from_starting_is_one_line() -> None:
     assert line.startswith("tasuki: error: arena_mib"), words
 
 
+# So that a test finds a hand-over under way.
+SLOWLY = {failpoints.VARIABLE: f"{failpoints.Place.SENDER_BEFORE_POST.value}=delay:0.1"}
+
+
 class Apart:
     """A prefill and a decode node, whose engines have processes of their own."""
 
@@ -140,6 +147,7 @@ class Apart:
             *("prefill", *flags(), *CHUNKS, *COUNTED_WINDOWS, *APART),
             *("--handover-bind", kept_address()),
             bind=kept_address(),
+            launch=partial(ForkedDaemon, environment=SLOWLY),
         ).wait_ready()
         known = ("--prefill", self.prefill.handover_address)
         self.decode = Node(
