@@ -7,18 +7,21 @@ SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(filter-out 
 SECONDS ?= 3600
 REQUESTS ?= 10000
 SAMPLE ?= 150
-WORKERS ?= auto
+# Three for two cores: much of a test is waiting for its daemons.
+WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces bench-fleet fleet-replay fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
 
-# One process a core, a file in one of them: a file's tests may share daemons. Files come as they are listed,
-# since those with the most tests are not the longest. Each torch keeps to its core.
+# A file in one of the processes: a file's tests may share daemons. Files come as they are listed, since those with
+# the most tests are not the longest. Each torch keeps to its core. Sources are compiled once, whatever the caller's
+# shell says, for the hundred interpreters that tests start.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test test-slow: export OMP_NUM_THREADS ?= 1
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/dev-installed
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
@@ -34,6 +37,15 @@ bench-cache: $(VENV)/installed
 # Replays TRACES under every policy: a table, JSON and a plot in docs/results. Needs the zstd program.
 bench-traces: $(VENV)/installed
 	$(BIN)/python bench/traces/run.py --traces $(TRACES) --out docs/results
+
+# Plays a trace through simulated fleets of 4 to 1,000 nodes: tables and JSON. BENCH_ARGS="--table 16" makes one of
+# them; all take hours on one core, and that of 1,000 nodes 14 GiB.
+bench-fleet: $(VENV)/installed
+	$(BIN)/python -m tasuki.bench.fleet.tables $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet.json $(BENCH_ARGS)
+
+# The same trace, shortened, on 2 x 2 real daemons and in the simulator: how far apart the two are.
+fleet-replay: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.fleet_replay $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet_replay.json $(BENCH_ARGS)
 
 fuzz-cache: $(VENV)/dev-installed
 	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)
@@ -129,7 +141,8 @@ lint-proto:
 
 # The pictures that the documents show, from a real browser.
 screenshots: $(VENV)/dev-installed
-	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/dashboard/test_page.py
+	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/dashboard/test_page.py \
+		tests/dashboard/test_page_of_recording.py tests/dashboard/test_fleet_page.py
 
 # Boards for Grafana and the reference of metrics, from the code.
 boards: $(VENV)/dev-installed

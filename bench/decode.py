@@ -13,9 +13,17 @@ from tasuki.utils.config.options import option
 
 from .config import BenchConfig
 from .errors import BenchError
+from .grammar import GRAMMAR
 from .idle import idle_between_steps
 from .transformers_peer import decode_seconds
-from .workload import DECODE_PEER_RATIO, DECODE_TARGETS, IDLE_BATCH, IDLE_SECONDS, Point
+from .workload import (
+    DECODE_PEER_RATIO,
+    DECODE_TARGETS,
+    GRAMMAR_RATIO,
+    IDLE_BATCH,
+    IDLE_SECONDS,
+    Point,
+)
 
 _PROFILED_STEPS = 16
 
@@ -25,10 +33,13 @@ class DecodeConfig:
     points: str = option("1x50000,16x8192,64x8192", "BATCHxCONTEXT, by commas")
     steps: int = option(64, "timed, after a few that are not")
     warmup_steps: int = option(8, "after every request decodes")
+    constrained: float = option(0.0, "share of each batch that follows a grammar, timed as well")
     peer: bool = option(False, "time transformers on the points of one request as well")
 
     def __post_init__(self) -> None:
         self.parsed()
+        if not 0 <= self.constrained <= 1:
+            raise ValueError(f"constrained must be in [0, 1], not {self.constrained}")
 
     def parsed(self) -> list[Point]:
         return [Point.parse(text) for text in self.points.split(",")]
@@ -57,14 +68,40 @@ def main(argv: Sequence[str]) -> int:
                 _add_idle(report, rig, point)
             rig.abort(answers)
             rig.flush()
+            if own.constrained:
+                _add_constrained(report, rig, point, own, median(steps))
         if config.device == "cuda":
             report.note(config.memory_note(engine))
     return 0
 
 
-def _start(rig: Rig, point: Point) -> list[Answer]:
-    """Requests that all decode; the first ones answer while the last ones are prefilled."""
-    answers = [rig.submit(rig.prompt(point.context), point.context) for _ in range(point.batch)]
+def _add_constrained(
+    report: Report, rig: Rig, point: Point, own: DecodeConfig, plain: float
+) -> None:
+    """plain: seconds of a step in which no answer follows a grammar."""
+    count = round(own.constrained * point.batch)
+    answers = _start(rig, point, count)
+    seconds = median(_steps(rig, answers, own))
+    rig.abort(answers)
+    rig.flush()
+    report.add(
+        Row(
+            f"step of {point.batch} x {point.context} tokens, {count} follow a grammar",
+            seconds,
+            target=f"<= {GRAMMAR_RATIO:g}x the step without",
+            met=seconds <= GRAMMAR_RATIO * plain,
+            extra={"times the step without": seconds / plain},
+        )
+    )
+
+
+def _start(rig: Rig, point: Point, constrained: int = 0) -> list[Answer]:
+    """Requests that all decode, the first `constrained` of them by a grammar; the first ones answer
+    while the last ones are prefilled."""
+    grammars = [GRAMMAR if number < constrained else None for number in range(point.batch)]
+    answers = [
+        rig.submit(rig.prompt(point.context), point.context, grammar) for grammar in grammars
+    ]
     rig.run_until_tokens(answers, 1)
     return answers
 

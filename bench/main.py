@@ -7,9 +7,11 @@ from collections.abc import Sequence
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",
     "decode": "steps of a whole model",
+    "grammar": "what grammars of answers cost the host at a step",
     "prefill": "cold prompts of a whole model",
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
+    "route": "choices of a prefill node: processor time, the index's memory",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
 }
 

@@ -105,25 +105,34 @@ def _at_a_pace(
 
 def _fused(config: ServingConfig, folder: Path) -> tuple[list[Answer], Window, NodeWindow]:
     with _node(config, "serve", folder) as node:
+        _warm_up(config, node)
         answers, window, (measured,) = _measured(config, config.load, node, [node])
     return answers, window, measured
+
+
+def _agents(config: ServingConfig, folder: Path) -> Figures:
+    return run_figures(*_fused(config, folder))
 
 
 def _pair(config: ServingConfig, folder: Path) -> Figures:
     more = shlex.split(config.prefill_flags)
     with (
         _node(config, "prefill", folder, *more) as prefill,
-        _node(config, "decode", folder, "--prefill", prefill.address) as decode,
+        _node(config, "decode", folder, "--prefill", prefill.handover) as decode,
     ):
-        if config.warm:
-            _ask(config, WarmUp(config.agents, config.warm), decode)
+        _warm_up(config, decode)
         nodes = [decode, prefill]
         answers, window, (front, behind) = _measured(config, config.load, decode, nodes)
     figures = run_figures(answers, window, front) | handover_figures(behind, front)
     return figures | {"prefill_node": node_figures(behind, figures["tokens"])}
 
 
-_CASES = {Kind.STREAMS: _streams, Kind.ENDLESS: _endless, Kind.PAIR: _pair}
+_CASES = {
+    Kind.STREAMS: _streams,
+    Kind.ENDLESS: _endless,
+    Kind.AGENTS: _agents,
+    Kind.PAIR: _pair,
+}
 
 
 def _measured(
@@ -157,8 +166,11 @@ def _measured(
     return answers, Window(begin, end), windows
 
 
-def _ask(config: ServingConfig, load: Load, front: NodeProcess) -> None:
-    """A load that is not measured."""
+def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
+    """What agents have in common, asked for before and not measured."""
+    if not config.kind.has_agents or not config.warm:
+        return
+    load = WarmUp(config.agents_load, config.warm)
     with _clients(config, load, front) as asking:
         asking.start()
         asking.wait_admitted()

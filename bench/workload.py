@@ -34,6 +34,8 @@ PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 # Against transformers with fla in the same run, at one request.
 DECODE_PEER_RATIO = 12.0
+GRAMMAR_RATIO = 1.05
+"""Of a step in which half the answers follow a grammar to one in which none does."""
 PREFILL_PEER_RATIO = 1.35
 # The share of a forward's time that ticking the step counter may take.
 MOST_TICK_COST = 0.01

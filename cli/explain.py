@@ -27,6 +27,15 @@ _BAR = 60
 _DECISIONS = 10
 _ANSWERS = ("chatcmpl", "cmpl")
 """What the ids of answers over HTTP begin with, before the request's own."""
+_CHOSEN = {
+    "only": "the only one left",
+    "cost": "the cheapest",
+    "stale": "by hash, since nobody knew what nodes hold",
+    "sticky": "by hash",
+    "fewest_rooms": "with the fewest prompts of this node",
+    "moved": "the second choice, when the first had too much to do",
+    "gateway": "named by the gateway",
+}
 _MEANING = {
     "not_pulled": "cached on the node that answered, and not pulled by the one that computed it",
     "new": "never seen before, and the last token, which is always computed",
@@ -99,6 +108,7 @@ def _answer(usage: m.Usage) -> list[str]:
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
         f"  prefill  {where}",
         *(_route(usage.route) if usage.route else []),
+        *(_prefill_choice(usage.prefill_choice) if usage.prefill_choice else []),
         *(_pulled(usage.pulled) if usage.pulled else []),
     ]
 
@@ -106,6 +116,25 @@ def _answer(usage: m.Usage) -> list[str]:
 def _route(route: m.RouteReport) -> list[str]:
     times = ", ".join(f"{of} {1000 * at:.1f} ms" for of, at in sorted(route.estimates.items()))
     return [f"  route    {route.choice}: " + (f"by rates, {times}" if times else "by constants")]
+
+
+def _prefill_choice(choice: m.PrefillChoice) -> list[str]:
+    """A line a node that was weighed, cheapest first."""
+    why = _CHOSEN.get(choice.reason, choice.reason)
+    moved = f", {choice.moved_from} had it before" if choice.moved_from else ""
+    head = f"  node     {why}, of {choice.weighed}{moved}"
+    if choice.regret_seconds:
+        head += f"; {choice.regret_seconds:.3f} s dearer than another, as it turned out"
+    return [head, *(_bid(bid) for bid in choice.bids)]
+
+
+def _bid(bid: m.PrefillBid) -> str:
+    mark, name = ">" if bid.chosen else " ", f"{bid.node} {bid.address}"
+    pulled = f" + {bid.exposed_seconds:.3f} s of a pull" if bid.exposed_seconds else ""
+    return (
+        f"    {mark} {name:<32} cost {bid.cost:9.3f}: wait {bid.wait_seconds:.3f} s, prefill "
+        f"{bid.prefill_seconds:.3f} s behind {bid.usable_tokens} usable tokens{pulled}"
+    )
 
 
 def _pulled(report: m.PullReport) -> list[str]:

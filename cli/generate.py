@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,12 +12,14 @@ from pathlib import Path
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client
+from tasuki.proto import inference_pb2 as pb
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
-from .launcher import disaggregated, fused
+from .launcher import READY_SECONDS, disaggregated, fused
 
 _MAX_CONCURRENT = 256
+_LOOK_SECONDS = 0.02
 
 
 class PromptFileError(ValueError):
@@ -68,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
     prompts = read_prompts(config)
     print("starting daemons ...", file=sys.stderr, flush=True)
     with daemons(config) as address, Client(address) as client:
+        wait_until_met(client)
         print(f"answering {len(prompts)} prompts ...", file=sys.stderr, flush=True)
         answers = answer_all(client, prompts, config.sampling())
     if config.json:
@@ -78,11 +82,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def wait_until_met(client: Client) -> None:
+    """For the connection to each prefill node, at most READY_SECONDS: the daemon takes calls
+    before, and would prefill their prompts itself."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and any(
+        node.state != pb.PREFILL_NODE_STATE_CONNECTED for node in client.stats().prefill_nodes
+    ):
+        time.sleep(_LOOK_SECONDS)
+
+
 def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
     """The daemons that answer; yields HOST:PORT. Two daemons hand over every prompt, short ones
     too."""
     if config.disaggregated:
-        return disaggregated(config.daemon_flags(), ["--local-prefill-tokens", "0"])
+        return disaggregated(
+            config.daemon_flags(), ["--route", "fixed", "--local-prefill-tokens", "0"]
+        )
     return fused(config.daemon_flags())
 
 

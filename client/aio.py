@@ -18,7 +18,7 @@ from .cache_events import EventBatch, EventParts
 from .channel import open_async_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
-from .prompt import Prompt, SamplingOptions, generate_request
+from .prompt import Prompt, SamplingOptions, generate_request, sampling_to_proto
 from .retry import RetryPolicy
 from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
@@ -55,16 +55,28 @@ class AsyncClient:
         cache_salt: bytes = b"",
         marks: Sequence[int] = (),
         priority: int = 0,
+        n: int = 1,
+        prompt_logprobs: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> "AsyncAnswer":
         """One request with its whole prompt; the call begins when the answer is first awaited.
-        priority: of a caller's requests the lowest is begun first."""
-        request = generate_request(prompt, request_id, cache_salt, marks, priority, sampling)
+        priority: of a caller's requests the lowest is begun first. n, prompt_logprobs: as of
+        Client.generate."""
+        request = generate_request(
+            prompt,
+            request_id,
+            cache_salt,
+            marks,
+            priority,
+            n,
+            prompt_logprobs,
+            sampling,
+        )
 
         async def start() -> AsyncCall:
             return self._inference.Generate(request, metadata=self._metadata)
 
-        return AsyncAnswer(start, self._retry)
+        return AsyncAnswer(start, self._retry, choices=n)
 
     async def abort(self, request_id: str) -> None:
         """Idempotent: ends the request where it still lives."""
@@ -128,9 +140,10 @@ class AsyncAnswer(AnswerReader):
         start: Callable[[], Awaitable[AsyncCall]],
         retry: RetryPolicy,
         owner: TurnOwner | None = None,
+        choices: int = 1,
     ) -> None:
         """start: one attempt."""
-        super().__init__(retry, owner)
+        super().__init__(retry, owner, choices)
         self._start = start
         self._call: AsyncCall | None = None
 
@@ -150,10 +163,14 @@ class AsyncAnswer(AnswerReader):
             await asyncio.sleep(pause)
 
     async def result(self) -> Answer:
-        """Reads what has not been read and returns the whole answer."""
+        """Reads what has not been read and returns the whole answer, the first of several."""
+        return (await self.results())[0]
+
+    async def results(self) -> list[Answer]:
+        """Likewise, and returns every answer."""
         async for _ in self:
             pass
-        return self._parts.answer()
+        return self._parts.answers()
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -184,7 +201,7 @@ class AsyncSession:
         """Answers the conversation so far. A finished answer becomes part of it. priority: of a
         caller's requests the lowest is begun first."""
         request = pb.SessionGenerateRequest(
-            request_id=request_id, sampling=pb.Sampling(**sampling), priority=priority
+            request_id=request_id, sampling=sampling_to_proto(sampling), priority=priority
         )
 
         async def start() -> AsyncCall:

@@ -17,17 +17,29 @@ from .retry import RetryPolicy, next_pause
 
 @dataclass(frozen=True)
 class Piece:
-    """text holds whole characters only, so it may lag behind token_ids."""
+    """text holds whole characters only, so it may lag behind token_ids. choice: which of the
+    answers to the prompt it is of."""
 
     token_ids: tuple[int, ...]
     text: str
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Of the prompt's tokens from the second on, in parallel: natural logarithms, how many tokens
+    were as likely, and the likeliest with their logprobs, as many as were asked for."""
+
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @dataclass(frozen=True)
 class Answer:
     """token_ids, logprobs and margins run in parallel, and so does top_logprobs where they were
     asked for: of each place the likeliest tokens with their logprobs. usage is what the server
-    counted."""
+    counted. prompt_logprobs: where they were asked for."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -36,47 +48,71 @@ class Answer:
     logprobs: tuple[float, ...]
     margins: tuple[float, ...]
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class AnswerParts:
-    """Chunks of one answer as they come, until Finished. Knows no channel."""
+    """Chunks of a prompt's answers as they come, until each has its Finished. Knows no channel."""
 
-    def __init__(self) -> None:
-        self._chunks: list[pb.TokenChunk] = []
-        self._finished: pb.Finished | None = None
+    def __init__(self, choices: int = 1) -> None:
+        """choices: how many answers."""
+        self._chunks: list[list[pb.TokenChunk]] = [[] for _ in range(choices)]
+        self._finished: dict[int, pb.Finished] = {}
+        self._scored: list[pb.PromptLogprobs] = []
 
     @property
     def begun(self) -> bool:
-        return bool(self._chunks)
+        return bool(self._scored) or any(self._chunks)
 
     @property
     def finished(self) -> bool:
-        return self._finished is not None
+        return len(self._finished) == len(self._chunks)
 
     def take(self, response: pb.GenerateResponse) -> Piece | None:
-        if response.WhichOneof("event") == "finished":
-            self._finished = response.finished
-            return None
-        self._chunks.append(response.chunk)
-        return Piece(tuple(response.chunk.token_ids), response.chunk.text)
+        """None of what is no piece of an answer."""
+        match response.WhichOneof("event"):
+            case "finished":
+                self._finished[response.choice] = response.finished
+                return None
+            case "prompt_logprobs":
+                self._scored.append(response.prompt_logprobs)
+                return None
+        self._chunks[response.choice].append(response.chunk)
+        return Piece(tuple(response.chunk.token_ids), response.chunk.text, response.choice)
 
-    def answer(self) -> Answer:
+    def answers(self) -> list[Answer]:
         """Raises ConnectionError where the stream ended early."""
-        if self._finished is None:
+        if not self.finished:
             raise ConnectionError("the server ended the stream without Finished: ask again")
+        return [
+            self._answer(chunks, self._finished[choice])
+            for choice, chunks in enumerate(self._chunks)
+        ]
+
+    def _answer(self, chunks: list[pb.TokenChunk], finished: pb.Finished) -> Answer:
         return Answer(
-            token_ids=tuple(token for chunk in self._chunks for token in chunk.token_ids),
-            text="".join(chunk.text for chunk in self._chunks),
-            reason=finish_reason_from_proto(self._finished.reason),
-            usage=usage_from_proto(self._finished.usage),
-            logprobs=tuple(value for chunk in self._chunks for value in chunk.logprobs),
-            margins=tuple(value for chunk in self._chunks for value in chunk.margins),
-            top_logprobs=tuple(
-                tuple(zip(top.token_ids, top.logprobs, strict=True))
-                for chunk in self._chunks
-                for top in chunk.top
-            ),
+            token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+            text="".join(chunk.text for chunk in chunks),
+            reason=finish_reason_from_proto(finished.reason),
+            usage=usage_from_proto(finished.usage),
+            logprobs=tuple(value for chunk in chunks for value in chunk.logprobs),
+            margins=tuple(value for chunk in chunks for value in chunk.margins),
+            top_logprobs=tuple(_top(top) for chunk in chunks for top in chunk.top),
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> PromptLogprobs | None:
+        if not self._scored:
+            return None
+        return PromptLogprobs(
+            logprobs=tuple(value for piece in self._scored for value in piece.logprobs),
+            ranks=tuple(rank for piece in self._scored for rank in piece.ranks),
+            top=tuple(_top(top) for piece in self._scored for top in piece.top),
+        )
+
+
+def _top(top: pb.TopLogprobs) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(top.token_ids, top.logprobs, strict=True))
 
 
 class TurnOwner(Protocol):
@@ -92,11 +128,11 @@ class TurnOwner(Protocol):
 class AnswerReader:
     """What every attempt at one answer shares; who asks, and by which calls, is a subclass's."""
 
-    def __init__(self, retry: RetryPolicy, owner: TurnOwner | None) -> None:
-        """owner: None where no session's turn this is."""
+    def __init__(self, retry: RetryPolicy, owner: TurnOwner | None, choices: int) -> None:
+        """owner: None where no session's turn this is. choices: how many answers."""
         self._owner = owner
         self._pauses = retry.pauses()
-        self._parts = AnswerParts()
+        self._parts = AnswerParts(choices)
         self.cancelled = False
 
     @property
@@ -104,10 +140,10 @@ class AnswerReader:
         return self._parts.finished
 
     def _piece(self, response: pb.GenerateResponse) -> Piece | None:
-        """None of the last response, which ends the turn."""
+        """None of what is no piece; the last response ends the turn."""
         piece = self._parts.take(response)
-        if piece is None and self._owner is not None:
-            self._owner.turn_finished(self._parts.answer())
+        if self._parts.finished and self._owner is not None:
+            self._owner.turn_finished(self._parts.answers()[0])
         return piece
 
     def _pause_after(self, caught: grpc.RpcError | ClientError) -> float:
@@ -133,9 +169,10 @@ class AnswerStream(AnswerReader):
         start: "Callable[[], grpc.CallIterator[pb.GenerateResponse]]",
         retry: RetryPolicy,
         owner: TurnOwner | None = None,
+        choices: int = 1,
     ) -> None:
         """start: one attempt; raises ClientError."""
-        super().__init__(retry, owner)
+        super().__init__(retry, owner, choices)
         self._start = start
         self._call = self._attempt()
 
@@ -152,10 +189,14 @@ class AnswerStream(AnswerReader):
             self._call = self._attempt()
 
     def result(self) -> Answer:
-        """Reads what has not been read and returns the whole answer."""
+        """Reads what has not been read and returns the whole answer, the first of several."""
+        return self.results()[0]
+
+    def results(self) -> list[Answer]:
+        """Likewise, and returns every answer."""
         for _ in self:
             pass
-        return self._parts.answer()
+        return self._parts.answers()
 
     def cancel(self) -> None:
         self.cancelled = True

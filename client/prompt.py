@@ -8,7 +8,8 @@ from tasuki.proto import inference_pb2 as pb
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Fields of tasuki.v1.Sampling; what is left out takes the server's default."""
+    """Fields of tasuki.v1.Sampling; what is left out takes the server's default. Of json_schema
+    (its text), regex, grammar and choices at most one."""
 
     max_new_tokens: int
     temperature: float
@@ -26,6 +27,10 @@ class SamplingOptions(TypedDict, total=False):
     bad_words: Sequence[str]
     allowed_token_ids: Sequence[int]
     top_logprobs: int
+    json_schema: str
+    regex: str
+    grammar: str
+    choices: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,31 @@ class Prompt:
         }
 
 
+def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:
+    fields: dict[str, Any] = dict(sampling)
+    if "choices" in fields:
+        fields["choices"] = pb.Choices(texts=fields["choices"])
+    return pb.Sampling(**fields)
+
+
 def generate_request(
     prompt: Prompt,
     request_id: str,
     cache_salt: bytes,
     marks: Sequence[int],
     priority: int,
+    n: int,
+    prompt_logprobs: int | None,
     sampling: SamplingOptions,
 ) -> pb.GenerateRequest:
+    """Raises ValueError."""
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
     return pb.GenerateRequest(
+        n=n,
+        prompt_logprobs=prompt_logprobs,
         request_id=request_id,
-        sampling=pb.Sampling(**sampling),
+        sampling=sampling_to_proto(sampling),
         cache_salt=cache_salt,
         marks=marks,
         priority=priority,

@@ -20,7 +20,7 @@ from .cache_events import EventBatch, EventParts
 from .channel import bearing, open_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
-from .prompt import Prompt, SamplingOptions, generate_request
+from .prompt import Prompt, SamplingOptions, generate_request, sampling_to_proto
 from .retry import RetryPolicy
 from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
@@ -71,11 +71,24 @@ class Client:
         cache_salt: bytes = b"",
         marks: Sequence[int] = (),
         priority: int = 0,
+        n: int = 1,
+        prompt_logprobs: int | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerStream:
-        """One request with its whole prompt. The stream may outlive this call, not this client."""
-        request = generate_request(prompt, request_id, cache_salt, marks, priority, sampling)
-        return AnswerStream(lambda: call(self._inference.Generate, request), self._retry)
+        """One request with its whole prompt. n: answers to it, of which number i is drawn
+        with seed + i. prompt_logprobs: so many of the likeliest tokens beside each of the prompt's
+        own; None: not wanted. The stream may outlive this call, not this client."""
+        request = generate_request(
+            prompt,
+            request_id,
+            cache_salt,
+            marks,
+            priority,
+            n,
+            prompt_logprobs,
+            sampling,
+        )
+        return AnswerStream(lambda: call(self._inference.Generate, request), self._retry, choices=n)
 
     def abort(self, request_id: str) -> None:
         """Idempotent: ends the request where it still lives."""
@@ -138,7 +151,7 @@ class Session:
         """Answers the conversation so far. A finished answer becomes part of it. priority: of a
         caller's requests the lowest is begun first."""
         request = pb.SessionGenerateRequest(
-            request_id=request_id, sampling=pb.Sampling(**sampling), priority=priority
+            request_id=request_id, sampling=sampling_to_proto(sampling), priority=priority
         )
 
         def start() -> "grpc.CallIterator[pb.GenerateResponse]":

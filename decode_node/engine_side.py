@@ -6,10 +6,12 @@ which links and rooms live, so that nothing that clients ask keeps a beat waitin
 
 import asyncio
 from dataclasses import asdict, replace
+from typing import cast
 
 from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import EarlyStepEnded, Outbox
+from tasuki.routing.prefill_route import RouteName
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.transfer.data_plane import DataPlane
@@ -96,13 +98,14 @@ class DecodeSide:
             dials,
             front.header,
             front.progress,
+            cast(RouteName, engine_config.route),
         )
 
     def deliver(self, message: Outbox) -> None:
         self.links.deliver(message)
 
     def status(self) -> HandoverStatus:
-        nodes = tuple(link.status() for link in self.links.links)
+        nodes = self.links.statuses()
         peers = {node.address: node.progress for node in nodes if node.progress is not None}
         return HandoverStatus(nodes, asdict(self._ends.receiver.counters), peers=peers)
 

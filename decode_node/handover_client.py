@@ -12,14 +12,16 @@ crossed its end is fenced at once.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tasuki.engine import messages as m
+from tasuki.routing.prefill_route import RouteName
 from tasuki.server.discovery.membership import Membership
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.liveness.link_status import PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
@@ -29,15 +31,35 @@ from tasuki.transfer.rooms.room import Stopped
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
-from . import handover_messages as wire
 from .dialling import Dialling
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
+from .prefill_routing.chosen_node import Chosen
+from .prefill_routing.prefill_router import PrefillRouter
 from .pull_sender import PullSender, Say
 
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Asked:
+    """tried: targets that a prompt was given to, and may not be given to again. chosen: the last of
+    them. moves_to, moved_from: where a prompt goes that another node begins sooner, and where it
+    was; it moves once."""
+
+    tried: tuple[str, ...] = ()
+    chosen: Chosen | None = None
+    moves_to: str | None = None
+    moved_from: str = ""
+
+    def move(self) -> None:
+        """REQUIRES: the choice has a second."""
+        assert self.chosen is not None
+        # The node is not at fault: it may be asked again should the other one be lost.
+        self.tried = self.tried[:-1]
+        self.moves_to, self.moved_from = self.chosen.second, self.chosen.link.target
 
 
 def _untraced(request: m.RequestId) -> str:
@@ -59,10 +81,11 @@ class HandoverClient:
         dialling: Dialling | None = None,
         traceparent: Callable[[m.RequestId], str] = _untraced,
         progress: Callable[[], NodeProgress] = NodeProgress,
+        route: RouteName = "auto",
     ) -> None:
         """loop: the hand-over's, where everything but deliver() and links is called. dialling: in
         plain text, and on this host only, by default. traceparent: of a live request's span, empty
-        where it has none. progress: this node's."""
+        where it has none. progress: this node's. route: how a prompt's prefill node is chosen."""
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
@@ -71,15 +94,16 @@ class HandoverClient:
         self._sender = sender
         self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room", self._over)
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
-        self._tried: dict[m.RequestId, tuple[str, ...]] = {}
-        """Targets that a request's prompt was given to, until it is done, cancelled or prefilled
-        here."""
+        self._asked: dict[m.RequestId, _Asked] = {}
+        """Of requests whose prompts were given to prefill nodes, until they are done, cancelled or
+        prefilled here."""
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
         self._available = False
         self._membership = membership.changes()
         self._following: asyncio.Task[None] | None = None
+        self._router = PrefillRouter(route, node.name)
         self._links = PrefillLinks(
             lambda target: PrefillLink(
                 target,
@@ -91,6 +115,7 @@ class HandoverClient:
                 self._links_changed,
                 dialling,
                 progress,
+                self._router.standing,
             )
         )
 
@@ -98,6 +123,20 @@ class HandoverClient:
     def links(self) -> tuple[PrefillLink, ...]:
         """Of the prefill nodes that are members now. From any thread."""
         return self._links.members
+
+    def statuses(self) -> tuple[PrefillNodeStatus, ...]:
+        """Of the links, with what is known of their nodes' caches and loads. From any thread."""
+        return tuple(self._status(link) for link in self.links)
+
+    def _status(self, link: PrefillLink) -> PrefillNodeStatus:
+        connection = link.connection
+        if connection is None:
+            return link.status()
+        return replace(
+            link.status(),
+            usable_prefixes=self._router.listed(connection),
+            wait_seconds=connection.load.reported_wait,
+        )
 
     async def start(self) -> None:
         """Begin to connect; returns once every prefill node was reached or not. Raises
@@ -146,7 +185,7 @@ class HandoverClient:
             case m.HandoverCancelled():
                 self._unanswered.discard(message.room)
                 if (room := self._rooms.get(message.room)) is not None:
-                    self._tried.pop(room.request_id, None)
+                    self._asked.pop(room.request_id, None)
                     room.put(message)
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
@@ -168,32 +207,48 @@ class HandoverClient:
             self._answer(wanted.ticket.room, wanted.request_id, f"internal error: {error!r}")
 
     def _open(self, wanted: m.HandoverWanted) -> None:
-        tried = self._tried.get(wanted.request_id, ())
-        if wanted.sender is None:
-            chosen, nobody = self._choose(tried), "no prefill node is connected"
-        else:
-            chosen = self._link_to(wanted.sender)
-            nobody = f"{wanted.sender}, which a gateway chose, is no connected prefill node"
+        chosen = self._choose(wanted)
         if chosen is None:
+            nobody = "no prefill node is connected"
+            if wanted.sender is not None:
+                nobody = f"{wanted.sender}, which a gateway chose, is no connected prefill node"
             failed = m.HandoverFailed(wanted.ticket.room, nobody, cause=m.LossCause.NO_NODE)
             self._say(wanted.request_id, failed)
             return
-        link, connection = chosen
-        self._tried[wanted.request_id] = (*tried, link.target)
+        asked = self._asked.setdefault(wanted.request_id, _Asked())
+        asked.tried, asked.chosen = (*asked.tried, chosen.link.target), chosen
+        connection = chosen.connection
         room_id, patience = wanted.ticket.room, self._settings.patience
         fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
         room = IncomingHandover(
             wanted,
-            link,
-            connection,
+            chosen,
             fence,
             partial(self._say, wanted.request_id),
             self._receiver,
             self._settings,
             self._begin_pull,
-            wire.trail(wanted.request_id, self._traceparent(wanted.request_id)),
+            self._traceparent(wanted.request_id),
         )
         self._rooms.start(room.room, room)
+
+    def _choose(self, wanted: m.HandoverWanted) -> Chosen | None:
+        """None where no node is left, also after the last attempt."""
+        asked = self._asked.get(wanted.request_id, _Asked())
+        if not self._has_attempt(asked):
+            return None
+        excluded = self._links.closed_to_rooms(asked.tried)
+        busy = [room.connection for room in self._rooms]
+        if wanted.sender is not None:
+            return self._router.choose(wanted, excluded, busy, wanted.sender)
+        if asked.moves_to is not None:
+            moved = self._router.choose(wanted, excluded, busy, asked.moves_to, asked.moved_from)
+            if moved is not None:
+                return moved
+        return self._router.choose(wanted, excluded, busy, moved_from=asked.moved_from)
+
+    def _has_attempt(self, asked: "_Asked") -> bool:
+        return len(asked.tried) < self._settings.attempts
 
     def _begin_pull(
         self, grant: m.PullGrant, connection: PrefillConnection, say: Say
@@ -206,30 +261,20 @@ class HandoverClient:
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
         """To the engine; of a loss also whether another node is left to be asked."""
         if isinstance(message, m.HandoverFailed):
-            tried = self._tried.get(request, ())
+            asked = self._asked.get(request, _Asked())
+            if message.cause is m.LossCause.MOVED:
+                asked.move()
             # Of what this node has no room for, another one could not rid it.
             elsewhere = message.cause is not m.LossCause.NO_ROOM
-            message = replace(message, elsewhere=elsewhere and self._choose(tried) is not None)
+            elsewhere &= self._has_attempt(asked) and self._links.any_connected(asked.tried)
+            message = replace(message, elsewhere=elsewhere)
         if isinstance(message, m.RemoteDone | m.HandoverFailed):
             self._unanswered.discard(message.room)
         if isinstance(message, m.RemoteDone) or (
             isinstance(message, m.HandoverFailed) and not message.elsewhere
         ):
-            self._tried.pop(request, None)
+            self._asked.pop(request, None)
         self._post(message)
-
-    def _link_to(self, target: str) -> tuple[PrefillLink, PrefillConnection] | None:
-        found = (pair for pair in self._links.connected() if pair[0].target == target)
-        return next(found, None)
-
-    def _choose(self, tried: Collection[str]) -> tuple[PrefillLink, PrefillConnection] | None:
-        """The connected prefill node with the fewest live rooms, of those not tried; None also
-        after the last attempt."""
-        if len(tried) >= self._settings.attempts:
-            return None
-        busy = [room.connection for room in self._rooms]
-        untried = [pair for pair in self._links.connected() if pair[0].target not in tried]
-        return min(untried, key=lambda pair: busy.count(pair[1]), default=None)
 
     def _over(self, room: IncomingHandover, failure: Exception | None) -> None:
         self._answer(room.room, room.request_id, "internal error: see this node's log")
@@ -242,7 +287,7 @@ class HandoverClient:
         """A loss, where the engine still waits for its answer."""
         if room in self._unanswered:
             self._unanswered.discard(room)
-            self._tried.pop(request, None)
+            self._asked.pop(request, None)
             self._post(m.HandoverFailed(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:

@@ -14,11 +14,8 @@ from tasuki.engine.messages.proto import (
     sampling_to_proto,
     transfer_from_proto,
 )
-from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS
-from tasuki.model.ops.sampling.reference import TopLogprobs
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, TopLogprobs
 from tasuki.proto import handover_pb2 as pb
-from tasuki.server.auth.request_context import TRACE_HEADER
-from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
@@ -29,17 +26,11 @@ from tasuki.transfer.windows.send_report import Drain, SendReport
 from .peer_reports import bounded_hit, bounded_pull, bounded_route, bounded_transfer
 
 
-def trail(request: m.RequestId, traceparent: str) -> tuple[tuple[str, str], ...]:
-    """A room's metadata: what the prefill node's log and spans are to be found by."""
-    named = (REQUEST_ID_KEY, str(request))
-    return (named, (TRACE_HEADER, traceparent)) if traceparent else (named,)
-
-
-def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
+def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
+    """traceparent: empty where the request is not traced."""
     ticket = wanted.ticket
     return pb.ReceiverMessage(
         reserve=pb.Reserve(
-            connection_id=connection,
             ticket=pb.Ticket(
                 room=ticket.room,
                 generation=ticket.generation,
@@ -53,6 +44,8 @@ def reserve(connection: str, wanted: m.HandoverWanted) -> pb.ReceiverMessage:
             ),
             prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
             by_gateway=wanted.sender is not None,
+            request_id=wanted.request_id,
+            traceparent=traceparent,
         )
     )
 

@@ -9,13 +9,15 @@ where the engine cancelled) followed by WriterFenced.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer import peer_values
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.fencing.writer_fence import WriterFence
@@ -31,11 +33,10 @@ from tasuki.transfer.windows.send_report import Drain, WindowDigest
 
 from . import handover_messages as wire
 from .handover_settings import HandoverSettings
-from .prefill_link import PrefillConnection, PrefillLink
+from .prefill_link import PrefillConnection
+from .prefill_routing.chosen_node import Chosen
 from .pull_sender import PullSender, Say
-from .room_stream import RoomStream, StreamBroke
-
-Trail: TypeAlias = tuple[tuple[str, str], ...]
+from .room_stream import StreamBroke
 
 _ABORT_AGAIN_SECONDS = 0.1
 
@@ -63,17 +64,17 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
     def __init__(
         self,
         wanted: m.HandoverWanted,
-        link: PrefillLink,
-        connection: PrefillConnection,
+        chosen: Chosen,
         fence: WriterFence,
         post: Callable[[m.Inbox], None],
         receiver: Receiver,
         settings: HandoverSettings,
         begin_pull: BeginPull,
-        trail: Trail = (),
+        traceparent: str = "",
     ) -> None:
-        """begin_pull: serves what the prefill node pulls of this room; outlives it. trail: gRPC
-        metadata by which the prefill node names the room's request."""
+        """chosen: the prefill node, and why. begin_pull: serves what that pulls of this room;
+        outlives it. traceparent: of the room's request; empty where it has none. REQUIRES: the
+        connection is alive."""
         super().__init__(
             wanted.ticket.room,
             wanted.ticket.generation,
@@ -86,9 +87,12 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             {"request_id": wanted.request_id},
         )
         self.request_id = wanted.request_id
-        self.connection = connection
+        self.connection = chosen.connection
         self._wanted = wanted
-        self._link = link
+        self._chosen = chosen
+        self._link = chosen.link
+        self._wait: float | None = None
+        """Seconds of prefill that were before it when it came."""
         self._post = post
         self._settings = settings
         self._done: pb.Done | None = None
@@ -98,29 +102,21 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
         self._landed = 0
         self._begin_pull = begin_pull
         self._pull: PullSender | None = None
-        self._stream = RoomStream(
-            self.room,
-            lambda: connection.stub.Transfer(metadata=trail),
-            self.put,
-            settings.write,
-        )
+        self._traceparent = traceparent
+        self._stream = self.connection.stream()
+        self._line = self._stream.join(self.room, self.put)
 
     async def run(self) -> None:
         """From Reserve to the end, the fence included."""
         self.machine.apply(ReceiverEvent.RESERVE)
         reach(Place.RECEIVER_BEFORE_RESERVE)
-        self._stream.say(wire.reserve(self.connection.id, self._wanted))
-        self._tasks.start(self._stream.run)
-        self._tasks.start(self._watch_connection)
+        self._line.say(wire.reserve(self._wanted, self._traceparent))
         try:
             await super().run()
         finally:
+            self._stream.leave(self._line)
             if self._pull is not None:
                 self._pull.put(Stopped("its room is over"))
-
-    async def _watch_connection(self) -> None:
-        await self.connection.lost.wait()
-        self.put(StreamBroke(f"prefill node {self.connection.node.name} is lost"))
 
     def _stood_still(self) -> Stalled | None:
         landed = self.progress or 0
@@ -176,6 +172,8 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             case "queued":
                 machine.apply(ReceiverEvent.QUEUED)
                 self._position = message.queued.position
+                if message.queued.HasField("wait_seconds") and self._wait is None:
+                    self._must_wait(message.queued.wait_seconds)
             case "accepted":
                 machine.apply(ReceiverEvent.ACCEPTED)
                 reach(Place.RECEIVER_ON_ACCEPTED)
@@ -204,12 +202,21 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             case _:
                 self._lose("the prefill node sent a message of another version")
 
+    def _must_wait(self, seconds: float) -> None:
+        """Where another node would begin it so much sooner, it goes there."""
+        wait = self._wait = peer_values.seconds(seconds, "queued.wait_seconds")
+        chosen = self._chosen
+        self.connection.load.answered(wait, chosen.asked_at, time.monotonic())
+        if self._pull is None and chosen.second is not None and chosen.should_move(wait):
+            reason = f"{wait:.3g} s of other prompts are before it"
+            self._lose(reason, m.LossCause.MOVED)
+
     def _serve_pull(self, pull: pb.Pull) -> None:
         if self._pull is not None or self.machine.state is not ReceiverState.RESERVED:
             self._lose("the prefill node pulls twice, or too late")
             return
         grant = wire.pull_from_wire(self.room, pull)
-        self._pull = self._begin_pull(grant, self.connection, self._stream.say)
+        self._pull = self._begin_pull(grant, self.connection, self._line.say)
 
     def _grant(self, grant: m.Grant) -> None:
         self.machine.apply(ReceiverEvent.GRANT)
@@ -223,7 +230,7 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             self._lose(str(error))
             return
         self.phases.mark(Phase.GRANTED)
-        self._stream.say(wire.grant(grant))
+        self._line.say(wire.grant(grant))
 
     def _ready(self, ready: pb.Ready) -> None:
         self.machine.apply(ReceiverEvent.READY)
@@ -232,7 +239,9 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
             return
         reach(Place.RECEIVER_ON_READY)
         self.phases.mark(Phase.READY)
-        self._post(wire.ready_from_wire(self.room, ready, self.connection.node.name))
+        remote = wire.ready_from_wire(self.room, ready, self.connection.node.name)
+        report = self._chosen.report(self._wait, remote.hit.usable_tokens)
+        self._post(replace(remote, prefill_choice=report))
 
     def commit(self, received: ReceiverTrack) -> None:
         assert self._done is not None
@@ -268,9 +277,9 @@ class IncomingHandover(ReceivingRoom[RoomEvent]):
 
     async def _ask_on_stream(self) -> None:
         """Abort, and read what was under way until the reply, or until the stream ends."""
-        if self._stream.over:
+        if self._line.over:
             return
-        self._stream.say(pb.ReceiverMessage(abort=pb.Abort(generation=self.generation)))
+        self._line.say(pb.ReceiverMessage(abort=pb.Abort(generation=self.generation)))
         while not isinstance(event := await self._events.get(), StreamBroke):
             if not isinstance(event, pb.SenderMessage):
                 continue

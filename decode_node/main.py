@@ -12,6 +12,7 @@ from tasuki.engine.pair_parts import pair_parts
 from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
+from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.engine_host import host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
@@ -19,6 +20,7 @@ from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.node_codec import node_codec
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
+from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
@@ -75,27 +77,30 @@ async def run_apart(
     config: DecodeConfig,
     build: BuildParts,
 ) -> NextRole | None:
-    """As run(), the engine in a process of its own."""
+    """As run(), the engine in a process of its own, and front workers where there are some."""
     role_change = RoleChange("decode", (engine_config, server_config, config))
-    engine = await EngineProcess.launch(
-        partial(run_engine, engine_config, server_config, config, build)
-    )
-    model = asked_model(engine_config)
-    codec = node_codec(engine_config, server_config, model)
-    sizes = await engine.stands()
-    node = decode_front(
-        engine,
-        engine_config,
-        server_config,
-        config,
-        model,
-        codec,
-        sizes.max_request_tokens,
-        sizes.max_batch,
-        engine.status,
-        role_change,
-    )
-    await serve_apart(engine, node, server_config, role_change)
+    with node_sockets(server_config) as sockets:
+        engine = await EngineProcess.launch(
+            partial(run_engine, engine_config, server_config, config, build, sockets)
+        )
+        model = asked_model(engine_config)
+        codec = node_codec(engine_config, server_config, model)
+        sizes = await engine.stands()
+        front = ClientFront(
+            engine_config,
+            server_config,
+            model,
+            codec,
+            sizes.max_request_tokens,
+            sizes.max_batch,
+            engine.status,
+            role_change,
+        )
+        workers = front.workers(engine, sockets)
+        node = decode_front(
+            engine, server_config, config, front, codec, engine.status, workers=workers
+        )
+        await serve_apart(engine, node, server_config, role_change)
     return role_change.wanted
 
 
@@ -104,9 +109,11 @@ def run_engine(
     server_config: ServerConfig,
     config: DecodeConfig,
     build: BuildParts,
+    sockets: NodeSockets | None,
     connection: socket.socket,
 ) -> int:
-    """The engine's process. connection: to its front. Returns the exit status."""
+    """The engine's process. sockets: of a node with front workers. connection: to its front.
+    Returns the exit status."""
     configure_logging(server_config.log_format, server_config.log_level)
     with ExitStack() as stack:
 
@@ -114,7 +121,7 @@ def run_engine(
             parts, plane = stack.enter_context(_parts(engine_config, config, build))
             return DecodeSide(engine_config, server_config, config, parts, plane, front)
 
-        return host_engine(connection, side)
+        return host_engine(connection, side, None if sockets is None else sockets.engine)
 
 
 def _parts(

@@ -4,23 +4,19 @@ Life: startup, then whatever the daemon waits for, then shutdown.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 from tasuki.engine.build import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
-from tasuki.model.config import ModelConfig
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_routes import client_routes
+from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.near_engine import NearEngine
-from tasuki.server.daemon.node import Node
+from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import RunningEngine
-from tasuki.server.grpc.services import grpc_services
-from tasuki.server.openai.routes import served_model
 from tasuki.server.role_change import RoleChange
-from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.tracing import open_tracing
+from tasuki.server.workers.node_workers import NodeWorkers
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatusSource
 
@@ -51,18 +47,19 @@ class DecodeNode:
         engine = self._side.engine
         self.near.hold(engine)
         self.links = self._side.links
-        self.front = decode_front(
-            self.near,
+        status = self._side.status
+        front = ClientFront(
             engine_config,
             server_config,
-            config,
             parts.model_config,
             codec,
             engine.max_request_tokens,
             engine.max_batch,
-            self._side.status,
+            status,
             role_change,
-            self._side.deliver,
+        )
+        self.front = decode_front(
+            self.near, server_config, config, front, codec, status, self._side.deliver
         )
 
     async def startup(self) -> str:
@@ -84,37 +81,24 @@ class DecodeNode:
 
 def decode_front(
     engine: RunningEngine,
-    engine_config: EngineConfig,
     server_config: ServerConfig,
     config: DecodeConfig,
-    model: ModelConfig,
+    front: ClientFront,
     codec: TextCodec,
-    max_request_tokens: int,
-    max_batch: int,
     status: HandoverStatusSource,
-    role_change: RoleChange | None = None,
     handover: Callable[[Outbox], None] | None = None,
+    workers: NodeWorkers | None = None,
 ) -> Node:
-    """The front of a decode node, wherever its engine runs. max_request_tokens, max_batch: the
-    engine's. handover: as Node's."""
-    gateway = gateway_of(
-        engine_config, server_config, model, max_request_tokens, max_batch, codec.tokenizer
-    )
+    """The front of a decode node, wherever its engine runs. handover, workers: as Node's."""
     return Node(
         engine,
         server_config,
-        lambda client: (
-            *grpc_services(client, codec, server_config, status, role_change),
-            *gateway(client),
-        ),
+        front.services,
         handover=handover,
-        routes=partial(
-            client_routes,
-            model=served_model(engine_config.model, server_config, max_request_tokens, codec),
-            config=server_config,
-        ),
+        routes=front.routes,
         status=status,
-        about={"node": config.name, "role": "decode"},
+        about=about_node(config.name, "decode", front.folder, server_config),
         tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode"),
         chat_tokens=codec.chat_tokens,
+        workers=workers,
     )

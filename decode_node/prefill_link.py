@@ -13,13 +13,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import grpc
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
-from tasuki.transfer.errors import PeerSilent, TransferError
+from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import (
@@ -44,6 +46,8 @@ from tasuki.transfer.windows.send_report import Drain
 
 from .dialling import Dialling
 from .handover_settings import HandoverSettings
+from .prefill_load import PrefillNodeLoad
+from .room_stream import RoomStream
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +63,18 @@ class PrefillConnection:
         connected: pb.Connected,
         stub: handover_pb2_grpc.HandoverStub,
         transport: Transport,
+        write_seconds: float,
     ) -> None:
-        """Raises PeerInvalid, MetadataUnusable."""
+        """write_seconds: as RoomStream. Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
         """From the last beat that had one."""
+        self.load = PrefillNodeLoad()
+        self.number: int | None = None
+        """In the index of who holds what, while it is followed."""
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
@@ -77,15 +85,27 @@ class PrefillConnection:
         self.landed = 0
         """Windows of all its rooms, as these see it when they look."""
         self._drained: list[pb.DrainedPull] = []
+        self._write_seconds = write_seconds
+        self._rooms = self._new_stream()
+
+    def _new_stream(self) -> RoomStream:
+        return RoomStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
+
+    def stream(self) -> RoomStream:
+        """That rooms may join. REQUIRES: alive."""
+        if not self._rooms.open:
+            self._rooms = self._new_stream()
+        return self._rooms
 
     @property
     def alive(self) -> bool:
         return not self.lost.is_set()
 
     def end(self) -> None:
-        """No beat is answered any more. Idempotent."""
+        """No beat is answered any more, and no room is heard. Idempotent."""
         self.lost.set()
         self.writer.lose()
+        self._rooms.end(f"prefill node {self.node.name} is lost")
 
     def drained(self, room: int, generation: int, drain: Drain) -> None:
         """A pull that this node sent has ended: the next renewal says so."""
@@ -104,6 +124,9 @@ class PrefillConnection:
         )
 
 
+Standing: TypeAlias = Callable[["PrefillLink", PrefillConnection], AbstractContextManager[None]]
+
+
 class PrefillLink:
     def __init__(
         self,
@@ -116,10 +139,11 @@ class PrefillLink:
         on_change: Callable[[], None],
         dialling: Dialling | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
+        standing: Standing = lambda *_: nullcontext(),
     ) -> None:
         """sender: writes what the prefill node pulls, over the transport. on_change: the connection
         came or went. dialling: in plain text, and on this host only, by default. progress: this
-        node's, sent with each renewal."""
+        node's, sent with each renewal. standing: entered as long as a connection lives."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -136,6 +160,7 @@ class PrefillLink:
         self._on_change = on_change
         self._dialling = dialling or Dialling()
         self._progress = progress
+        self._standing = standing
 
     def status(self) -> PrefillNodeStatus:
         # Each read once: the link's loop may change them meanwhile.
@@ -200,7 +225,9 @@ class PrefillLink:
             )
             raise ContractMismatch(self.refused)
         self.refused = ()
-        connection = PrefillConnection(answer.connected, stub, self._transport)
+        connection = PrefillConnection(
+            answer.connected, stub, self._transport, self._settings.write
+        )
         await connect_within(
             self._settings.connect, self._sender, connection.id, connection.node, asked_at
         )
@@ -219,9 +246,10 @@ class PrefillLink:
         beating = asyncio.create_task(self._beat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
         try:
-            self._on_change()
-            self.tried.set()
-            await asyncio.wait({beating, dropping}, return_when=asyncio.FIRST_COMPLETED)
+            with self._standing(self, connection):
+                self._on_change()
+                self.tried.set()
+                await asyncio.wait({beating, dropping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             beating.cancel()
             dropping.cancel()
@@ -245,8 +273,11 @@ class PrefillLink:
                 silence.received(time.monotonic())
                 if beat.HasField("progress"):
                     connection.progress = progress_from_wire(beat.progress)
-                if (asked_at := asked.get(beat.received)) is not None:
+                asked_at = asked.get(beat.received)
+                if asked_at is not None:
                     self._sender.renew(connection.id, asked_at)
+                if beat.HasField("load"):
+                    self._take_load(connection, beat.load, asked_at)
                 asked = {s: at for s, at in asked.items() if s >= beat.received}
                 if len(asked) > _MOST_UNHEARD:
                     log.warning("prefill node %s beats and confirms nothing", self.target)
@@ -261,6 +292,15 @@ class PrefillLink:
             log.exception("the heartbeat of %s broke", self.target)
         finally:
             call.cancel()
+
+    def _take_load(
+        self, connection: PrefillConnection, load: pb.Load, asked_at: float | None
+    ) -> None:
+        now = time.monotonic()
+        try:
+            connection.load.report(load, now if asked_at is None else asked_at, now)
+        except PeerInvalid as error:
+            log.debug("prefill node %s: %s", self.target, error)
 
     async def abort(
         self, connection: PrefillConnection, room: int, generation: int, timeout: float

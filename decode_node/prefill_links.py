@@ -8,7 +8,7 @@ last room has, so that nothing in flight fails because the membership changed.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from .prefill_link import PrefillConnection, PrefillLink
 
@@ -42,12 +42,17 @@ class PrefillLinks:
                 self._tasks[link] = task
         self.members = tuple(self._links.values())
 
-    def connected(self) -> list[tuple[PrefillLink, PrefillConnection]]:
-        return [
-            (link, link.connection)
-            for link in self._links.values()
-            if link.connection is not None and link.connection.alive
-        ]
+    def any_connected(self, beside: Collection[str]) -> bool:
+        """Whether a member is, of another target than these."""
+        return any(
+            link.connection is not None and link.connection.alive
+            for target, link in self._links.items()
+            if target not in beside
+        )
+
+    def closed_to_rooms(self, beside: Iterable[str]) -> list[PrefillLink]:
+        """Those that leave, and members of these targets."""
+        return [*self._leaving, *(self._links[t] for t in beside if t in self._links)]
 
     def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
         """Let go of links that leave and have no room. busy: the connections of live rooms."""

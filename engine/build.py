@@ -6,7 +6,7 @@ Only then are those modules imported, so that a machine without Triton never nee
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +19,14 @@ from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.engine.handover.prefill_side import PrefillHandover
+from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights
@@ -49,7 +52,7 @@ class EngineParts:
 
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
-    None: by the arena's device.
+    None: by the arena's device. grammars: over the model's vocabulary.
     """
 
     model_config: ModelConfig
@@ -59,6 +62,7 @@ class EngineParts:
     slabs: int | None = None
     wire: UnitSizes | None = None
     runner: "Callable[[EngineParts, bool], Runner] | None" = None
+    grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
 
     @property
     def layout(self) -> CacheLayout:
@@ -92,7 +96,14 @@ def build_parts(
     arena = build_arena(config, model_config, device, role)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
-    return EngineParts(model_config, build_model(model_config, weights), arena, StepCounter())
+    vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
+    return EngineParts(
+        model_config,
+        build_model(model_config, weights),
+        arena,
+        StepCounter(),
+        grammars=GrammarCompiler(vocabulary),
+    )
 
 
 def asked_model(config: EngineConfig) -> ModelConfig:
@@ -190,7 +201,8 @@ def build_prefill_engine(
 ) -> Engine:
     """An engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of the
     parts; the sender counts their steps."""
-    side = partial(PrefillHandover, sender=sender)
+    speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
+    side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
 
 
@@ -212,7 +224,9 @@ def build_decode_engine(
 
 def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverContext) -> Answers:
     tool_call_ids = read_tool_call_ids(Path(config.model))
-    return Answers(context, parts.model_config.eos_ids, tool_call_ids)
+    return Answers(
+        context, parts.model_config.eos_ids, tool_call_ids, ttft_target=config.ttft_target
+    )
 
 
 def _assemble(
@@ -232,7 +246,8 @@ def _assemble(
         log.info("an arena of %d MiB, and up to %d requests in a forward", size, batch)
     runner = build_runner(parts, batch, hands_on=role is Role.PREFILL, progress=progress)
     wire = parts.wire or parts.layout
-    return Engine(config, cache, runner, limits, side, wire=wire, max_batch=batch)
+    grammars = parts.grammars
+    return Engine(config, cache, runner, limits, side, grammars, wire=wire, max_batch=batch)
 
 
 def build_early_start(
@@ -241,14 +256,15 @@ def build_early_start(
     """on_end: called on the thread of the steps after each; must return at once."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
-        return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers)
+        return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers, parts.grammars)
     from tasuki.model.backends.triton_backend import TritonBackend
 
     assert isinstance(model.backend, TritonBackend)
     # Of its own: forwards of one back end share streams.
     backend = model.backend.beside()
     apart = Qwen35Model(model.config, model.weights, backend)
-    return EarlyStart(EarlySteps(apart, parts.arena, on_end, backend.prepare), barriers)
+    steps = EarlySteps(apart, parts.arena, on_end, backend.prepare)
+    return EarlyStart(steps, barriers, parts.grammars)
 
 
 def build_runner(
@@ -259,7 +275,7 @@ def build_runner(
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
-        return CpuRunner(parts.model, parts.arena, parts.steps)
+        return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
     from tasuki.engine.runner.cuda_runner import CudaRunner
     from tasuki.engine.runner.layer_events import LayerEvents
 
@@ -267,6 +283,7 @@ def build_runner(
         parts.model,
         parts.arena,
         LayerEvents(parts.steps, parts.model_config.layers) if hands_on else None,
+        parts.grammars,
         max_batch=batch,
         max_position=parts.model_config.max_position,
         progress=progress,

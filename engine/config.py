@@ -1,8 +1,9 @@
 """Everything that shapes an engine, fixed before it starts."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, get_args
 
+from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import Headings, option
 
@@ -17,7 +18,7 @@ class EngineConfig:
         "Model": ("model", "revision", "max_model_len", "dtype", "ssm_dtype", "device"),
         "Memory and batches": (
             *("arena_mib", "gpu_memory_utilization", "max_batch", "prefill_chunk_tokens"),
-            *("max_itl_ms", "queue_timeout", "cache_policy", "threads"),
+            *("max_itl_ms", "queue_timeout", "ttft_target", "cache_policy", "threads"),
         ),
         "Hand-over": ("route", "local_prefill_tokens", "pull_tokens"),
     }
@@ -29,6 +30,8 @@ class EngineConfig:
         argument="MODEL",
         unit="DIR|NAME",
     )
+    # A new setting never takes an old one's place in a call.
+    _: KW_ONLY
     revision: str = option(
         "", "branch, tag or commit of a model of huggingface.co; none: its main branch"
     )
@@ -72,10 +75,13 @@ class EngineConfig:
         "as small as that asks, down to 64 tokens; not given: chunks are whole",
     )
     route: str = option(
-        "learnt",
-        "what decides where a prompt is computed, and whether a prefill node pulls: rates, once "
-        "some are measured, or always the two numbers of tokens that follow",
-        ("learnt", "fixed"),
+        "auto",
+        "where a prompt is computed. Here or on a prefill node, and whether that one pulls: by "
+        "measured rates; fixed: always by the two numbers of tokens that follow. On which of "
+        "several: the cheapest in seconds, by what each holds and has to do (cost; auto: by a hash "
+        "of its session while that is not known), the one of that hash (sticky), the one with the "
+        "fewest prompts (fewest-rooms, fixed)",
+        get_args(RouteName),
     )
     local_prefill_tokens: int = option(
         128, "decode role: uncached suffixes up to this long are prefilled here"
@@ -85,6 +91,12 @@ class EngineConfig:
     )
     queue_timeout: float = option(
         60.0, "seconds that a request may wait before its prompt is begun, on each node that has it"
+    )
+    ttft_target: float | None = option(
+        None,
+        "seconds: a prompt whose first token is not expected within that is refused at once, with "
+        "the time after which to ask again, while others wait before it; a request may name its "
+        "own; not given: none is refused for that",
     )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")
@@ -108,6 +120,10 @@ class EngineConfig:
         if not 0 < self.queue_timeout < float("inf"):
             raise EngineConfigError(
                 f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"
+            )
+        if self.ttft_target is not None and not 0 < self.ttft_target < float("inf"):
+            raise EngineConfigError(
+                f"ttft_target must be a positive number of seconds, not {self.ttft_target}"
             )
         if self.max_itl_ms is not None and not 0 < self.max_itl_ms < float("inf"):
             raise EngineConfigError(

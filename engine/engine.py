@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover, HandoverContext
@@ -21,6 +23,9 @@ from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.model.grammar.grammar import GrammarError, GrammarsUnavailable
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -36,6 +41,9 @@ from .request import Request
 
 log = logging.getLogger(__name__)
 
+_COMPILING_SECONDS = 0.002
+"""Until a loop that has nothing else to do looks again whether a grammar is ready."""
+
 
 class Engine:
     """Runs the forwards of the requests that its role's hand-over side owns."""
@@ -47,13 +55,15 @@ class Engine:
         runner: Runner,
         limits: PromptLimits,
         side: Callable[[HandoverContext], Handover],
+        grammars: GrammarCompiler,
         *,
         wire: UnitSizes,
         max_batch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """side: makes the role's part. wire: lengths in bytes of what travels. max_batch: requests
-        in one forward. clock: of the time that requests wait in the queue, seconds."""
+        """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
+        travels. max_batch: requests in one forward. clock: of the time that requests wait in the
+        queue, seconds."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -65,17 +75,21 @@ class Engine:
         self._intake = Intake(cache, limits, emit)
         self._queue = QueueLimit(config.queue_timeout, clock)
         self._scheduler = Scheduler(cache, config, self._admit, self._queue, max_batch)
+        self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
+        router = Router(config, cache.arena.layout, wire)
+        self._costs = router.costs
         self._handover = side(
             HandoverContext(
                 cache,
                 self._plans,
                 self._scheduler,
                 self._intake,
-                Router(config, cache.arena.layout, wire),
+                router,
                 self._ledger,
                 limits.working_slots,
                 emit,
+                grammars,
             )
         )
         self._queries = CacheQueries(cache, self._handover, self._times, emit)
@@ -83,6 +97,7 @@ class Engine:
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
         self._plans.prepare()
+        self._grammars.prepare()
 
     @property
     def max_request_tokens(self) -> int:
@@ -141,6 +156,8 @@ class Engine:
     def idle_seconds(self) -> float | None:
         """How long step() has nothing to do after it returned False, if no message comes; None: for
         ever."""
+        if self._grammars.compiling:
+            return _COMPILING_SECONDS
         return self._queue.idle_seconds
 
     def _end_overdue(self) -> None:
@@ -156,7 +173,9 @@ class Engine:
         can never be served is rejected. A refusal is remembered: a blocked request costs a step
         nothing until something happened that might change the answer."""
         answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
-        if request.refused_at == answer_depends_on or self._scheduler.parked(request):
+        if request.refused_at == answer_depends_on or not self._has_grammar(request):
+            return False
+        if self._scheduler.parked(request):
             return False
         try:
             admitted = self._handover.admit(request)
@@ -165,6 +184,19 @@ class Engine:
             return False
         request.refused_at = None if admitted else answer_depends_on
         return admitted
+
+    def _has_grammar(self, request: Request) -> bool:
+        """Whether what the answer must follow, if anything, is compiled; a request whose grammar
+        cannot be is rejected."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return True
+        try:
+            return self._grammars.ready(grammar)
+        except (GrammarError, GrammarsUnavailable) as error:
+            refusal = m.RequestError(m.ErrorKind.INVALID, f"grammar: {error}")
+            self._handover.reject(request, refusal)
+            return False
 
     def _land(self, flight: LaunchedForward | None, follows: bool) -> None:
         """follows: it was launched before the one before had landed."""
@@ -178,7 +210,11 @@ class Engine:
             self._plans.check_device()
             self._fail(flight.scheduled, error)
         else:
-            self._scheduler.landed(flight.scheduled, flight.in_flight.busy_seconds)
+            busy = flight.in_flight.busy_seconds
+            self._scheduler.landed(flight.scheduled, busy)
+            self._handover.landed(flight.scheduled.prompts, busy)
+            if tokens := flight.scheduled.prompt_tokens:
+                self._costs.forwarded.add(tokens, busy)
             if follows:
                 self._times.idle.add(flight.in_flight.idle_seconds)
             self._commit(flight.scheduled, sampled)
@@ -189,7 +225,8 @@ class Engine:
             self._commit_answers(forward.answers, drawn.take(slice(count)))
         for row, item in enumerate(forward.prompts, count):
             if item.live:
-                self._commit_prompt(item, drawn.at(row) if item.num_sampled else None)
+                sampled = drawn.at(row) if item.num_sampled else None
+                self._commit_prompt(item, sampled, drawn.scores.get(row))
 
     def _commit_answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """Of rows whose requests are over nothing counts: what was drawn is behind the end."""
@@ -205,18 +242,25 @@ class Engine:
         self._scheduler.running.acquit(answers.requests)
         self._handover.on_tokens(answers, drawn)
 
-    def _commit_prompt(self, item: ScheduledSequence, sampled: Sampled | None) -> None:
+    def _commit_prompt(
+        self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
+    ) -> None:
         """REQUIRES: it is live."""
         request, allocation = item.request, item.active.allocation
         request.suspect = False
-        if sampled is not None and not all_sound([sampled]):
+        drawn_unsoundly = sampled is not None and not all_sound([sampled])
+        if drawn_unsoundly or (scores is not None and not np.isfinite(scores.logprobs).all()):
             self._handover.reject(request, unsound(request))
             return
         item.active.progress.land(item.stop, item.write_index, item.num_sampled)
         for planned, slot in item.checkpoints:
             self._cache.insert(allocation, planned.position, slot, planned.kind)
+        if scores is not None:
+            self._handover.on_scores(request, item.start, scores)
         if sampled is not None:
             self._handover.on_token(request, sampled)
+        elif item.stop == request.length and not request.sampling.draws:
+            self._handover.on_prompt_end(request)
 
     def _fail(self, forward: ScheduledForward, error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
@@ -237,5 +281,5 @@ class Engine:
         for request in self._handover.requests:
             allocation = getattr(request.state, "allocation", None)
             if allocation is not None:
-                held[allocation.id] = request.id
+                held[allocation.id] = request.told_as
         return held

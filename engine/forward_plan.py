@@ -104,6 +104,18 @@ class RowCheckpoint:
 
 
 @dataclass(frozen=True)
+class ScoredRow:
+    """Of the first `count` tokens of the plan's row it is computed how likely the token behind each
+    was, with so many of the likeliest beside it (top). following: the token behind the last of
+    them."""
+
+    row: int
+    count: int
+    top: int
+    following: int
+
+
+@dataclass(frozen=True)
 class PlanRows:
     """What the forward computes: columns [8, n] int32, a row a sequence. positions: of the first
     token. lengths: tokens. Both are upper bounds where the flags say that the value is on the
@@ -151,6 +163,7 @@ class ForwardPlan:
     rows: PlanRows = field(default_factory=lambda: plan_rows([]))
     tokens: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     checkpoints: tuple[RowCheckpoint, ...] = ()
+    scored: tuple[ScoredRow, ...] = ()
 
     def encode(self) -> bytes:
         counts = (
@@ -161,6 +174,7 @@ class ForwardPlan:
             len(self.rows),
             len(self.tokens),
             len(self.checkpoints),
+            len(self.scored),
         )
         pages = [item.pages for item in self.new_pages]
         lists: list[int] = [number for copy in self.copies for number in copy]
@@ -169,6 +183,8 @@ class ForwardPlan:
             lists += (item.lane, len(item.pages))
         for mark in self.checkpoints:
             lists += (mark.row, mark.position, mark.slot)
+        for row in self.scored:
+            lists += (row.row, row.count, row.top, row.following)
         parts = [
             _HEAD.pack(self.number, *counts),
             np.array(lists, dtype=_WIRE).tobytes(),
@@ -181,7 +197,7 @@ class ForwardPlan:
 
 
 _WIRE = np.dtype("<i4")
-_HEAD = struct.Struct("<Q7I")
+_HEAD = struct.Struct("<Q8I")
 _JOINED = struct.Struct("<iIIddiIIII")
 
 
@@ -227,8 +243,8 @@ class _Reader:
     def ints(self, count: int) -> Ints:
         return np.frombuffer(self.bytes(4 * count), dtype=_WIRE)
 
-    def triples(self, count: int) -> list[list[int]]:
-        found: list[list[int]] = self.ints(3 * count).reshape(-1, 3).tolist()
+    def tuples(self, count: int, length: int) -> list[list[int]]:
+        found: list[list[int]] = self.ints(length * count).reshape(-1, length).tolist()
         return found
 
     def bytes(self, count: int) -> bytes:
@@ -264,13 +280,14 @@ class _Reader:
 def decode_plan(data: bytes) -> ForwardPlan:
     """What encode() was called on. Raises PlanError where the bytes are not a plan's."""
     reader = _Reader(data)
-    number, copies, left, joined, grown, rows, tokens, marks = _HEAD.unpack(
+    number, copies, left, joined, grown, rows, tokens, marks, scored = _HEAD.unpack(
         reader.bytes(_HEAD.size)
     )
-    copied = reader.triples(copies)
+    copied = reader.tuples(copies, 3)
     gone = reader.ints(left).tolist()
-    sizes = reader.ints(2 * grown).reshape(-1, 2).tolist()
-    marked = reader.triples(marks)
+    sizes = reader.tuples(grown, 2)
+    marked = reader.tuples(marks, 3)
+    scores = reader.tuples(scored, 4)
     columns = reader.ints(COLUMNS * rows).reshape(COLUMNS, -1)
     ids = reader.ints(tokens)
     new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
@@ -287,4 +304,5 @@ def decode_plan(data: bytes) -> ForwardPlan:
         rows=PlanRows(columns),
         tokens=ids,
         checkpoints=tuple(RowCheckpoint(*mark) for mark in marked),
+        scored=tuple(ScoredRow(*item) for item in scores),
     )

@@ -6,10 +6,13 @@ Thread rule: the engine loop's, but for max_request_tokens.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
+
+MAX_PROMPT_SCORES = 1 << 18
+"""Logprobs of one prompt: its own tokens' and the likeliest ones', about 20 MB as JSON."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,24 @@ class Intake:
                 m.ErrorKind.TOO_LONG,
                 f"prompt of {len(prompt)} tokens with its answer needs {final_length}, "
                 f"but at most {limit} fit: shorten the prompt or lower max_new_tokens",
+            )
+        return None
+
+    def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
+        """Why a prompt cannot be scored with so many of the likeliest tokens beside each of its
+        own; None also where it is not to be."""
+        if top is None:
+            return None
+        if not 0 <= top <= MAX_TOP_LOGPROBS:
+            return m.RequestError(
+                m.ErrorKind.INVALID,
+                f"prompt_logprobs must be in [0, {MAX_TOP_LOGPROBS}], not {top}",
+            )
+        if len(prompt) * (top + 1) > MAX_PROMPT_SCORES:
+            return m.RequestError(
+                m.ErrorKind.TOO_LONG,
+                f"prompt_logprobs {top} of a prompt of {len(prompt)} tokens are over "
+                f"{MAX_PROMPT_SCORES} numbers: ask for fewer, or shorten the prompt",
             )
         return None
 

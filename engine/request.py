@@ -8,6 +8,7 @@ receiver had more than this node. Retracted gives everything back and waits agai
 
 import math
 import time
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -156,6 +157,19 @@ MOVES: dict[type, tuple[type, ...]] = {
 }
 
 
+@dataclass(frozen=True)
+class PromptScoring:
+    """top: how many of the likeliest tokens beside each. tokens: the prompt."""
+
+    top: int
+    tokens: m.Tokens
+
+    def count(self, start: int, stop: int) -> int:
+        """How many of the rows [start, stop) of a forward have a token of the prompt behind
+        them."""
+        return max(0, min(stop, len(self.tokens) - 1) - start)
+
+
 @dataclass(eq=False)
 class Request:
     """What the engine knows of one request. `tokens` is the prompt and every sampled token.
@@ -163,7 +177,10 @@ class Request:
     caller: with whom its caller shares the engine's room. priority: the lowest of a caller first.
     due: when it must have been begun, on the queue's clock. overtaken: how often others
     of its line went past it. branch_points: where others branch off before its prompt is begun.
-    changed: as of the Submit."""
+    changed: as of the Submit. scoring: how its prompt is to be scored; scored: tokens from the
+    second on that were. findable: others may resume at what it leaves in the cache. forks: answers
+    that wait for its prompt to be computed, which is theirs but for the last token; it has none of
+    its own, and its client knows only theirs. carrier: whose fork it was."""
 
     id: m.RequestId
     prompt: m.Tokens
@@ -177,13 +194,20 @@ class Request:
     priority: int = 0
     patience: float = math.inf  # seconds that its client waits for an answer to begin
     changed: tuple[int, int] | None = None
-    output: list[int] = field(default_factory=list)
+    scoring: PromptScoring | None = None
+    scored: int = 0
+    findable: bool = True
+    forks: tuple["Request", ...] = ()
+    carrier: "Request | None" = None
+    # An array, since a list keeps 36 bytes a token for as long as the answer goes on.
+    output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None
     transfer: m.TransferReport | None = None
     pulled: m.PullReport | None = None
     pull_tried: bool = False
     route: m.RouteReport | None = None
+    prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # of a prefill node
     started: tuple[float, int] | None = (
         None  # when it was allocated to be computed, from which token
@@ -214,6 +238,16 @@ class Request:
         """Whether a forward of it was ever to run here, or its first token is out."""
         return self.started is not None or bool(self.output)
 
+    @property
+    def told_as(self) -> m.RequestId:
+        """The id that its client knows it by."""
+        return self.forks[0].id if self.forks else self.id
+
+    @property
+    def waiting_forks(self) -> list["Request"]:
+        """Those that were not aborted meanwhile."""
+        return [fork for fork in self.forks if isinstance(fork.state, Waiting)]
+
     def __post_init__(self) -> None:
         self._prompt_length = len(self.prompt)
 
@@ -231,7 +265,7 @@ class Request:
     @property
     def final_length(self) -> int:
         """Most tokens that are ever forwarded: the last sampled one is not."""
-        return self._prompt_length + self.sampling.max_new_tokens - 1
+        return self._prompt_length + max(self.sampling.max_new_tokens, 1) - 1
 
     @property
     def next_capacity(self) -> int:
@@ -248,6 +282,6 @@ class Request:
         """Tokens [start, stop) of prompt and output, O(stop - start)."""
         prompt = self._prompt_length
         if start >= prompt:
-            return self.output[start - prompt : stop - prompt]
+            return self.output[start - prompt : stop - prompt].tolist()
         head: list[int] = self.prompt[start:stop].tolist()
-        return head + self.output[max(0, start - prompt) : max(0, stop - prompt)]
+        return head + self.output[max(0, start - prompt) : max(0, stop - prompt)].tolist()

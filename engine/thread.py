@@ -98,7 +98,7 @@ class EngineThread:
             log.exception("a message was dropped: %s", type(message).__name__)
             if isinstance(message, Submit):
                 failure = RequestError(ErrorKind.INTERNAL, f"the engine refused it: {error!r}")
-                self._deliver([Rejected(message.request_id, failure)])
+                self._deliver([Rejected(name, failure) for name in message.answer_ids])
 
     def _messages(self, wait: float | None) -> list[Inbox]:
         """All that wait; where none does, sleep until one comes, at most `wait` seconds (None: for

@@ -5,12 +5,15 @@ arena it is given. A forward is a function of (batch, arena), so one model serve
 calls on one arena come from one thread.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.backends.base import Backend, Operators
 from tasuki.model.backends.torch_backend import TorchBackend
+from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
@@ -31,10 +34,19 @@ class Qwen35Model:
         self.backend = backend or TorchBackend(config)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
-        """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written."""
+    def forward(
+        self,
+        batch: Batch,
+        arena: Arena,
+        hooks: LayerHooks,
+        score: Callable[[HeadOf], None] | None = None,
+    ) -> Tensor:
+        """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written.
+        score: is given what makes logits of other rows, if they are wanted."""
         operators = self.backend.bind(batch)
         branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
+        if score is not None:
+            score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
         return self.head(branch[last], residual[last], operators).float()
 

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.fencing.writer_liveness import WriterLife
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
 """A receiver tries our metadata in a process of its own before it begins to beat."""
+_LOAD_SECONDS = 1.0
+"""Between two beats with the load; what a receiver sends meanwhile it counts itself."""
 _PEERS_TOLD = 64
 _NAME_TOLD = 64
 
@@ -61,11 +64,14 @@ class ReceiverConnections:
         retry_seconds: float,
         settle_seconds: float,
         progress: Callable[[], NodeProgress] = NodeProgress,
+        load: Callable[[], pb.Load | None] = lambda: None,
     ) -> None:
         """on_lost: called with a connection's name once, before the sender lets go of it.
         on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's. progress:
-        this node's, sent with each beat."""
+        this node's, sent with each beat. load: this node's, sent about once a second; None while it
+        is not known."""
         self._progress = progress
+        self._load = load
         self._prefix = f"{epoch.hex()}-"
         self._sender = sender
         self._beat_seconds = beat_seconds
@@ -166,15 +172,20 @@ class ReceiverConnections:
         connection.silence.received(time.monotonic())
         reader = asyncio.create_task(self._read(name, connection, renewals))
         sequence = 0
+        load_sent_at = -inf
         try:
             while name in self and not reader.done():
                 sequence += 1
-                connection.asked[sequence] = time.monotonic()
+                now = time.monotonic()
+                connection.asked[sequence] = now
                 connection.writer.answering()
+                load = self._load() if now - load_sent_at >= _LOAD_SECONDS else None
+                load_sent_at = load_sent_at if load is None else now
                 yield pb.Beat(
                     sequence=sequence,
                     received=connection.renewal,
                     progress=progress_to_wire(self._progress()),
+                    load=load,
                 )
                 await asyncio.wait({reader}, timeout=self._beat_seconds)
                 if connection.silence.tick(time.monotonic()):

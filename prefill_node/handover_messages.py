@@ -3,8 +3,6 @@
 What a receiver sends is bounded here, field by field, before an engine sees any of it.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from tasuki.engine import messages as m
@@ -16,8 +14,6 @@ from tasuki.engine.messages.proto import (
     top_to_proto,
 )
 from tasuki.proto import handover_pb2 as pb
-from tasuki.server.auth.request_context import TRACE_HEADER
-from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.transfer import peer_values
 from tasuki.transfer.protocol.messages import report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
@@ -33,12 +29,9 @@ _ERROR_KINDS = {
 }
 
 
-def trail_from_wire(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
+def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
     """A room's request id and traceparent; empty where the receiver sent none."""
-    values = {key: value for key, value in metadata or () if isinstance(value, str)}
-    return peer_values.shown(values.get(REQUEST_ID_KEY, "")), peer_values.shown(
-        values.get(TRACE_HEADER, "")
-    )
+    return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)
 
 
 _TOKEN = np.dtype("<i4")
@@ -52,8 +45,8 @@ class InvalidReserve(ValueError):
     """A Reserve that no receiver of this version sends. Names the field."""
 
 
-def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
-    """Raises InvalidReserve naming the field."""
+def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
+    """connection: whose room it is. Raises InvalidReserve naming the field."""
     ticket = reserve.ticket
     if not 0 < ticket.room < 2**63:
         raise InvalidReserve(f"ticket.room {ticket.room} is not in [1, 2^63)")
@@ -104,7 +97,7 @@ def reserve_from_wire(reserve: pb.Reserve) -> m.PrefillReserve:
             priority=ticket.priority,
         ),
         prompt.astype(np.int32),
-        reserve.connection_id,
+        connection,
     )
 
 
@@ -131,6 +124,19 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
             route=None if token.route is None else route_to_proto(token.route),
             top=top_to_proto(token.top),
         )
+    )
+
+
+def load(reported: m.PrefillLoad) -> pb.Load:
+    pull_fixed, pull_token = reported.pull or (None, None)
+    return pb.Load(
+        wait_seconds=reported.wait_seconds,
+        fixed_seconds=reported.seconds.fixed,
+        token_seconds=reported.seconds.token,
+        context_seconds=reported.seconds.context,
+        pull_fixed_seconds=pull_fixed,
+        pull_token_seconds=pull_token,
+        stored_seconds=reported.stored_seconds,
     )
 
 

@@ -52,7 +52,8 @@ class GatewayMissing:
 
 
 RoomEvent = (
-    m.PrefillAccepted
+    m.PrefillQueued
+    | m.PrefillAccepted
     | m.PrefillRefused
     | m.PrefillToken
     | m.Grant
@@ -83,15 +84,16 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
         sender: Sender,
         progress_seconds: float,
         begin_pull: BeginPull,
+        say: Say,
         request_id: str = "",
         *,
         deadlines: SenderDeadlines | None = None,
         awaits_gateway: bool = False,
     ) -> None:
         """progress_seconds: between two repetitions of Queued, and between two looks at the
-        deadlines. begin_pull: fetches what the ticket offers; outlives the room. request_id: as the
-        receiver's clients know it; empty where it sent none. awaits_gateway: nothing is computed
-        before GatewayArrived."""
+        deadlines. begin_pull: fetches what the ticket offers; outlives the room. say: to the
+        receiver, in order, up to Closed. request_id: as the receiver's clients know it; empty where
+        it sent none. awaits_gateway: nothing is computed before GatewayArrived."""
         room = reserve.ticket.room
         super().__init__(
             room,
@@ -104,13 +106,12 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
             f"room {room}",
             {"request_id": request_id, "room": room},
         )
-        self.outgoing: asyncio.Queue[pb.SenderMessage | None] = asyncio.Queue()
-        """What the stream writes; None ends it."""
         self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
         self._reserve = reserve
         self._awaits_gateway = awaits_gateway
         self._post = post
         self._begin_pull = begin_pull
+        self._say = say
         self._pull: PullReceiver | None = None
         self._position: int | None = None
         self._position_said_at = -inf
@@ -125,8 +126,11 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
         if self._pull is not None:
             self._pull.put(Stopped("its room is over"))
         self._post(m.PrefillEnd(self.room, self._given_up))
-        self.outgoing.put_nowait(None)
         self.ended.set_result(drain)
+
+    def close(self) -> None:
+        """The last thing that is said, once the room is over."""
+        self._say(pb.SenderMessage(closed=pb.Closed()))
 
     def begin(self) -> None:
         self.machine.apply(SenderEvent.ARRIVE)
@@ -144,6 +148,10 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
                 if machine.apply(SenderEvent.ACCEPT) is SenderState.ACCEPTED:
                     self.phases.mark(Phase.ACCEPTED)
                     self._say(pb.SenderMessage(accepted=pb.Accepted()))
+            case m.PrefillQueued(wait_seconds=seconds):
+                if machine.state is SenderState.QUEUED:
+                    queued = pb.Queued(position=self._position, wait_seconds=seconds)
+                    self._say(pb.SenderMessage(queued=queued))
             case m.PullWanted(grant=grant):
                 # Where the room drains by now the pull is lost by run() at once.
                 self._pull = self._begin_pull(grant, self.connection, self._say)
@@ -241,6 +249,3 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
             self._say(pb.SenderMessage(aborted=pb.Aborted(drain=drained)))
         else:
             self._say(pb.SenderMessage(failed=pb.Failed(reason=failure, drain=drained)))
-
-    def _say(self, message: pb.SenderMessage) -> None:
-        self.outgoing.put_nowait(message)

@@ -21,10 +21,8 @@ import grpc
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.server.errors import InvalidRequest
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import DuplicateRoom, PeerSilent, TransferError
-from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
@@ -45,7 +43,6 @@ from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDe
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
 from . import handover_messages as wire
 from .decode_connections import ReceiverConnections
@@ -53,19 +50,10 @@ from .ended_rooms import EndedRooms
 from .gateway_rooms import GatewayRooms
 from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost
 from .pull_receiver import PullReceiver, Say
+from .receiver_stream import ReceiverStream, RoomRefused
+from .usable_feed import UsableFeed
 
 log = logging.getLogger(__name__)
-
-_BEFORE_TELLING = {
-    "accepted": Place.SENDER_BEFORE_ACCEPTED,
-    "ready": Place.SENDER_BEFORE_READY,
-    "done": Place.SENDER_BEFORE_DONE,
-}
-_AFTER_TELLING = {
-    "accepted": Place.SENDER_AFTER_ACCEPTED,
-    "ready": Place.SENDER_AFTER_READY,
-    "done": Place.SENDER_AFTER_DONE,
-}
 
 
 @dataclass(frozen=True)
@@ -132,11 +120,18 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             transport.retry_seconds,
             transport.settle_seconds,
             progress,
+            self._load_message,
         )
+        self._load: m.PrefillLoad | None = None
+        """As the engine reported it last."""
+        self._usable = UsableFeed(lambda: post(m.ReadUsable()))
+        self._usable_readers: set[str] = set()
+        """Connections that read what is usable: one stream each."""
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull", self._pull_over)
         """By room and generation: a pull outlives its room."""
         self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room", self._over)
+        self._streams: set[ReceiverStream] = set()
         self._ended = EndedRooms(self._connections.__contains__)
 
     @property
@@ -158,7 +153,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 for position, number in enumerate(rooms):
                     if (waiting := self._rooms.get(number)) is not None:
                         waiting.moved_to(position)
-            case m.PrefillAccepted() | m.PrefillRefused() | m.PrefillToken():
+            case m.PrefillLoad():
+                self._load = message
+            case m.UsableRead(batch):
+                self._usable.take(batch)
+            case m.PrefillQueued() | m.PrefillAccepted() | m.PrefillRefused() | m.PrefillToken():
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)
@@ -245,6 +244,32 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             log.warning("connection %s: %s", first.connection_id, error)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
+    def _load_message(self) -> pb.Load | None:
+        return None if self._load is None else wire.load(self._load)
+
+    async def Usable(
+        self,
+        request: pb.UsableRequest,
+        context: "grpc.aio.ServicerContext[pb.UsableRequest, pb.UsableBatch]",
+    ) -> None:
+        await context.send_initial_metadata(())
+        name = request.connection_id
+        if name not in self._connections or name in self._usable_readers:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "connection_id: unknown, or read already; Connect first",
+            )
+        self._usable_readers.add(name)
+        batches = self._usable.batches(lambda: name in self._connections)
+        try:
+            async with contextlib.aclosing(batches):
+                async for batch in batches:
+                    await asyncio.wait_for(context.write(batch), self._settings.write_seconds)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no batch was read for too long")
+        finally:
+            self._usable_readers.discard(name)
+
     async def _first(self, messages: AsyncIterator[Message]) -> Message | None:
         """The first message of a stream; None where it ends or is silent instead."""
         try:
@@ -256,6 +281,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         for room in self._rooms:
             if room.connection == name:
                 room.put(ReceiverLost())
+        for stream in list(self._streams):
+            if stream.connection == name:
+                stream.lose()
 
     def _lose_all(self) -> list[WriterLife]:
         self._connections.drop_all()
@@ -265,64 +293,39 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     async def Transfer(
         self,
-        request_iterator: AsyncIterator[pb.ReceiverMessage],
-        context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
+        request_iterator: AsyncIterator[pb.ReceiverBatch],
+        context: "grpc.aio.ServicerContext[pb.ReceiverBatch, pb.SenderBatch]",
     ) -> None:
         await context.send_initial_metadata(())
-        room = await self._open(await self._first(request_iterator), context)
-        tasks = GuardedTasks(
-            f"receiver-{room.room}",
-            lambda error: room.put(Stopped(f"internal error: {error!r}")),
-        )
-        tasks.start(partial(self._read_receiver, room, request_iterator))
-        try:
-            while (message := await room.outgoing.get()) is not None:
-                kind = message.WhichOneof("message")
-                if kind in _BEFORE_TELLING:
-                    reach(_BEFORE_TELLING[kind])
-                try:
-                    await asyncio.wait_for(context.write(message), self._settings.write_seconds)
-                finally:
-                    # Also where the receiver has hung up meanwhile, as it may after Done.
-                    if kind in _AFTER_TELLING:
-                        reach(_AFTER_TELLING[kind])
-        except TimeoutError:
-            log.warning("the receiver takes no message", extra=room.named)
-        finally:
-            room.put(ReceiverLost())
-            await tasks.end()
-
-    async def _open(
-        self,
-        first: pb.ReceiverMessage | None,
-        context: "grpc.aio.ServicerContext[pb.ReceiverMessage, pb.SenderMessage]",
-    ) -> OutgoingHandover:
-        """The room of a Reserve, running. Aborts the call with a typed status where there is
-        none."""
-        invalid, failed = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
-        if first is None or first.WhichOneof("message") != "reserve":
-            await context.abort(invalid, "the first message of a room must be reserve")
+        first = await self._first(request_iterator)
+        if first is None or first.connection_id not in self._connections:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "connection_id is unknown; Connect first"
+            )
         assert first is not None
+        write_seconds = self._settings.write_seconds
+        stream = ReceiverStream(first.connection_id, self._open, write_seconds)
+        self._streams.add(stream)
         try:
-            reserve = wire.reserve_from_wire(first.reserve)
+            await stream.run(first, request_iterator, context.write)
+        finally:
+            self._streams.discard(stream)
+
+    def _open(self, connection: str, wanted: pb.Reserve, say: Say) -> OutgoingHandover:
+        """The room of a Reserve, running. Raises RoomRefused."""
+        try:
+            reserve = wire.reserve_from_wire(wanted, connection)
         except wire.InvalidReserve as error:
-            await context.abort(invalid, f"reserve: {error}")
+            raise RoomRefused(f"reserve: {error}") from error
         ticket = reserve.ticket
-        if first.reserve.connection_id not in self._connections:
-            await context.abort(failed, "reserve.connection_id is unknown; Connect first")
-        connection = first.reserve.connection_id
         if self._ended.drain(connection, ticket.room, ticket.generation) is not None:
-            await context.abort(failed, f"room {ticket.room} is over: take a new room")
+            raise RoomRefused(f"room {ticket.room} is over: take a new room")
         if self._rooms.get(ticket.room) is not None:
-            await context.abort(
-                grpc.StatusCode.ALREADY_EXISTS, f"room {ticket.room} is open: take a new room"
-            )
-        awaits_gateway = first.reserve.by_gateway
+            raise RoomRefused(f"room {ticket.room} is open: take a new room")
+        awaits_gateway = wanted.by_gateway
         if awaits_gateway and self._gateway_rooms is None:
-            await context.abort(
-                failed, "reserve.by_gateway: no gateway calls this node; give --gateway"
-            )
-        request_id, traceparent = wire.trail_from_wire(context.invocation_metadata())
+            raise RoomRefused("reserve.by_gateway: no gateway calls this node; give --gateway")
+        request_id, traceparent = wire.trail_from_wire(wanted)
         room = OutgoingHandover(
             reserve,
             connection,
@@ -330,19 +333,19 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._sender,
             self._settings.progress_seconds,
             self._begin_pull,
+            say,
             request_id,
             deadlines=self._settings.deadlines,
             awaits_gateway=awaits_gateway,
         )
-        self._begin_room(ticket.room, request_id, traceparent)
-        # The room outlives its stream: it must drain when the stream breaks.
-        self._rooms.start(ticket.room, room)
         if awaits_gateway and self._gateway_rooms is not None:
             try:
                 self._gateway_rooms.receiver_arrived(room)
             except DuplicateRoom as error:
-                room.put(Stopped(str(error)))
-                await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
+                raise RoomRefused(str(error)) from error
+        self._begin_room(ticket.room, request_id, traceparent)
+        # The room outlives its stream: it must drain when the stream breaks.
+        self._rooms.start(ticket.room, room)
         return room
 
     def _over(self, room: OutgoingHandover, failure: Exception | None) -> None:
@@ -353,6 +356,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 self._dispatch(event)
         if not room.ended.done():
             room.ended.set_result(Drain.FORCED)
+        room.close()
         drain = room.ended.result()
         self._ended.remember(room.connection, room.room, room.generation, drain)
         log.info("room over: %s", drain.name.lower(), extra=room.named)
@@ -360,28 +364,6 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             # What is stuck or broken once stays so: the receiver connects anew, over a new
             # endpoint.
             self._connections.drop(room.connection)
-
-    @staticmethod
-    async def _read_receiver(
-        room: OutgoingHandover, messages: AsyncIterator[pb.ReceiverMessage]
-    ) -> None:
-        try:
-            async for message in messages:
-                match message.WhichOneof("message"):
-                    case "grant":
-                        room.put(wire.grant_from_wire(room.room, message.grant))
-                    case "abort":
-                        room.put(AbortAsked())
-                    case "pull_done":
-                        room.put(message.pull_done)
-                    case "pull_failed":
-                        room.put(message.pull_failed)
-                    case other:
-                        room.put(Stopped(f"{other} is not expected on a room that is open"))
-        except InvalidRequest as error:
-            room.put(Stopped(str(error)))
-        finally:
-            room.put(ReceiverLost())
 
     async def Abort(
         self,

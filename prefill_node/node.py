@@ -11,7 +11,7 @@ from tasuki.engine.messages import Outbox
 from tasuki.model.config import ModelConfig
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
-from tasuki.server.daemon.node import Node
+from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import RunningEngine
 from tasuki.server.grpc.services import admin_service
 from tasuki.server.grpc.unimplemented import unimplemented_routes
@@ -120,6 +120,6 @@ def prefill_front(
         handover=handover,
         routes=lambda client: unimplemented_routes(),
         status=status,
-        about={"node": config.name, "role": "prefill"},
+        about=about_node(config.name, "prefill", engine_config.model, server_config),
         tracing=open_tracing(server_config.otlp_endpoint, config.name, "prefill"),
     )

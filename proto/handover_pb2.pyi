@@ -114,14 +114,62 @@ class Difference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sequence", "received", "progress")
+    __slots__ = ("sequence", "received", "progress", "load")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     received: int
     progress: Progress
-    def __init__(self, sequence: _Optional[int] = ..., received: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    load: Load
+    def __init__(self, sequence: _Optional[int] = ..., received: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("wait_seconds", "fixed_seconds", "token_seconds", "context_seconds", "pull_fixed_seconds", "pull_token_seconds", "stored_seconds")
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIXED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIXED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PULL_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STORED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    wait_seconds: float
+    fixed_seconds: float
+    token_seconds: float
+    context_seconds: float
+    pull_fixed_seconds: float
+    pull_token_seconds: float
+    stored_seconds: float
+    def __init__(self, wait_seconds: _Optional[float] = ..., fixed_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., context_seconds: _Optional[float] = ..., pull_fixed_seconds: _Optional[float] = ..., pull_token_seconds: _Optional[float] = ..., stored_seconds: _Optional[float] = ...) -> None: ...
+
+class UsableRequest(_message.Message):
+    __slots__ = ("connection_id",)
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    def __init__(self, connection_id: _Optional[str] = ...) -> None: ...
+
+class UsableBatch(_message.Message):
+    __slots__ = ("sequence", "snapshot", "removed", "stored")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    removed: Prefixes
+    stored: Prefixes
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: bool = ..., removed: _Optional[_Union[Prefixes, _Mapping]] = ..., stored: _Optional[_Union[Prefixes, _Mapping]] = ...) -> None: ...
+
+class Prefixes(_message.Message):
+    __slots__ = ("names", "parents", "tokens")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    names: bytes
+    parents: bytes
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, names: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("engine_seconds", "front_seconds")
@@ -153,22 +201,40 @@ class DrainedPull(_message.Message):
     drain: Drain
     def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., drain: _Optional[_Union[Drain, str]] = ...) -> None: ...
 
+class ReceiverBatch(_message.Message):
+    __slots__ = ("connection_id", "messages")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    messages: _containers.RepeatedCompositeFieldContainer[ReceiverMessage]
+    def __init__(self, connection_id: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ReceiverMessage, _Mapping]]] = ...) -> None: ...
+
+class SenderBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[SenderMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[SenderMessage, _Mapping]]] = ...) -> None: ...
+
 class ReceiverMessage(_message.Message):
-    __slots__ = ("reserve", "grant", "abort", "pull_done", "pull_failed")
+    __slots__ = ("reserve", "grant", "abort", "pull_done", "pull_failed", "hang_up", "room")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PULL_DONE_FIELD_NUMBER: _ClassVar[int]
     PULL_FAILED_FIELD_NUMBER: _ClassVar[int]
+    HANG_UP_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     reserve: Reserve
     grant: Grant
     abort: Abort
     pull_done: PullDone
     pull_failed: PullFailed
-    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., pull_done: _Optional[_Union[PullDone, _Mapping]] = ..., pull_failed: _Optional[_Union[PullFailed, _Mapping]] = ...) -> None: ...
+    hang_up: HangUp
+    room: int
+    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., pull_done: _Optional[_Union[PullDone, _Mapping]] = ..., pull_failed: _Optional[_Union[PullFailed, _Mapping]] = ..., hang_up: _Optional[_Union[HangUp, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class SenderMessage(_message.Message):
-    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull")
+    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull", "closed", "room")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +244,8 @@ class SenderMessage(_message.Message):
     ABORTED_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     STOP_PULL_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     queued: Queued
     accepted: Accepted
     refused: Refused
@@ -187,19 +255,33 @@ class SenderMessage(_message.Message):
     aborted: Aborted
     pull: Pull
     stop_pull: StopPull
-    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ...) -> None: ...
+    closed: Closed
+    room: int
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
+
+class HangUp(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Closed(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("connection_id", "ticket", "prompt", "by_gateway")
-    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("ticket", "prompt", "by_gateway", "request_id", "traceparent")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     BY_GATEWAY_FIELD_NUMBER: _ClassVar[int]
-    connection_id: str
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     prompt: bytes
     by_gateway: bool
-    def __init__(self, connection_id: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ...) -> None: ...
+    request_id: str
+    traceparent: str
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority")
@@ -224,7 +306,7 @@ class Ticket(_message.Message):
     def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs")
+    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs", "grammar")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +323,7 @@ class Sampling(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     temperature: float
     top_k: int
@@ -257,7 +340,22 @@ class Sampling(_message.Message):
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: int
-    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "source", "closing", "opening", "gap")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    source: str
+    closing: int
+    opening: int
+    gap: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ..., closing: _Optional[int] = ..., opening: _Optional[int] = ..., gap: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenBias(_message.Message):
     __slots__ = ("token", "bias")
@@ -292,10 +390,12 @@ class Abort(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class Queued(_message.Message):
-    __slots__ = ("position",)
+    __slots__ = ("position", "wait_seconds")
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     position: int
-    def __init__(self, position: _Optional[int] = ...) -> None: ...
+    wait_seconds: float
+    def __init__(self, position: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()

@@ -46,13 +46,18 @@ class HandoverStub(object):
                 _registered_method=True)
         self.Transfer = channel.stream_stream(
                 '/tasuki.handover.v1.Handover/Transfer',
-                request_serializer=tasuki_dot_proto_dot_handover__pb2.ReceiverMessage.SerializeToString,
-                response_deserializer=tasuki_dot_proto_dot_handover__pb2.SenderMessage.FromString,
+                request_serializer=tasuki_dot_proto_dot_handover__pb2.ReceiverBatch.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_handover__pb2.SenderBatch.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/tasuki.handover.v1.Handover/Abort',
                 request_serializer=tasuki_dot_proto_dot_handover__pb2.AbortRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_handover__pb2.AbortResponse.FromString,
+                _registered_method=True)
+        self.Usable = channel.unary_stream(
+                '/tasuki.handover.v1.Handover/Usable',
+                request_serializer=tasuki_dot_proto_dot_handover__pb2.UsableRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_handover__pb2.UsableBatch.FromString,
                 _registered_method=True)
 
 
@@ -74,7 +79,8 @@ class HandoverServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Transfer(self, request_iterator, context):
-        """One room. The first message is Reserve.
+        """The rooms of one connection. A batch is only an envelope: a room's messages come in the order in which they were
+        said, and mean what each would alone. The first batch names the connection; a room's first message is Reserve.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +88,13 @@ class HandoverServicer(object):
 
     def Abort(self, request, context):
         """The abort of a room whose stream broke. Idempotent by (room, generation); the reply comes after the drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Usable(self, request, context):
+        """What the sender can resume prompts from: first all of it, then what changes. Ends with the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,13 +115,18 @@ def add_HandoverServicer_to_server(servicer, server):
             ),
             'Transfer': grpc.stream_stream_rpc_method_handler(
                     servicer.Transfer,
-                    request_deserializer=tasuki_dot_proto_dot_handover__pb2.ReceiverMessage.FromString,
-                    response_serializer=tasuki_dot_proto_dot_handover__pb2.SenderMessage.SerializeToString,
+                    request_deserializer=tasuki_dot_proto_dot_handover__pb2.ReceiverBatch.FromString,
+                    response_serializer=tasuki_dot_proto_dot_handover__pb2.SenderBatch.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
                     request_deserializer=tasuki_dot_proto_dot_handover__pb2.AbortRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_handover__pb2.AbortResponse.SerializeToString,
+            ),
+            'Usable': grpc.unary_stream_rpc_method_handler(
+                    servicer.Usable,
+                    request_deserializer=tasuki_dot_proto_dot_handover__pb2.UsableRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_handover__pb2.UsableBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,8 +208,8 @@ class Handover(object):
             request_iterator,
             target,
             '/tasuki.handover.v1.Handover/Transfer',
-            tasuki_dot_proto_dot_handover__pb2.ReceiverMessage.SerializeToString,
-            tasuki_dot_proto_dot_handover__pb2.SenderMessage.FromString,
+            tasuki_dot_proto_dot_handover__pb2.ReceiverBatch.SerializeToString,
+            tasuki_dot_proto_dot_handover__pb2.SenderBatch.FromString,
             options,
             channel_credentials,
             insecure,
@@ -219,6 +237,33 @@ class Handover(object):
             '/tasuki.handover.v1.Handover/Abort',
             tasuki_dot_proto_dot_handover__pb2.AbortRequest.SerializeToString,
             tasuki_dot_proto_dot_handover__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Usable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tasuki.handover.v1.Handover/Usable',
+            tasuki_dot_proto_dot_handover__pb2.UsableRequest.SerializeToString,
+            tasuki_dot_proto_dot_handover__pb2.UsableBatch.FromString,
             options,
             channel_credentials,
             insecure,

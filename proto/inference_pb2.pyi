@@ -11,6 +11,8 @@ from tasuki.proto.report_pb2 import Eviction as Eviction
 from tasuki.proto.report_pb2 import TransferReport as TransferReport
 from tasuki.proto.report_pb2 import Pulled as Pulled
 from tasuki.proto.report_pb2 import Route as Route
+from tasuki.proto.report_pb2 import PrefillChoice as PrefillChoice
+from tasuki.proto.report_pb2 import PrefillBid as PrefillBid
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -66,7 +68,7 @@ class Messages(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs")
+    __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs", "json_schema", "regex", "grammar", "choices")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,10 @@ class Sampling(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REGEX_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     temperature: float
     top_k: int
@@ -106,10 +112,20 @@ class Sampling(_message.Message):
     bad_words: _containers.RepeatedScalarFieldContainer[str]
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     top_logprobs: int
-    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    json_schema: str
+    regex: str
+    grammar: str
+    choices: Choices
+    def __init__(self, max_new_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ..., json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices: _Optional[_Union[Choices, _Mapping]] = ...) -> None: ...
+
+class Choices(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "messages", "sampling", "cache_salt", "marks", "priority")
+    __slots__ = ("request_id", "text", "token_ids", "messages", "sampling", "cache_salt", "marks", "priority", "n", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +134,8 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -126,15 +144,33 @@ class GenerateRequest(_message.Message):
     cache_salt: bytes
     marks: _containers.RepeatedScalarFieldContainer[int]
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ...) -> None: ...
+    n: int
+    prompt_logprobs: int
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("chunk", "finished")
+    __slots__ = ("chunk", "finished", "prompt_logprobs", "choice")
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     chunk: TokenChunk
     finished: Finished
-    def __init__(self, chunk: _Optional[_Union[TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    choice: int
+    def __init__(self, chunk: _Optional[_Union[TokenChunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
+
+class PromptLogprobs(_message.Message):
+    __slots__ = ("first", "logprobs", "ranks", "top")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    top: _containers.RepeatedCompositeFieldContainer[TopLogprobs]
+    def __init__(self, first: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., top: _Optional[_Iterable[_Union[TopLogprobs, _Mapping]]] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
     __slots__ = ("token_ids", "text", "logprobs", "margins", "top")
@@ -167,7 +203,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route")
+    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route", "prefill_choice")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +214,7 @@ class Usage(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     hit: _report_pb2.HitBreakdown
@@ -188,7 +225,8 @@ class Usage(_message.Message):
     seconds: float
     pulled: _report_pb2.Pulled
     route: _report_pb2.Route
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ...) -> None: ...
+    prefill_choice: _report_pb2.PrefillChoice
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ..., prefill_choice: _Optional[_Union[_report_pb2.PrefillChoice, _Mapping]] = ...) -> None: ...
 
 class LifeMark(_message.Message):
     __slots__ = ("state", "at_seconds")
@@ -356,20 +394,24 @@ class StatsResponse(_message.Message):
     def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ..., role: _Optional[_Union[NodeRole, str]] = ...) -> None: ...
 
 class PrefillNode(_message.Message):
-    __slots__ = ("address", "name", "state", "differences", "engine_seconds", "front_seconds")
+    __slots__ = ("address", "name", "state", "differences", "engine_seconds", "front_seconds", "usable_prefixes", "wait_seconds")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FRONT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USABLE_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     address: str
     name: str
     state: PrefillNodeState
     differences: _containers.RepeatedCompositeFieldContainer[ContractDifference]
     engine_seconds: float
     front_seconds: float
-    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PrefillNodeState, str]] = ..., differences: _Optional[_Iterable[_Union[ContractDifference, _Mapping]]] = ..., engine_seconds: _Optional[float] = ..., front_seconds: _Optional[float] = ...) -> None: ...
+    usable_prefixes: int
+    wait_seconds: float
+    def __init__(self, address: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PrefillNodeState, str]] = ..., differences: _Optional[_Iterable[_Union[ContractDifference, _Mapping]]] = ..., engine_seconds: _Optional[float] = ..., front_seconds: _Optional[float] = ..., usable_prefixes: _Optional[int] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class ContractDifference(_message.Message):
     __slots__ = ("field", "ours", "theirs")

@@ -52,7 +52,7 @@ class InferenceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Streams tokens as they are made and ends with Finished. The headers come at once and carry
+        """Streams tokens as they are made and ends with Finished, of each of its answers. The headers come at once and carry
         `tasuki-request-id`. Cancelling the call, at any time, aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

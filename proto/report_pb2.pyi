@@ -2,7 +2,7 @@ from tasuki.proto import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -101,3 +101,39 @@ class Route(_message.Message):
     choice: str
     estimates: _containers.ScalarMap[str, float]
     def __init__(self, choice: _Optional[str] = ..., estimates: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class PrefillChoice(_message.Message):
+    __slots__ = ("reason", "bids", "weighed", "expected_tokens", "regret_seconds", "moved_from")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BIDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REGRET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    bids: _containers.RepeatedCompositeFieldContainer[PrefillBid]
+    weighed: int
+    expected_tokens: int
+    regret_seconds: float
+    moved_from: str
+    def __init__(self, reason: _Optional[str] = ..., bids: _Optional[_Iterable[_Union[PrefillBid, _Mapping]]] = ..., weighed: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., regret_seconds: _Optional[float] = ..., moved_from: _Optional[str] = ...) -> None: ...
+
+class PrefillBid(_message.Message):
+    __slots__ = ("node", "address", "usable_tokens", "prefill_seconds", "wait_seconds", "exposed_seconds", "cost", "chosen")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    USABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    usable_tokens: int
+    prefill_seconds: float
+    wait_seconds: float
+    exposed_seconds: float
+    cost: float
+    chosen: bool
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., usable_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., exposed_seconds: _Optional[float] = ..., cost: _Optional[float] = ..., chosen: bool = ...) -> None: ...

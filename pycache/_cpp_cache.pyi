@@ -5,7 +5,7 @@ Single-threaded: only the engine loop calls it; digests may be taken on any thre
 one-dimensional, C-contiguous int32. What is Final here is read-only; an allocation's values may
 change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final
 
@@ -290,6 +290,36 @@ def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
     run of whole pages, and, where tokens end inside a page, of all of them. 16 bytes each, equal
     in every process."""
 
+class FleetIndex:
+    """Which node of a fleet holds which usable prefix, by the checkpoint events of each. Nodes are
+    numbered by the caller, 0 to 65535. About 70 bytes a checkpoint; len() counts checkpoints.
+    Answers are hints: names are kept in part."""
+
+    def __init__(self) -> None: ...
+    def store(self, node: int, prefix: bytes, parent: bytes, tokens: int) -> None:
+        """A checkpoint_stored event's. Raises InvalidArgument."""
+
+    def remove(self, node: int, prefix: bytes, parent: bytes, tokens: int) -> None:
+        """A checkpoint_removed event's; what is not listed is let be. Raises InvalidArgument."""
+
+    def forget(self, node: int) -> None:
+        """Of a node that is gone or sends a snapshot: 20 ms at a million checkpoints."""
+
+    def holders(
+        self, prompt: NDArray[np.int32], salt: bytes, enough: int, seed: int
+    ) -> list[tuple[int, int]]:
+        """(node, usable tokens) of the deepest `enough` holders, deepest first; equals in an
+        order drawn by seed, 0 to 2^64 - 1. Raises InvalidArgument."""
+
+    def look_up(
+        self, prompt: NDArray[np.int32], salt: bytes, enough: int, seed: int
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The holders, and the prompt's beginnings as (tokens, name), shortest first: at each 512
+        tokens and, from 8K on, each eighth of the depth more, up to 32K, without the last token.
+        One pass over the tokens. Raises InvalidArgument."""
+
+    def __len__(self) -> int: ...
+
 class PrefixCache:
     def __init__(self, config: TreeConfig) -> None: ...
     @property
@@ -447,3 +477,32 @@ class RowDigester:
         bits. Raises IndexError on a row that is not inside the memory or longer than `longest`,
         ValueError on columns of different length, before anything is read; TypeError on other
         dtypes."""
+
+class WindowDigester:
+    """Digests windows out of an arena: which rows a window is made of, and their digest, in one
+    call that holds no GIL. Calls may run in parallel."""
+
+    def __init__(
+        self,
+        rows: RowDigester,
+        layers: Sequence[tuple[bool, int]],
+        page_stride: int,
+        slot_stride: int,
+        page_length: int,
+        state_length: int,
+    ) -> None:
+        """rows: over the arena. layers: of each, whether it keeps blocks of pages, and where that
+        of page 0, or the state of slot 0, begins. All in words; lengths are of what travels."""
+    def digest(
+        self,
+        room: int,
+        generation: int,
+        first_layer: int,
+        end_layer: int,
+        first_page: int,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        """The digest [0, 2^64) of layers [first_layer, end_layer). pages[i]: holds logical page
+        first_page + i; slot: with the state, where one travels. Raises IndexError on what is not in
+        the arena, before anything outside of it is read. REQUIRES: ids are those of an arena."""

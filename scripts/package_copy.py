@@ -50,6 +50,18 @@ class PackageCopy:
         self._installed = site / "tasuki" / "pycache" / self._name
         self.load_installed()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """In which the copy is the package."""
+        beside = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(self._tree),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
     def load_installed(self) -> None:
         """The extension is the checkout's again."""
         shutil.copy2(self._installed, self.place / "pycache" / self._name)
@@ -83,20 +95,11 @@ class PackageCopy:
         self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None
     ) -> int | None:
         """The exit status; None where it did not end in time. more: of its environment."""
-        beside = str(Path(sys.executable).parent)
-        environment = {
-            **os.environ,
-            "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(self._tree),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
-            **(more or {}),
-        }
         with self.log.open("wb") as log:
             process = subprocess.Popen(
                 command,
                 cwd=self.place,
-                env=environment,
+                env={**self.environment, **(more or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -19,6 +19,7 @@ from .bind import is_loopback, read_address
 from .errors import RequestLimit, WatcherLimit
 
 ENGINE_PLACES = ("auto", "thread", "process")
+MOST_FRONT_WORKERS = 64
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ServerConfig:
         "Addresses": (
             "bind",
             "http_bind",
+            "http_etcd",
+            "http_advertise",
             "allowed_hosts",
             "allowed_origins",
             "gateway",
@@ -43,11 +46,22 @@ class ServerConfig:
         "Logs and metrics": (
             *("log_format", "log_level", "otlp_endpoint", "metrics", "metrics_compat"),
         ),
-        "Life": ("engine_process", "drain_timeout", "exit_with_parent"),
+        "Life": ("engine_process", "front_workers", "drain_timeout", "exit_with_parent"),
     }
 
     bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
     http_bind: str = option("", "HOST:PORT of the HTTP API beside gRPC; none: off")
+    http_etcd: str = option(
+        "",
+        "etcd's URL, as http://127.0.0.1:2379, to register http_bind there for `tasuki dashboard "
+        "--etcd`; none: do not",
+        unit="URL",
+    )
+    http_advertise: str = option(
+        "",
+        "HOST:PORT under which http_etcd lists this node; none: as bound",
+        unit="HOST:PORT",
+    )
     # Not option(): a secret stays out of repr.
     api_key: str = field(
         default="",
@@ -152,13 +166,19 @@ class ServerConfig:
     engine_process: str = option(
         "auto",
         "where the engine runs: on a thread beside the servers, or in a process of its own, which "
-        "costs memory and takes nothing from them; auto: of its own on a GPU",
+        "costs memory and takes nothing from them; auto: of its own on a GPU, and with more than "
+        "one of front_workers",
         ENGINE_PLACES,
+    )
+    front_workers: int = option(
+        1,
+        "processes that answer clients side by side at the same ports, each with a share of "
+        "max_connections and a chat_cache_mib of its own; a prefill node needs one",
     )
     exit_with_parent: bool = option(False, "stop when stdin ends, as a launcher's child should")
 
     def __post_init__(self) -> None:
-        for name in ("bind", "http_bind"):
+        for name in ("bind", "http_bind", "http_advertise"):
             if getattr(self, name):
                 read_address(name, getattr(self, name))
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -183,13 +203,22 @@ class ServerConfig:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
+        if not 1 <= self.front_workers <= MOST_FRONT_WORKERS:
+            raise ValueError(
+                f"front_workers must be in [1, {MOST_FRONT_WORKERS}], not {self.front_workers}"
+            )
+        if self.front_workers > 1 and self.engine_process == "thread":
+            raise ValueError(
+                "front_workers need an engine in a process of its own: leave engine_process out, "
+                "or have one front worker"
+            )
         if not self.drain_timeout >= 0:
             raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")
 
     def engine_apart(self, device: str) -> bool:
         """Whether the engine has a process of its own. device: the engine's."""
         if self.engine_process == "auto":
-            return device.split(":")[0] != "cpu"
+            return self.front_workers > 1 or device.split(":")[0] != "cpu"
         return self.engine_process == "process"
 
     @property

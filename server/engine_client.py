@@ -12,7 +12,13 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -35,10 +41,12 @@ from .errors import (
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
-from .unread_answer import AnswerPart, TokenSink, UnreadAnswer
+from .unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
 from .visible_usage import visible_end, visible_evictions
 
 log = logging.getLogger(__name__)
+
+ScoreSink = Callable[[m.PromptScored], None]
 
 
 class Answers(Protocol):
@@ -47,6 +55,34 @@ class Answers(Protocol):
     def generate(
         self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[AnswerPart, None]: ...
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None: ...
+
+
+class Answering(Protocol):
+    """What answers clients' calls: as EngineClient, of whose methods it has these."""
+
+    calls: CallsInProgress
+
+    @property
+    def lost(self) -> str | None: ...
+    async def admit(self, caller: Caller) -> None: ...
+    def admitted(
+        self, caller: Caller, given: m.RequestId
+    ) -> AbstractAsyncContextManager[m.RequestId]: ...
+    def generate(
+        self,
+        submit: m.Submit,
+        request_context: RequestContext = ...,
+        sink: TokenSink | None = None,
+        scores: ScoreSink | None = None,
+    ) -> AsyncGenerator[AnswerPart, None]: ...
+    def generate_all(
+        self,
+        submits: Sequence[m.Submit],
+        request_context: RequestContext,
+        sinks: Sequence[TokenSink | None],
+        scores: Sequence[ScoreSink | None],
+    ) -> AbstractAsyncContextManager[list[AsyncGenerator[AnswerPart, None]]]: ...
     def abort(self, request_id: m.RequestId, caller: Caller) -> None: ...
 
 
@@ -62,14 +98,14 @@ Reply = (
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 Observed = m.Submit | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled
-_OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut, m.TokensOut}
+_OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut, m.TokensOut, m.PromptScored}
 _OWN_ALONE = _OWN - {m.HandoverCancelled}
 """A cancelled hand-over is for the record here, and for the control plane."""
 
 
 def parted(
     messages: Sequence[m.Outbox],
-) -> tuple[list[m.TokenOut | Observed | Reply], list[m.Outbox]]:
+) -> tuple[list[m.TokenOut | m.PromptScored | Observed | Reply], list[m.Outbox]]:
     """What of a delivery is a front's, and what is for the hand-over's control; some is both."""
     mine: list[Any] = []
     others: list[m.Outbox] = []
@@ -79,6 +115,22 @@ def parted(
         if type(message) not in _OWN_ALONE:
             others.append(message)
     return mine, others
+
+
+def renamed(
+    submits: Sequence[m.Submit], names: Sequence[m.RequestId], context: RequestContext
+) -> list[m.Submit]:
+    """As the engine is sent them. names: the engine's, of every answer of each in order."""
+    rest = iter(names)
+    return [
+        replace(
+            submit,
+            request_id=next(rest),
+            forks=tuple(replace(fork, request_id=next(rest)) for fork in submit.forks),
+            caller=context.tenant or context.caller.name,
+        )
+        for submit in submits
+    ]
 
 
 @dataclass(frozen=True)
@@ -127,6 +179,8 @@ class EngineClient:
         self.calls = CallsInProgress()
         self._names = RequestNames()
         self._unread: dict[m.RequestId, UnreadAnswer] = {}
+        self._scores: dict[m.RequestId, ScoreSink] = {}
+        self._turn = SinkTurn(loop)
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._query_ids = itertools.count(1)
         self._lost: m.RequestError | None = None
@@ -161,60 +215,134 @@ class EngineClient:
         """Why the engine has died; None while it lives."""
         return None if self._lost is None else self._lost.message
 
-    def admit(self, caller: Caller) -> None:
+    async def admit(self, caller: Caller) -> None:
         """Count one request against what its caller may ask for: before anything of it is read.
         Raises RequestLimit, at no cost, and RateLimited."""
         self._requests.check(caller)
         self._limits.admit_request(caller)
 
-    def is_in_flight(self, caller: Caller, request_id: m.RequestId) -> bool:
-        """Whether generate() would refuse the caller's next request of that id."""
-        return self._names.is_in_flight(caller, request_id)
+    @asynccontextmanager
+    async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
+        """admit(), and inside, an id that no other call of the caller has: `given` where it is
+        free."""
+        await self.admit(caller)
+        with self.reserved(caller, given) as reserved:
+            yield reserved
+
+    def reserved(self, caller: Caller, given: m.RequestId) -> AbstractContextManager[m.RequestId]:
+        """As RequestNames.reserved."""
+        return self._names.reserved(caller, given)
+
+    def awaits_end(self, name: m.RequestId) -> bool:
+        """Whether the engine has yet to end the request of that name."""
+        return name in self._unread
+
+    def answered(self, caller: Caller, tokens: int) -> None:
+        """Count so many tokens of an answer that is written elsewhere."""
+        self._limits.answered(caller, tokens)
 
     async def generate(
         self,
         submit: m.Submit,
         request_context: RequestContext = ANONYMOUS,
         sink: TokenSink | None = None,
+        scores: ScoreSink | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
         """Tokens in order, those that wait together, but for what the sink has taken; then one
-        Finished, with the usage that its caller may see. Raises RequestRejected, DuplicateRequest,
-        SlowReader, RequestLimit, RateLimited, and what the sink raises.
+        Finished, with the usage that its caller may see. scores: is given what the prompt's
+        tokens scored, where that is asked for, before any of the answer's. Raises
+        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited, and what the sink
+        raises.
 
         Close it (contextlib.aclosing) to abort the request.
         """
+        with self._asked([submit], request_context, [sink], [scores]) as (unread,):
+            while not isinstance(part := await unread.read(), m.Finished):
+                self._limits.answered(request_context.caller, len(part))
+                yield part
+            yield visible_end(part, request_context)
+
+    @asynccontextmanager
+    async def generate_all(
+        self,
+        submits: Sequence[m.Submit],
+        request_context: RequestContext,
+        sinks: Sequence[TokenSink | None],
+        scores: Sequence[ScoreSink | None],
+        post: Callable[[Sequence[m.Submit]], None] | None = None,
+    ) -> AsyncIterator[list[AsyncGenerator[AnswerPart, None]]]:
+        """The answers of several prompts of one call and of their forks, which follow their
+        prompt's own; each as generate() gives it. sinks: of each answer; scores: of each prompt.
+        Each counts against what its caller may ask for. post: takes what was let in, under the
+        engine's names, where it is another's to post; tokens then come elsewhere. Raises as
+        generate() does on entering, and then nothing was asked; on leaving what still lives is
+        aborted."""
+        with self._asked(submits, request_context, sinks, scores, post) as unread:
+            yield [self._read(one, request_context) for one in unread]
+
+    async def _read(
+        self, unread: UnreadAnswer, request_context: RequestContext
+    ) -> AsyncGenerator[AnswerPart, None]:
+        while not isinstance(part := await unread.read(), m.Finished):
+            self._limits.answered(request_context.caller, len(part))
+            yield part
+        yield visible_end(part, request_context)
+
+    @contextmanager
+    def _asked(
+        self,
+        submits: Sequence[m.Submit],
+        request_context: RequestContext,
+        sinks: Sequence[TokenSink | None],
+        scores: Sequence[ScoreSink | None],
+        post: Callable[[Sequence[m.Submit]], None] | None = None,
+    ) -> Iterator[list[UnreadAnswer]]:
+        """All of them, or none where it raises; what still lives at the end is aborted."""
         self._check_alive()
         caller = request_context.caller
-        if self._names.is_in_flight(caller, submit.request_id):
-            raise DuplicateRequest(
-                f"request_id {submit.request_id!r} is in flight: use another, or leave it empty"
-            )
-        with self._requests.held(caller):
-            self._limits.admit_prompt(caller, len(submit.prompt))
-            submit = replace(
-                submit,
-                request_id=self._names.take(caller, submit.request_id),
-                caller=request_context.tenant or caller.name,
-            )
-            self._begin(submit.request_id, request_context)
-            unread = UnreadAnswer(self._queue_limit, self._charging(caller, sink))
-            self._unread[submit.request_id] = unread
-            self._observe(submit)
-            self._post(submit)
+        given = [name for submit in submits for name in submit.answer_ids]
+        for name in given:
+            if self._names.is_in_flight(caller, name):
+                raise DuplicateRequest(
+                    f"request_id {name!r} is in flight: use another, or leave it empty"
+                )
+        with self._requests.held(caller, len(given)):
+            if len(submits) > 1:
+                # The call itself was admitted as one.
+                self._limits.admit_request(caller, len(submits) - 1)
+            self._limits.admit_prompt(caller, sum(len(submit.prompt) for submit in submits))
+            asked: dict[m.RequestId, UnreadAnswer] = {}
             try:
-                while not isinstance(part := await unread.read(), m.Finished):
-                    self._limits.answered(caller, len(part))
-                    yield part
-                yield visible_end(part, request_context)
+                names = [self._names.take(caller, name) for name in given]
+                for name, sink in zip(names, sinks, strict=True):
+                    self._begin(name, request_context)
+                    charging = self._charging(caller, sink)
+                    asked[name] = UnreadAnswer(self._queue_limit, charging, self._turn)
+                    self._unread[name] = asked[name]
+                named = renamed(submits, names, request_context)
+                for submit, scored in zip(named, scores, strict=True):
+                    if scored is not None:
+                        self._scores[submit.request_id] = scored
+                    self._observe(submit)
+                    for fork in submit.forks:
+                        self._observe(submit.of_fork(fork))
+                (post or self._post_each)(named)
+                yield list(asked.values())
             finally:
-                unread.close()
-                if self._unread.get(submit.request_id) is unread:
-                    self._post(m.Abort(submit.request_id))
+                for name, unread in asked.items():
+                    self._scores.pop(name, None)
+                    unread.close()
+                    if self._unread.get(name) is unread:
+                        self._post(m.Abort(name))
+
+    def _post_each(self, submits: Sequence[m.Submit]) -> None:
+        for submit in submits:
+            self._post(submit)
 
     def _charging(self, caller: Caller, sink: TokenSink | None) -> TokenSink | None:
-        """The sink, and what it takes counts against the caller's limits."""
-        if sink is None:
-            return None
+        """The sink, and what it takes counts against the caller's limits where any count it."""
+        if sink is None or not self._limits.count_tokens:
+            return sink
 
         def take(tokens: Sequence[m.TokenOut]) -> bool:
             taken = sink(tokens)
@@ -337,15 +465,21 @@ class EngineClient:
         assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
         return answer
 
-    def take(self, messages: Sequence[m.TokenOut | m.TokensOut | Observed | Reply]) -> None:
+    def take(
+        self, messages: Sequence[m.TokenOut | m.TokensOut | m.PromptScored | Observed | Reply]
+    ) -> None:
         """As deliver(), on the event loop and of a front's messages alone: in order. One that
         cannot be dispatched leaves the others theirs."""
         tokens = 0
         for message in m.tokens_apart(messages):
             try:
-                if isinstance(message, m.TokenOut):
+                if type(message) is m.TokenOut:
                     tokens += 1
-                    self._hand_on(message)
+                    unread = self._unread.get(message.request_id)
+                    if unread is not None and not unread.put(message):
+                        self._post(m.Abort(message.request_id))
+                elif isinstance(message, m.PromptScored):
+                    self._hand_scores_on(message)
                 else:
                     self._dispatch(message)
             except Exception:
@@ -356,10 +490,10 @@ class EngineClient:
             except Exception:
                 log.exception("what counts tokens broke")
 
-    def _hand_on(self, token: m.TokenOut) -> None:
-        unread = self._unread.get(token.request_id)
-        if unread is not None and not unread.put(token):
-            self._post(m.Abort(token.request_id))
+    def _hand_scores_on(self, message: m.PromptScored) -> None:
+        sink = self._scores.get(message.request_id)
+        if sink is not None:
+            sink(message)
 
     def _dispatch(self, message: Observed | Reply) -> None:
         if isinstance(message, Reply):

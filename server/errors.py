@@ -2,9 +2,9 @@
 
 server/error_reference.py writes the table of docs/errors.md from the classes below: a class's
 docstring is the cause, `retry` what the caller may do. Over gRPC the trailing metadata
-`tasuki-error-kind` and `tasuki-retry` carry both for programs; RateLimited adds gRPC's own
-`grpc-retry-pushback-ms`, the milliseconds to wait. server/http/errors.py has the status of each
-over HTTP.
+`tasuki-error-kind` and `tasuki-retry` carry both for programs; where the time to wait is known,
+gRPC's own `grpc-retry-pushback-ms` has its milliseconds. server/http/errors.py has the status of
+each over HTTP.
 """
 
 import math
@@ -39,6 +39,7 @@ REJECTED = {
     ErrorKind.TOO_LONG: (StatusCode.INVALID_ARGUMENT, Retry.NEVER),
     ErrorKind.DRAINING: (StatusCode.UNAVAILABLE, Retry.ELSEWHERE),
     ErrorKind.QUEUE_TIMEOUT: (StatusCode.UNAVAILABLE, Retry.LATER),
+    ErrorKind.OVERLOADED: (StatusCode.RESOURCE_EXHAUSTED, Retry.LATER),
     ErrorKind.INTERNAL: (StatusCode.INTERNAL, Retry.NEVER),
 }
 
@@ -50,6 +51,8 @@ class ServerError(Exception):
     status = StatusCode.INTERNAL
     kind = "internal"
     retry = Retry.NEVER
+    retry_after: float | None = None
+    """Seconds after which to ask again, where that is known."""
 
     def __init_subclass__(
         cls,
@@ -94,6 +97,7 @@ class RequestRejected(ServerError):
         self.error = error
         self.status, self.retry = REJECTED[error.kind]
         self.kind = error.kind.value
+        self.retry_after = error.retry_after
 
 
 class UnknownSession(
@@ -176,7 +180,7 @@ class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
 
 def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
     hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
-    if not isinstance(error, RateLimited):
+    if error.retry_after is None:
         return hints
     return (*hints, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after))))
 

@@ -1,5 +1,6 @@
 """Bounds that every request must hold, whichever protocol carries it. Pure functions."""
 
+import math
 from collections.abc import Sequence
 from typing import TypedDict, Unpack
 from uuid import uuid4
@@ -7,16 +8,20 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.engine.messages import RequestId, Tokens
+from tasuki.engine.messages import Fork, RequestId, Tokens
 from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 from tasuki.server.text.text_codec import TextCodec
 
 from .errors import InvalidField, InvalidRequest, PromptTooLong
 
+MAX_CHOICES = 128
+"""Answers to one prompt: OpenAI's own bound."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_REQUEST_ID = 256
 MAX_STOP_TOKENS = 256
+TTFT_TARGET_HEADER = "x-slo-ttft-ms"
+"""As llm-d's: the milliseconds in which a request's first token is wanted."""
 
 
 class LogitFields(TypedDict, total=False):
@@ -42,6 +47,20 @@ def read_request_id(request_id: str) -> RequestId:
     return RequestId(request_id or uuid4().hex)
 
 
+def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ...]:
+    """Of the answers to one prompt all but the first. choices: their places in the reply; seed: of
+    the first, which the others follow, as vLLM draws them, within 63 bits and a sign."""
+    return tuple(
+        Fork(choice_id(request_id, place), (seed + fork + 2**63) % 2**64 - 2**63)
+        for fork, place in enumerate(choices[1:], 1)
+    )
+
+
+def choice_id(request_id: RequestId, place: int) -> RequestId:
+    """Of the answer of that place: the first has the request's own, by which it is found."""
+    return RequestId(f"{request_id}-{place}") if place else request_id
+
+
 def check_length(field: str, tokens: int, codec: TextCodec) -> None:
     if tokens >= codec.max_tokens:
         raise PromptTooLong(
@@ -49,6 +68,22 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
             "answer: "
             "send less"
         )
+
+
+def read_ttft_target(values: Sequence[str]) -> float | None:
+    """Seconds, of what the header x-slo-ttft-ms says; None where it is not there. Raises
+    InvalidField."""
+    if not values:
+        return None
+    try:
+        milliseconds = float(values[-1])
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise InvalidField(
+            TTFT_TARGET_HEADER, f"must be a positive number of milliseconds, not {values[-1]!r:.40}"
+        )
+    return milliseconds / 1000
 
 
 def check_priority(priority: int) -> int:
@@ -71,10 +106,16 @@ def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
     """int32 of a JSON list. Raises InvalidRequest where it holds anything but integers of that
     size."""
-    for token in ids:
-        if type(token) is not int or not 0 <= token < 2**31:
-            raise InvalidRequest(f"{field} must hold token ids, not {token!r:.40}")
-    return np.array(ids, dtype=np.int32)
+    try:
+        # Not one by one: a prompt of thousands would hold the interpreter for long.
+        if set(map(type, ids)) <= {int}:
+            tokens = np.array(ids, dtype=np.int32)
+            if not len(tokens) or tokens.min() >= 0:
+                return tokens
+    except OverflowError:
+        pass
+    wrong = next(token for token in ids if type(token) is not int or not 0 <= token < 2**31)
+    raise InvalidRequest(f"{field} must hold token ids, not {wrong!r:.40}")
 
 
 def check_vocabulary(
@@ -99,12 +140,18 @@ def asked_sampling(
     stop_token_ids: tuple[int, ...],
     ignore_eos: bool,
     top_logprobs: int = 0,
+    least_new_tokens: int = 1,
     **logit_fields: Unpack[LogitFields],
 ) -> SamplingParams:
     """A client's sampling, brought within the bounds of a batch row: a number beyond the bounds of
     model/ops/sampling/params.py becomes the one within them that means the same, since clients
     write 2^31 - 1 and more for "every token", and tiny temperatures for "greedy". SamplingParams
-    refuses the others. Raises ValueError that begins with the field's name."""
+    refuses the others. least_new_tokens: 0 where an answer may have none. Raises ValueError that
+    begins with the field's name."""
+    if max_new_tokens < least_new_tokens:
+        raise ValueError(
+            f"max_new_tokens must be at least {least_new_tokens}, not {max_new_tokens}"
+        )
     asked = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=0.0 if 0 < temperature < MIN_TEMPERATURE else temperature,

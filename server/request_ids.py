@@ -1,12 +1,16 @@
 """Request ids: each caller has a namespace of its own, and the engine one for all callers.
 
-Owns the ids of requests in flight and of remembered ended ones. One event loop's thread.
-Invariants: an id in flight is taken for its caller and free for everybody else; the engine uses the
-caller's own id for a request unless another caller's request has that id.
+Owns the ids of requests in flight, of remembered ended ones, and of calls that may yet ask. One
+event loop's thread. Invariants: an id in flight is taken for its caller and free for everybody
+else; the engine uses the caller's own id for a request unless another caller's request has that id;
+no two calls of a caller have reserved the same id.
 """
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
 
 from tasuki.engine.messages import RequestId
 from tasuki.server.auth.caller import Caller, Scope
@@ -22,6 +26,19 @@ class RequestNames:
         self._owners: dict[RequestId, _Owned] = {}
         self._names: dict[_Owned, RequestId] = {}
         self._ended: OrderedDict[RequestId, None] = OrderedDict()
+        self._reserved: set[_Owned] = set()
+
+    @contextmanager
+    def reserved(self, caller: Caller, given: RequestId) -> Iterator[RequestId]:
+        """Inside, an id that no other call of the caller has, nor a request of it in flight:
+        `given` where that is free."""
+        if (caller.name, given) in self._reserved or self.is_in_flight(caller, given):
+            given = RequestId(uuid4().hex)
+        self._reserved.add((caller.name, given))
+        try:
+            yield given
+        finally:
+            self._reserved.discard((caller.name, given))
 
     def is_in_flight(self, caller: Caller, given: RequestId) -> bool:
         """Whether a request of this caller with the id `given` is in flight."""

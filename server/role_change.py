@@ -40,7 +40,7 @@ TUNING = frozenset(
             "threads",
             "cache_policy",
         ),
-        *("queue_timeout", "max_itl_ms"),
+        *("queue_timeout", "ttft_target", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
         *("drain_timeout", "max_sessions", "session_idle_seconds", "chat_cache_mib", "log_level"),
     }

@@ -17,19 +17,42 @@ AnswerPart = Sequence[m.TokenOut] | m.Finished
 
 TokenSink = Callable[[Sequence[m.TokenOut]], bool]
 """Takes tokens while the reader waits for some, without waking its task, which costs more than all
-else that is done for a token. False where it took none and the reader must."""
+else that is done for a token. False where it took none and the reader must. Keeps no list."""
 
 _MOST_AT_ONCE = 64
 """Tokens that are taken at once, so that what is made of them is bounded too."""
 
 
+class SinkTurn:
+    """The event loop's next turn, in which all sinks that have something to take are asked, in one
+    callback. Deliveries that are due already come first, and their tokens go along."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._unread: list[UnreadAnswer] = []
+
+    def wait(self, unread: "UnreadAnswer") -> None:
+        """Feed it then, once for each call of this."""
+        if not self._unread:
+            self._loop.call_soon(self._feed)
+        self._unread.append(unread)
+
+    def _feed(self) -> None:
+        waiting, self._unread = self._unread, []
+        for unread in waiting:
+            unread.feed()
+
+
 class UnreadAnswer:
-    def __init__(self, limit: int, sink: TokenSink | None = None) -> None:
+    def __init__(
+        self, limit: int, sink: TokenSink | None = None, turn: SinkTurn | None = None
+    ) -> None:
         """limit: tokens that may wait. sink: tried before the reader; None: there is none. What
-        it raises, the reader gets."""
+        it raises, the reader gets. turn: that of all answers; None: it has its own."""
         self._limit = limit
         self._sink = sink
         self._loop = asyncio.get_running_loop()
+        self._turn = turn or SinkTurn(self._loop)
         self._tokens: list[m.TokenOut] = []
         self._end: m.Finished | Exception | None = None
         self._closed = False
@@ -48,9 +71,8 @@ class UnreadAnswer:
         if self._sink is None:
             self._wake()
         elif not self._scheduled:
-            # Deliveries that are due already come first, and their tokens go along.
             self._scheduled = True
-            self._loop.call_soon(self._feed, self._sink)
+            self._turn.wait(self)
         return True
 
     def end(self, end: m.Finished | Exception) -> None:
@@ -80,12 +102,15 @@ class UnreadAnswer:
             raise self._end
         return self._end
 
-    def _feed(self, sink: TokenSink) -> None:
+    def feed(self) -> None:
+        """The turn has come. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not self._tokens:
             return  # The reader has yet to read what came before, or has read all.
+        assert self._sink is not None
+        taken = self._tokens if len(self._tokens) <= _MOST_AT_ONCE else self._tokens[:_MOST_AT_ONCE]
         try:
-            if sink(self._tokens[:_MOST_AT_ONCE]):
+            if self._sink(taken):
                 del self._tokens[:_MOST_AT_ONCE]
         except Exception as error:
             # Nobody can know which of them it took.

@@ -11,7 +11,8 @@ counts are as fine as the caller's right to see whose prompts are cached:
 
 Pure. Invariants: usable + causes == prompt in every view; two prompts that share the same whole
 pages with the cache get the same view where callers share it. Only operators see evictions, since
-an eviction names other callers' requests.
+an eviction names other callers' requests, and why a prefill node was chosen, since its bids show
+what others make nodes do.
 """
 
 from dataclasses import replace
@@ -49,6 +50,7 @@ def visible_evictions(
 def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
     if request_context.caller.may(Scope.OPERATOR):
         return usage
+    usage = replace(usage, prefill_choice=None)
     if _sees_exact_hits(request_context):
         return replace(usage, hit=None if usage.hit is None else _by_pages(usage.hit))
     return replace(

@@ -6,6 +6,7 @@ pulls come, or the other way round, is the node's. Thread rule: start and stop b
 on any thread that may wait.
 """
 
+import sys
 from dataclasses import dataclass
 
 from tasuki.transfer.receiving.receiver import Receiver
@@ -13,6 +14,10 @@ from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.windows.step_counter import StepCounter
 
 from .data_plane import DataPlane
+
+_TURN_SECONDS = 0.0002
+"""A thread that computes in Python keeps the interpreter's lock for so long where others wait for
+it, by default 25 times that; a window costs the sender and the receiver several turns each."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class TransferEngine:
         )
 
     def start(self) -> None:
+        """Also sets for how long any thread of this process keeps the interpreter's lock."""
+        sys.setswitchinterval(min(sys.getswitchinterval(), _TURN_SECONDS))
         self.receiver.start()
         self.sender.start()
 

@@ -43,12 +43,12 @@ def main() -> None:
             continue
         results[peer.name] = measure([*arguments, *extra])
     options.output.mkdir(parents=True, exist_ok=True)
-    results = {
+    kept = {
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "clock": "thread CPU time",
         "results": results,
     }
-    (options.output / "cache.json").write_text(json.dumps(results, indent=1) + "\n")
+    (options.output / "cache.json").write_text(json.dumps(kept, indent=1) + "\n")
     table = markdown(results)
     (options.output / "cache.md").write_text(table)
     (options.output / "cache.svg").write_text(plot(results))

@@ -31,7 +31,7 @@ class NodeSample(NamedTuple):
 
 
 class NodeProcess:
-    """address, http: HOST:PORT of gRPC and of HTTP."""
+    """address, http: HOST:PORT of gRPC and of HTTP. handover: of what decode nodes are told."""
 
     def __init__(self, role: str, process: "subprocess.Popen[str]", log: Path) -> None:
         self.role = role
@@ -41,6 +41,7 @@ class NodeProcess:
         announced = self._announced()
         self.address: str = announced["ready"]
         self.http: str = announced["http"]
+        self.handover: str = announced.get("handover", self.address)
 
     def _announced(self) -> dict[str, str]:
         assert self._process.stdout is not None

@@ -16,12 +16,17 @@ _GROWTH = 10_000
 class Kind(Enum):
     STREAMS = "streams"
     ENDLESS = "endless streams"
+    AGENTS = "agents"
     PAIR = "agents of a pair"
 
     @property
     def layers(self) -> int:
         """Of the free model: what is handed over leaves layer by layer."""
         return 32 if self is Kind.PAIR else 4
+
+    @property
+    def has_agents(self) -> bool:
+        return self in (Kind.AGENTS, Kind.PAIR)
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,9 @@ class ServingConfig:
     model: str = option("9b", "without the free model: a published shape, weights drawn at random")
     protocol: str = option("http", "of the clients", ("http", "grpc"))
     pair: bool = option(False, "a prefill and a decode node, and sessions of agents")
+    agents: bool = option(False, "sessions of agents on one node, to hold a pair against")
     endless: bool = option(False, "streams that never end, of short and of long prompts; a verdict")
-    streams: int = option(256, "at a time; not of a pair")
+    streams: int = option(256, "at a time; not of agents")
     prompt: int = option(512, "tokens of a stream's prompt")
     answer: int = option(512, "tokens of a stream's answer, after which it asks again")
     short: int = option(100, "prompt tokens of every other endless stream")
@@ -41,7 +47,7 @@ class ServingConfig:
     seconds: float | None = option(
         None, "the window, from when all streams are admitted; not given: 10, endless 60"
     )
-    sessions: int = option(128, "agents at a time, of a pair")
+    sessions: int = option(128, "agents at a time")
     turns: int = option(6, "of each agent")
     prefix: int = option(6_000, "prompt tokens that all agents have in common")
     turn_tokens: int = option(700, "new prompt tokens of a turn")
@@ -61,8 +67,8 @@ class ServingConfig:
     commit: str = option("", "of the source, where it is no git tree")
 
     def __post_init__(self) -> None:
-        if self.pair and self.endless:
-            raise ValueError("pair and endless exclude each other: give one of them")
+        if self.pair + self.agents + self.endless > 1:
+            raise ValueError("pair, agents and endless exclude each other: give one of them")
         if not self.free_model and self.model not in PUBLISHED:
             raise ValueError(f"model {self.model!r} is unknown: use one of {', '.join(PUBLISHED)}")
         for name in ("streams", "prompt", "answer", "sessions", "turns", "clients"):
@@ -73,6 +79,8 @@ class ServingConfig:
     def kind(self) -> Kind:
         if self.pair:
             return Kind.PAIR
+        if self.agents:
+            return Kind.AGENTS
         return Kind.ENDLESS if self.endless else Kind.STREAMS
 
     @property
@@ -83,15 +91,15 @@ class ServingConfig:
     @property
     def load(self) -> Load:
         match self.kind:
-            case Kind.PAIR:
-                return self.agents
+            case Kind.AGENTS | Kind.PAIR:
+                return self.agents_load
             case Kind.ENDLESS:
                 return Endless(self.streams, self.short, self.long, _ENDLESS_ANSWER, self.seed)
             case Kind.STREAMS:
                 return Streams(self.streams, self.prompt, self.answer, self.seed)
 
     @property
-    def agents(self) -> Agents:
+    def agents_load(self) -> Agents:
         return Agents(
             self.sessions, self.turns, self.prefix, self.turn_tokens, self.turn_answer, self.seed
         )
@@ -103,7 +111,7 @@ class ServingConfig:
     @property
     def tokens_held(self) -> int:
         """That all sessions have in the cache together, at most."""
-        if self.kind is Kind.PAIR:
+        if self.kind.has_agents:
             grown = self.turns * (self.turn_tokens + self.turn_answer)
             return self.prefix + (self.sessions + self.warm) * grown
         if self.kind is Kind.ENDLESS:

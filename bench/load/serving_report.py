@@ -17,7 +17,9 @@ from .figures import Figures
 class ServingReport:
     def __init__(self, case: str, settings: Mapping[str, Any], figures: Figures) -> None:
         """settings: what was asked for."""
-        host: Host = describe_host(torch.device("cpu"), str(settings.get("commit", "")))
+        on_gpu = not settings.get("free_model") and torch.cuda.is_available()
+        device = torch.device("cuda" if on_gpu else "cpu")
+        host: Host = describe_host(device, str(settings.get("commit", "")))
         self.document = {
             "bench": "serving",
             "case": case,

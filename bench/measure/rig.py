@@ -25,9 +25,13 @@ from tasuki.engine.build import (
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar import Grammar
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.transfer.windows.step_counter import StepCounter
+
+from .made_up_vocabulary import made_up_vocabulary
 
 _SEED = 1
 
@@ -66,13 +70,22 @@ class Rig:
         drawn: list[int] = self._generator.integers(0, self._vocab, tokens).tolist()
         return drawn
 
-    def submit(self, prompt: Sequence[int], new_tokens: int) -> Answer:
+    def submit(
+        self, prompt: Sequence[int], new_tokens: int, grammar: Grammar | None = None
+    ) -> Answer:
+        """grammar: that the answer follows; it is compiled first."""
+        if grammar is not None:
+            self._compile(grammar)
         name = f"bench-{len(self._answers)}"
         answer = self._answers[name] = Answer(time.perf_counter())
-        sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+        sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, grammar=grammar)
         ids = np.asarray(prompt, dtype=np.int32)
         self._engine.handle(m.Submit(m.RequestId(name), ids, sampling))
         return answer
+
+    def _compile(self, grammar: Grammar) -> None:
+        while not self.parts.grammars.ready(grammar):
+            self.parts.grammars.wait()
 
     def step(self) -> bool:
         """One step of the engine. Raises BenchError where a request fails."""
@@ -131,4 +144,5 @@ def random_parts(model: ModelConfig, config: EngineConfig, role: Role = Role.FUS
     weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
     # Drawing leaves float32 copies behind that a checkpoint's loading does not.
     torch.cuda.empty_cache()
-    return EngineParts(model, build_model(model, weights), arena, StepCounter())
+    grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
+    return EngineParts(model, build_model(model, weights), arena, StepCounter(), grammars=grammars)

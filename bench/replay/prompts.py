@@ -36,6 +36,7 @@ class Prompts:
         self._block = trace.block_tokens
         continued_by = continuations(trace)
         turns: dict[int, Turn] = {}
+        longest: dict[int, int] = {}
         for index in reversed(range(len(trace.requests))):
             request = trace.requests[index]
             total = request.prompt_tokens + request.answer_tokens
@@ -48,7 +49,10 @@ class Prompts:
                 blocks = after.blocks[: -(-total // self._block)]
                 known = min(total, after.block_tokens_used)
                 turns[index] = Turn(blocks, known, total - known)
+            has_all = follower is not None and not turns[index].unique_tokens
+            longest[index] = longest[follower] if has_all and follower is not None else index
         self._turns = turns
+        self._longest = longest
         self.recovered_answers = len(continued_by)
         highest = max(int(request.block_ids.max()) for request in trace.requests)
         self._first_unique = (highest + 1) * self._block
@@ -61,6 +65,10 @@ class Prompts:
             [0, *(turns[index].unique_tokens for index in range(len(turns)))]
         )
         self._inside = np.arange(self._block, dtype=np.int32)
+
+    def longest(self, index: int) -> int:
+        """The last request whose tokens begin with all of this one's; itself where none goes on."""
+        return self._longest[index]
 
     def tokens(self, index: int) -> NDArray[np.int32]:
         """Prompt and answer of a request: [prompt_tokens + answer_tokens] int32."""

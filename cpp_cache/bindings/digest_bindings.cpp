@@ -5,9 +5,11 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "digest/row_digester.h"
+#include "digest/window_digester.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -37,6 +39,15 @@ HeldDigester held(const Memory& memory, std::int64_t longest,
                   const std::optional<std::string>& instructions) {
   const std::span bytes(memory.data(), static_cast<std::size_t>(memory.size()));
   return {memory, RowDigester(std::as_bytes(bytes), longest, instructions_of(instructions))};
+}
+
+WindowDigester windows_of(const HeldDigester& rows,
+                          const std::vector<std::pair<bool, std::int64_t>>& layers,
+                          std::int64_t page_stride, std::int64_t slot_stride,
+                          std::int64_t page_length, std::int64_t state_length) {
+  WindowGeometry geometry{{}, page_stride, slot_stride, page_length, state_length};
+  for (const auto& [has_pages, offset] : layers) geometry.layers.push_back({has_pages, offset});
+  return WindowDigester(rows.digester, std::move(geometry));
 }
 
 std::span<const std::int64_t> span_of(const Column& column) {
@@ -69,6 +80,19 @@ void bind_digests(py::module_& module) {
           },
           py::arg("offsets").noconvert(), py::arg("lengths").noconvert(),
           py::arg("seeds").noconvert());
+  py::class_<WindowDigester>(module, "WindowDigester")
+      .def(py::init(&windows_of), "rows"_a, "layers"_a, "page_stride"_a, "slot_stride"_a,
+           "page_length"_a, "state_length"_a, py::keep_alive<1, 2>())
+      .def(
+          "digest",
+          [](const WindowDigester& self, std::uint64_t room, std::uint64_t generation,
+             std::int64_t first_layer, std::int64_t end_layer, std::int64_t first_page,
+             const std::vector<std::int64_t>& pages, std::optional<std::int64_t> slot) {
+            const py::gil_scoped_release others_may_run;
+            return self.digest({room, generation, first_layer, end_layer, first_page, pages, slot});
+          },
+          "room"_a, "generation"_a, "first_layer"_a, "end_layer"_a, "first_page"_a, "pages"_a,
+          "slot"_a);
 }
 
 }  // namespace tasuki::digest

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bindings/token_array.h"
 #include "core/errors.h"
+#include "fleet/fleet_index.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -104,6 +107,65 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
           py::keep_alive<0, 1>());
 }
 
+PrefixHash hash_of(const py::bytes& bytes) {
+  const auto view = static_cast<std::string_view>(bytes);
+  PrefixHash hash;
+  if (view.size() != sizeof hash) throw InvalidArgument("a prefix has a name of 16 bytes");
+  std::memcpy(&hash.low, view.data(), 8);
+  std::memcpy(&hash.high, view.data() + 8, 8);
+  return hash;
+}
+
+// Throws InvalidArgument.
+FleetNode fleet_node_of(std::int64_t number) {
+  if (number < 0 || number > UINT16_MAX) throw InvalidArgument("nodes are numbered up to 65535");
+  return static_cast<FleetNode>(number);
+}
+
+void bind_fleet_index(py::module_& module) {
+  using Change =
+      void (FleetIndex::*)(FleetNode, const PrefixHash&, const PrefixHash&, std::int64_t);
+  const auto change = [](Change apply) {
+    return [apply](FleetIndex& self, std::int64_t node, const py::bytes& prefix,
+                   const py::bytes& parent, std::int64_t tokens) {
+      if (tokens < 0) throw InvalidArgument("a prefix has no fewer than 0 tokens");
+      (self.*apply)(fleet_node_of(node), hash_of(prefix), hash_of(parent), tokens);
+    };
+  };
+  py::class_<FleetIndex>(module, "FleetIndex")
+      .def(py::init<>())
+      .def("store", change(&FleetIndex::store), "node"_a, "prefix"_a, "parent"_a, "tokens"_a)
+      .def("remove", change(&FleetIndex::remove), "node"_a, "prefix"_a, "parent"_a, "tokens"_a)
+      .def(
+          "forget", [](FleetIndex& self, std::int64_t node) { self.forget(fleet_node_of(node)); },
+          "node"_a)
+      .def(
+          "holders",
+          [](const FleetIndex& self, const py::object& prompt, const std::string& salt,
+             std::size_t enough, std::uint64_t seed) {
+            std::vector<std::pair<std::int64_t, std::int64_t>> found;
+            for (const Holder& holder : self.holders(tokens_of(prompt), salt, enough, seed))
+              found.emplace_back(static_cast<std::int64_t>(holder.node), holder.tokens);
+            return found;
+          },
+          "prompt"_a, "salt"_a, "enough"_a, "seed"_a)
+      .def(
+          "look_up",
+          [](const FleetIndex& self, const py::object& prompt, const std::string& salt,
+             std::size_t enough, std::uint64_t seed) {
+            const LookUp found = self.look_up(tokens_of(prompt), salt, enough, seed);
+            std::vector<std::pair<std::int64_t, std::int64_t>> holders;
+            for (const Holder& holder : found.holders)
+              holders.emplace_back(static_cast<std::int64_t>(holder.node), holder.tokens);
+            std::vector<std::pair<std::int64_t, std::uint64_t>> beginnings;
+            for (const Beginning& beginning : found.beginnings)
+              beginnings.emplace_back(beginning.tokens, beginning.name);
+            return std::make_pair(holders, beginnings);
+          },
+          "prompt"_a, "salt"_a, "enough"_a, "seed"_a)
+      .def("__len__", &FleetIndex::checkpoints);
+}
+
 EventStream stream_of(const std::string& name) {
   if (const auto stream = stream_named(name)) return *stream;
   throw InvalidArgument("stream must be all, usable or spelled, not " + name);
@@ -113,6 +175,7 @@ EventStream stream_of(const std::string& name) {
 
 void bind_events(py::module_& module, CacheClass& cache, const CheckpointKinds& kinds) {
   bind_values(module, kinds);
+  bind_fleet_index(module);
   module.def("prefix_hashes", &prefix_hashes, "tokens"_a, "salt"_a = py::bytes());
   cache
       .def(

@@ -5,6 +5,7 @@ in flight.
 """
 
 from collections import OrderedDict, deque
+from statistics import median
 from typing import Any
 
 from .events import Event
@@ -58,6 +59,31 @@ class RequestHistory:
         if len(self._drawn) > _TIMELINES:
             for report in self._drawn.popleft().values():
                 report["timeline"] = None
+
+    def pace(self, now: float, seconds: float) -> dict[str, Any]:
+        """Of the remembered requests that ended within the last `seconds`: how many, the median
+        seconds to the first token and of each one after it (None without), and the answers' tokens
+        a second."""
+        first: list[float] = []
+        later: list[float] = []
+        tokens, ends = 0, 0
+        for record in reversed(self._ended.values()):
+            if record["ended_at"] < now - seconds:
+                break
+            ends += 1
+            usage = record.get("usage")
+            if usage is not None and usage["time_to_first_token"] is not None:
+                first.append(usage["time_to_first_token"])
+                tokens += usage["completion_tokens"]
+                if usage["completion_tokens"] > 1:
+                    after_first = usage["seconds"] - usage["time_to_first_token"]
+                    later.append(after_first / (usage["completion_tokens"] - 1))
+        return {
+            "ended": ends,
+            "first_token_seconds": median(first) if first else None,
+            "per_token_seconds": median(later) if later else None,
+            "tokens_per_second": tokens / seconds,
+        }
 
     def find(self, name: str) -> dict[str, Any] | None:
         return self._ended.get(name)

@@ -6,12 +6,14 @@ from typing import Any
 from .node_history import NodeHistory
 
 _LISTED = 200
+_PACE_SECONDS = 60.0
 _SESSIONS, _TURNS = 24, 24
 """Bounds on the drawn sessions and on the turns of each, so that a redraw fits into a frame."""
 
 
 def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dict[str, Any]:
-    """The waterfall, the what-if, both pools, and counts of requests, sessions and faults."""
+    """The waterfall, the what-if, both pools, the last minute's pace, and counts of requests,
+    sessions and faults."""
     return {
         "at": now,
         "events": history.journal.end,
@@ -21,6 +23,7 @@ def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dic
         "pools": history.pools.last,
         "series": history.pools.series(seconds, points),
         "in_flight": history.requests.in_flight,
+        "pace": history.requests.pace(now, _PACE_SECONDS),
         "ended": history.requests.ends,
         "sessions": len(history.sessions),
         "faults": dict(history.faults.counts),

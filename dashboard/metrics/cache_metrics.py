@@ -66,6 +66,18 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         "peer",
         {peer: progress.front_seconds for peer, progress in report.peers.items()},
     )
+    yield gauge(
+        "prefill_node_usable_prefixes",
+        "Prefixes that a prefill node is known to be able to resume prompts from.",
+        "peer",
+        {n.address: n.usable_prefixes for n in report.links if n.usable_prefixes is not None},
+    )
+    yield gauge(
+        "prefill_node_wait_seconds",
+        "Prefill that a prefill node had to do when it last said so.",
+        "peer",
+        {n.address: n.wait_seconds for n in report.links if n.wait_seconds is not None},
+    )
     yield counter(
         "chat_tokens",
         "Tokens of rendered chats by source: encoded for it, or remembered from an earlier one.",

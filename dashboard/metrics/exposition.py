@@ -18,6 +18,8 @@ from .compat_names import translated
 from .engine_metrics import engine_families
 from .eviction_metrics import EvictionMetrics
 from .fault_metrics import FaultMetrics
+from .fleet.caller_metrics import CallerMetrics
+from .fleet.node_metrics import node_families
 from .node_report import NodeReport
 from .pull_metrics import PullMetrics
 from .request_metrics import RequestMetrics
@@ -32,6 +34,7 @@ class Exposition:
     def __init__(self, dialect: str = "none") -> None:
         self._registry = CollectorRegistry()
         self._requests = RequestMetrics(self._registry)
+        self._callers = CallerMetrics(self._registry)
         self._rooms = RoomMetrics(self._registry)
         self._evictions = EvictionMetrics(self._registry)
         self._faults = FaultMetrics(self._registry)
@@ -40,7 +43,10 @@ class Exposition:
 
     def observe(self, message: ObservedMessage) -> None:
         match message:
+            case m.Submit():
+                self._callers.observe(message)
             case m.Finished() | m.Rejected():
+                self._callers.observe(message)
                 self._requests.observe(message)
             case m.RoomEnded():
                 self._rooms.observe(message)
@@ -48,7 +54,7 @@ class Exposition:
                 self._evictions.observe(message)
             case m.PullCommitted() | m.PullLost():
                 self._pulls.observe(message)
-            case m.Submit() | m.PeersChanged() | m.PullFenced():
+            case m.PeersChanged() | m.PullFenced():
                 pass
             case _:
                 self._faults.observe(message)
@@ -59,7 +65,12 @@ class Exposition:
 
     def families(self, report: NodeReport) -> list[Metric]:
         """All that is measured, under our own names."""
-        return [*self._registry.collect(), *cache_families(report), *engine_families(report)]
+        return [
+            *node_families(report),
+            *self._registry.collect(),
+            *cache_families(report),
+            *engine_families(report),
+        ]
 
     def text(self, report: NodeReport) -> bytes:
         families = self.families(report)

@@ -19,6 +19,8 @@ from tasuki.engine.messages import (
 from .families import FENCE
 from .instruments import Instruments
 
+# What moved was not lost: it is counted with the choices.
+_LOSSES = [cause for cause in LossCause if cause is not LossCause.MOVED]
 # Rooms lost before a grant are never fenced; they are forgotten when so many others came.
 _REMEMBERED = 4096
 
@@ -34,7 +36,7 @@ class FaultMetrics:
             "Hand-overs that failed, by cause; their prompts went elsewhere or were computed here.",
             "cause",
         )
-        for cause in LossCause:
+        for cause in _LOSSES:
             self._lost.labels(cause.value)
         self._cancelled = made.counter(
             "handovers_cancelled",
@@ -48,7 +50,8 @@ class FaultMetrics:
     def observe(self, message: HandoverFailed | HandoverCancelled | WriterFenced) -> None:
         match message:
             case HandoverFailed(room=room, cause=cause):
-                self._lost.labels(cause.value).inc()
+                if cause in _LOSSES:
+                    self._lost.labels(cause.value).inc()
                 self._begin(room)
             case HandoverCancelled(room=room):
                 self._cancelled.inc()

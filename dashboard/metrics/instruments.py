@@ -12,8 +12,10 @@ class Instruments:
     def counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tasuki_{name}", text, labels, registry=self._registry)
 
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"tasuki_{name}", text, buckets=buckets, registry=self._registry)
+    def histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"tasuki_{name}", text, labels, buckets=buckets, registry=self._registry)
 
-    def seconds(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return self.histogram(f"{name}_seconds", text, buckets)
+    def seconds(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return self.histogram(f"{name}_seconds", text, buckets, *labels)

@@ -1,10 +1,10 @@
-"""How long a request was in which phase. Pure functions of the marks that its life left."""
+"""How long a request was in which phase, and its tokens took. Pure functions."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from tasuki.engine.messages import LifeMark, RequestPhase, Stage
+from tasuki.engine.messages import LifeMark, RequestPhase, Stage, Usage
 
 Name = TypeVar("Name", bound=str)
 
@@ -33,3 +33,9 @@ def queued_seconds(life: Sequence[LifeMark]) -> float:
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
     """While the prompt was computed here or received."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
+
+
+def seconds_per_token(usage: Usage) -> float | None:
+    """The mean over the tokens after the first; None where there are none."""
+    later = usage.completion_tokens - 1
+    return (usage.seconds - usage.time_to_first_token) / later if later > 0 else None

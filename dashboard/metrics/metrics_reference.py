@@ -7,9 +7,12 @@ Pure: lists the metrics of an exposition that has observed every kind of message
 import sys
 from collections import Counter
 
+import numpy as np
 from prometheus_client.core import Metric
 
 from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.sending.counters import SenderCounters
 
@@ -61,12 +64,21 @@ def _exposition() -> Exposition:
     exposition = Exposition()
     request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None)
-    usage = m.Usage(0, 0, hit, None, _LABEL_ONLY, False, 0.0, 0.0)
+    sent = m.TransferReport(0, 0, 0, 0.0, 0.0)
+    usage = m.Usage(0, 2, hit, sent, _LABEL_ONLY, False, 0.0, 0.0)
+    prompt = np.zeros(1, np.int32)
+    exposition.observe(m.Submit(request, prompt, SamplingParams(), caller=_LABEL_ONLY))
     exposition.observe(m.Finished(request, m.FinishReason.STOP, usage))
     exposition.observe(m.Rejected(request, m.RequestError(m.ErrorKind.INVALID, _LABEL_ONLY)))
     exposition.observe(m.RoomEnded(room, 0, hit, True, ()))
     exposition.observe(m.Evicted((m.Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
     return exposition
+
+
+def _link() -> PrefillNodeStatus:
+    return PrefillNodeStatus(
+        _LABEL_ONLY, None, PrefillNodeState.LOST, usable_prefixes=0, wait_seconds=0.0
+    )
 
 
 def _report() -> NodeReport:
@@ -93,6 +105,8 @@ def _report() -> NodeReport:
         sent=SenderCounters(),
         peers={_LABEL_ONLY: NodeProgress()},
         chat_tokens=one,
+        links=(_link(),),
+        about={"started_at": "0"},
     )
 
 

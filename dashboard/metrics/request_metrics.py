@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry
 from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TransferReport, Usage
 
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW
+from .fleet.choice_metrics import ChoiceMetrics
+from .fleet.link_metrics import LinkMetrics
 from .instruments import Instruments
-from .life_spans import prefilled_seconds, queued_seconds
+from .life_spans import prefilled_seconds, queued_seconds, seconds_per_token
 
 UNSCHEDULED = "unscheduled"
 """Cause of the prompt tokens of requests that ended before their prompt was looked up."""
@@ -34,6 +36,8 @@ class RequestMetrics:
             "local_fallbacks", "Requests whose hand-over was lost and whose prompt came from here."
         )
         self._transferred = made.counter("handover_bytes", "Bytes that hand-overs brought here.")
+        self._links = LinkMetrics(made)
+        self._choices = ChoiceMetrics(made)
         self._first_token = made.seconds(
             "time_to_first_token", "From arrival to the first token.", FIRST_TOKEN
         )
@@ -73,17 +77,20 @@ class RequestMetrics:
         self._observe_hit(usage.prompt_tokens, usage.hit)
         if usage.local_fallback:
             self._fallbacks.inc()
+        if usage.prefill_choice is not None:
+            self._choices.observe(usage.prefill_choice, usage.hit)
         if usage.transfer is not None:
             self._remote.inc()
-            self._observe_transfer(usage.transfer)
+            self._observe_transfer(usage.prefilled_on, usage.transfer)
         self._request.observe(usage.seconds)
         if usage.completion_tokens:
             self._first_token.observe(usage.time_to_first_token)
-        if usage.completion_tokens > 1:
-            after_first = usage.seconds - usage.time_to_first_token
-            self._per_token.observe(after_first / (usage.completion_tokens - 1))
+        per_token = seconds_per_token(usage)
+        if per_token is not None:
+            self._per_token.observe(per_token)
 
-    def _observe_transfer(self, transfer: TransferReport) -> None:
+    def _observe_transfer(self, peer: str, transfer: TransferReport) -> None:
+        self._links.observe(peer, transfer)
         self._transferred.inc(transfer.bytes)
         self._exposed.observe(transfer.exposed_seconds)
         if transfer.timeline is not None:

@@ -5,11 +5,14 @@ import { find } from "./dom.js";
 import { clock, count } from "./format.js";
 import { drawTable } from "./table.js";
 
+// How another entry ended, and no fault.
+const RECOVERED = "peers_up";
+
 export class FaultView {
   async refresh() {
     const { counts, entries } = await load("/debug/faults");
     drawTable(find("fault-counts"), [["kind", ([kind]) => kind, true], ["times", ([, times]) => count(times)]],
-      Object.entries(counts).sort(([, one], [, other]) => other - one), ([kind]) => kind);
+      Object.entries(counts).filter(([kind]) => kind !== RECOVERED).sort(([, one], [, other]) => other - one), ([kind]) => kind);
     drawTable(find("fault-rows"), [
       ["at", (row) => clock(row.at)],
       ["kind", (row) => row.kind, true],

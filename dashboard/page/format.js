@@ -8,6 +8,7 @@ export function percent(part, whole) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "-";
+  if (value === 0) return "0 s";
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
   if (value < 1) return `${(value * 1000).toFixed(value < 0.01 ? 2 : 0)} ms`;
   return `${value.toFixed(2)} s`;
@@ -19,5 +20,15 @@ export function bytes(value) {
   while (value >= 1024 && index < units.length - 1) { value /= 1024; index += 1; }
   return `${value.toFixed(index ? 1 : 0)} ${units[index]}`;
 }
+
+// How long something has been so, in its largest two units.
+export function duration(value) {
+  const minutes = Math.max(0, Math.floor(value / 60));
+  const [days, hours] = [Math.floor(minutes / 1440), Math.floor(minutes / 60) % 24];
+  return days ? `${days} d ${hours} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
+}
+
+// A name of ours as words.
+export const spoken = (name) => name.replaceAll("_", " ");
 
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");

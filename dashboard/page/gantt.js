@@ -4,15 +4,17 @@
 
 import { load } from "./api.js";
 import { element, find, legend, shape } from "./dom.js";
-import { bytes, count, percent, seconds } from "./format.js";
+import { bytes, clock, count, percent, seconds } from "./format.js";
 import { drawTable } from "./table.js";
 
-const WIDTH = 900;
+const NARROWEST = 320;
 const LEFT = 20;
-const LINE = 7;
+const LINE = 9;
 
 const COLUMNS = [
   ["request", (row) => row.request, true],
+  ["ended", (row) => clock(row.ended_at)],
+  ["took", (row) => seconds(total(row.usage.transfer))],
   ["from", (row) => row.usage.prefilled_on],
   ["bytes", (row) => bytes(row.usage.transfer.bytes)],
   ["hidden", (row) => percent(row.usage.transfer.hidden_seconds, total(row.usage.transfer))],
@@ -91,14 +93,16 @@ function receiver(name, track) {
 }
 
 function drawTrack(name, phases, bars, end) {
+  // As wide as its place, so that its words are of the size of the page's.
+  const width = Math.max(NARROWEST, find("gantt").clientWidth);
   const last = Math.max(end, 1e-6, ...phases.map((phase) => phase.at));
-  const x = (at) => LEFT + ((WIDTH - 2 * LEFT) * at) / last;
+  const x = (at) => LEFT + ((width - 2 * LEFT) * at) / last;
   const top = 42;
   const height = top + LINE * bars.length + 18;
-  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "data-track": name, "aria-label": `Timeline of the ${name}` });
+  const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "data-track": name, "aria-label": `Timeline of the ${name}` });
   phases.forEach((phase, index) => {
     svg.append(shape("line", { x1: x(phase.at), x2: x(phase.at), y1: 12, y2: height - 16, class: "phase" }),
-      shape("text", { x: Math.min(x(phase.at), WIDTH - 60), y: 11 + 11 * (index % 3), "data-phase": phase.phase }, phase.phase));
+      shape("text", { x: Math.min(x(phase.at), width - 60), y: 11 + 11 * (index % 3), "data-phase": phase.phase }, phase.phase));
   });
   bars.forEach(({ parts, marks, title }, index) => {
     const y = top + LINE * index;
@@ -111,6 +115,6 @@ function drawTrack(name, phases, bars, end) {
     svg.append(group);
   });
   svg.append(shape("text", { x: LEFT, y: height - 4 }, "0"),
-    shape("text", { x: WIDTH - LEFT, y: height - 4, "text-anchor": "end" }, seconds(last)));
+    shape("text", { x: width - LEFT, y: height - 4, "text-anchor": "end" }, seconds(last)));
   return svg;
 }

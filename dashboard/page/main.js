@@ -3,6 +3,7 @@
 
 import { follow, KeyWanted, useKey } from "./api.js";
 import { find } from "./dom.js";
+import { duration } from "./format.js";
 import { FaultView } from "./faults.js";
 import { HandoverView } from "./gantt.js";
 import { Overview } from "./overview.js";
@@ -30,12 +31,17 @@ function showStatus(text) {
   find("live").textContent = text;
 }
 
+function drawHead({ node, role, version = "", model = "", started_at: started }, now) {
+  // A checkout that is not installed has no version.
+  find("node").textContent = version.startsWith("(") ? node : `${node} ${version}`;
+  find("about").textContent = [role, model, location.host, started ? `up ${duration(now - started)}` : ""].filter(Boolean).join(", ");
+  document.title = `${node} at ${location.host} - tasuki`;
+}
+
 function take(next) {
   const happened = !state || next.ended !== state.ended || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
   state = next;
-  const { node, version = "" } = next.about;
-  // A checkout that is not installed has no version.
-  find("node").textContent = version.startsWith("(") ? node : `${node} ${version}`;
+  drawHead(next.about, next.at);
   views.tree.role = next.about.role;
   showStatus(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
   document.body.dataset.ended = next.ended;

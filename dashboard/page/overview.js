@@ -1,14 +1,15 @@
 // The first view: the hit waterfall, what more room would recover, and both kinds in the arena.
 
-import { element, find, legend } from "./dom.js";
-import { count, percent } from "./format.js";
+import { element, find } from "./dom.js";
+import { count, percent, seconds, spoken } from "./format.js";
 import { StackPlot } from "./stack.js";
 import { CAUSES, OWNERS } from "./words.js";
 
 export class Overview {
   constructor() {
-    this.waterfall = new StackPlot(find("waterfall"), ["usable", ...CAUSES.map(([name]) => name)]);
-    this.slots = new StackPlot(find("slots"), OWNERS.map(([name]) => name));
+    this.waterfall = new StackPlot(find("waterfall"), ["usable", ...CAUSES.map(([name]) => name)],
+      (at) => (at.length > 1 ? `tokens in ${at[1] - at[0]} s` : "tokens"));
+    this.slots = new StackPlot(find("slots"), OWNERS.map(([name]) => name), () => "slots");
     window.addEventListener("resize", () => { this.waterfall.resize(); this.slots.resize(); });
   }
 
@@ -24,7 +25,7 @@ export class Overview {
     }
   }
 
-  drawHeadlines({ totals, what_if: more, in_flight: running }) {
+  drawHeadlines({ totals, what_if: more, in_flight: running, pace, pools }) {
     const prompt = totals.prompt ?? 0;
     const possible = prompt - (totals["lost.new"] ?? 0) - (totals["lost.unscheduled"] ?? 0);
     find("headline").textContent = prompt
@@ -35,6 +36,11 @@ export class Overview {
       ? `+${count(more.slots)} slots would recover ${more.points.toFixed(1)} points `
         + `(${count(more.tokens)} of the last ${count(more.of_tokens)} prompt tokens).`
       : "";
+    find("pace").textContent = pace.ended
+      ? `In the last minute ${count(pace.ended)} requests ended: first token after ${seconds(pace.first_token_seconds)}, `
+        + `each one after it ${seconds(pace.per_token_seconds)} (medians), ${pace.tokens_per_second.toFixed(1)} tokens a second.`
+      : "";
+    find("queue").textContent = pools ? [queueOf(pools.requests ?? {}), peersOf(pools.prefill_nodes ?? {})].filter(Boolean).join(" ") : "";
   }
 
   drawTotals(totals) {
@@ -55,22 +61,31 @@ export class Overview {
   }
 
   drawPools(pools) {
-    const rows = ["slots", "pages"].map((pool) => {
-      const owners = pools[pool];
-      const whole = OWNERS.reduce((sum, [name]) => sum + owners[name], 0);
-      return element("tr", {},
-        element("td", {}, pool),
-        ...OWNERS.map(([name]) => element("td", { "data-pool": pool, "data-owner": name, "data-value": owners[name] },
-          count(owners[name]))),
-        element("td", {}, count(whole)));
-    });
-    const titles = ["", ...OWNERS.map(([name]) => name.replace("_", " ")), "total"];
-    const head = element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)));
+    const kinds = ["slots", "pages"];
+    const rows = OWNERS.map(([owner, text]) => element("tr", {},
+      element("td", {}, element("i", { class: `swatch ${owner}` }), spoken(owner)),
+      ...kinds.map((kind) => element("td", { "data-pool": kind, "data-owner": owner, "data-value": pools[kind][owner] },
+        count(pools[kind][owner]))),
+      element("td", { class: "text" }, text)));
+    const wholes = kinds.map((kind) => OWNERS.reduce((sum, [owner]) => sum + pools[kind][owner], 0));
+    const total = element("tr", {}, ...["total", ...wholes.map(count), ""].map((text) => element("td", {}, text)));
+    const head = element("tr", {}, ...["", ...kinds, ""].map((title) => element("th", { scope: "col" }, title)));
     find("pools").replaceChildren(
-      element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)),
-      element("p", { class: "legend" }, ...legend(OWNERS.map(([name, text]) => [name, `${name}: ${text}`]))),
+      element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows, total)),
       element("p", {}, `${count(pools.tree.nodes ?? 0)} nodes, ${count(pools.tree.checkpoints ?? 0)} checkpoints, `
         + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}`),
     );
   }
+}
+
+// The engine's requests by state, in words.
+function queueOf(requests) {
+  const states = Object.entries(requests).filter(([, number]) => number);
+  return states.length ? `In the engine: ${states.map(([state, number]) => `${count(number)} ${state}`).join(", ")}.` : "Nothing waits or runs in the engine.";
+}
+
+// Of a node without prefill nodes there is nothing to say.
+function peersOf(nodes) {
+  const states = Object.entries(nodes).filter(([, number]) => number);
+  return states.length ? `Prefill nodes: ${states.map(([state, number]) => `${count(number)} ${state}`).join(", ")}.` : "";
 }

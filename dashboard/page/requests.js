@@ -28,7 +28,7 @@ export class RequestView {
   async choose(name) {
     const story = find("request");
     showRequest(story, await load(`/debug/requests/${encodeURIComponent(name)}`));
-    // It stands below up to two hundred rows.
+    // On a telephone it stands below up to two hundred rows.
     story.scrollIntoView({ block: "nearest" });
   }
 }

@@ -11,12 +11,18 @@ const ROW = 26;
 const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" counts them
 
 const KINDS = [
+  ["namespace", "all prompts, or all of a tenant"],
   ["checkpoint", "a state stands at its end"],
   ["kv_only", "KV only"],
   ["in_use", "in use by a request"],
   ["in_transfer", "being handed over"],
   ["hidden-nodes", "smaller ones together"],
 ];
+
+const labelOf = (row, hidden, width) => {
+  const unit = (text) => (width > 120 ? text : "");
+  return hidden ? `+${count(hidden.nodes)}${unit(" nodes")}` : `${count(row.standing.tokens)}${unit(" tokens")}`;
+};
 
 const nameOf = (row) => row.name ?? "top";
 
@@ -94,7 +100,7 @@ export class TreeView {
     const title = hidden
       ? `${count(hidden.nodes)} more nodes, ${count(hidden.tokens)} tokens`
       : `${count(row.standing.tokens)} tokens, ${count(row.standing.nodes)} nodes, ${kind.replace("_", " ")}`;
-    const label = width <= 60 ? "" : hidden ? `+${count(hidden.nodes)}` : count(row.standing.tokens);
+    const label = width <= 60 ? "" : labelOf(row, hidden, width);
     return [x.toFixed(1), width.toFixed(1), level * ROW, kind, title, label];
   }
 

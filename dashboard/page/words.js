@@ -19,5 +19,5 @@ export const OWNERS = [
   ["evictable", "the tree's, may make room"],
   ["in_transfer", "granted to a sender"],
   ["quarantined", "awaiting a fence"],
-  ["free", "free"],
+  ["free", "nobody's"],
 ];

@@ -17,6 +17,7 @@ from tasuki.engine.runner.padded_sizes import padded_sizes
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
+from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
 from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.config.auto import Auto
@@ -163,10 +164,12 @@ def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -
 
 
 def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
-    """Activations of a prefill chunk, and the logits and scores of every sampled row, of which a
-    row that is drawn outside of the graph takes copies (runner/eager_sampler.py)."""
+    """Activations of a prefill chunk, the logits and scores of every sampled row, of which a row
+    that is drawn outside of the graph takes copies (runner/eager_sampler.py), and the logits of
+    the rows of a prompt that are scored at a time."""
     logits = 4 * model.vocab * batch * 4
-    return _activations(model, config.prefill_chunk_tokens, config.dtype) + logits
+    scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
+    return _activations(model, config.prefill_chunk_tokens, config.dtype) + logits + scored
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:

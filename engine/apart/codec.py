@@ -31,12 +31,14 @@ _KINDS: tuple[type, ...] = (
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
+BodyReader = Callable[[msgspec.Raw], Any]
+
 
 class BrokenFrame(ValueError):
     """What came is no frame of this protocol."""
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """What msgspec does not know: arrays, and numbers that came out of one."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
@@ -45,7 +47,7 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} is no plain value")
 
 
-def _built(kind: Any, value: Any) -> Any:
+def built_value(kind: Any, value: Any) -> Any:
     if (get_origin(kind) or kind) is not np.ndarray:
         raise NotImplementedError(f"{kind} is no plain value")
     dtype, shape, data = value
@@ -53,12 +55,15 @@ def _built(kind: Any, value: Any) -> Any:
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain_value)
 _BODIES = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
-_READ: tuple[Callable[[msgspec.Raw], Any], ...] = (
-    msgspec.msgpack.Decoder(list[m.TokenOut]).decode,
-    *(msgspec.msgpack.Decoder(kind, dec_hook=_built).decode for kind in _KINDS[1:]),
-)
+
+
+def reader_of(kind: type) -> BodyReader:
+    return msgspec.msgpack.Decoder(kind, dec_hook=built_value).decode
+
+
+_READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KINDS[1:]))
 
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
@@ -70,6 +75,11 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
         else:
             number = _NUMBER_OF[kind]
             bodies.extend((number, message) for message in same)
+    return framed(bodies)
+
+
+def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
+    """A frame of these, each behind its kind. Raises msgspec's errors of what is no plain value."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(bodies, frame, _LENGTH.size)
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
@@ -79,7 +89,9 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
 class FrameReader:
     """What has come and is no whole frame yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[bytes], list[Any]] | None = None) -> None:
+        """read: what makes messages of a frame without its length; None: messages_of()."""
+        self._read = read or messages_of
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
@@ -94,7 +106,7 @@ class FrameReader:
                     return
                 frame = bytes(memoryview(self._waiting)[body : body + length])
                 start = body + length
-                yield messages_of(frame)
+                yield self._read(frame)
         finally:
             del self._waiting[:start]
 
@@ -102,13 +114,18 @@ class FrameReader:
 def messages_of(body: bytes) -> list[Any]:
     """Of a frame without its length. Raises BrokenFrame."""
     messages: list[Any] = []
+    for kind, read in values_of(body, _READ):
+        if kind == _TOKENS:
+            messages += read
+        else:
+            messages.append(read)
+    return messages
+
+
+def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any]]:
+    """The bodies of a frame without its length, each behind its kind. readers: by kind. Raises
+    BrokenFrame."""
     try:
-        for kind, raw in _BODIES.decode(body):
-            read = _READ[kind](raw)
-            if kind == _TOKENS:
-                messages += read
-            else:
-                messages.append(read)
+        return [(kind, readers[kind](raw)) for kind, raw in _BODIES.decode(body)]
     except (msgspec.MsgspecError, IndexError, TypeError, ValueError) as error:
         raise BrokenFrame(str(error)) from error
-    return messages

@@ -78,6 +78,20 @@ class HandoverOver(Message):
     """Of EndHandover."""
 
 
+class TokensMade(Message):
+    """So many tokens went to front workers."""
+
+    count: int
+
+
+class WorkerGone(Message):
+    """The link to that front worker has ended. left: its requests that the engine still had, which
+    are aborted; behind the ends of the others."""
+
+    number: int
+    left: tuple[RequestId, ...]
+
+
 class FrontProbe(Message):
     """Answered by FrontTurned on the front's event loop."""
 
@@ -91,6 +105,8 @@ EngineControl = (
     | HandoverShown
     | HandoverRetired
     | HandoverOver
+    | TokensMade
+    | WorkerGone
     | FrontProbe
 )
 FRONT_CONTROL = get_args(FrontControl)

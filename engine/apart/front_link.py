@@ -36,7 +36,7 @@ class FrontLink:
         self._waiting = bytearray()
         self._dead: str | None = None
         self._closing = False
-        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakes: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="tasuki-link", daemon=True)
         self._receive: Callable[[Sequence[Any]], None]
         self._on_end: Callable[[str], None]
@@ -70,11 +70,21 @@ class FrontLink:
     def close(self) -> None:
         """Send what still waits, within a second, and end the thread. Idempotent; not from the
         link's own thread."""
-        self._closing = True
-        self._wake()
+        with self._lock:
+            self._closing = True
+            self._wake()
         if self._thread.is_alive():
             self._thread.join(2 * _LAST_WRITES_SECONDS)
         self._socket.close()
+
+    def close_ended(self) -> None:
+        """As close(), once on_end was called; from any thread, that of on_end too. Idempotent, and
+        somebody may call close() at the same time."""
+        self._socket.close()
+        with self._lock:
+            ended, self._wakes = self._wakes, None
+        if ended is not None:
+            os.close(ended)
 
     def _written(self, data: bytes | bytearray | memoryview) -> int:
         """How much of it the kernel took. The lock is held."""
@@ -89,7 +99,9 @@ class FrontLink:
             return len(data)
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wakes, 1)
+        """The lock is held, so that nobody closes what is written to."""
+        if self._wakes is not None:
+            os.eventfd_write(self._wakes, 1)
 
     def _run(self) -> None:
         name_this_thread()
@@ -106,8 +118,10 @@ class FrontLink:
 
     def _exchange(self) -> str:
         """Until the link has ended; returns why."""
+        wakes = self._wakes
+        assert wakes is not None
         poll = select.poll()
-        poll.register(self._wakes, select.POLLIN)
+        poll.register(wakes, select.POLLIN)
         reader = FrameReader()
         while True:
             with self._lock:
@@ -120,8 +134,8 @@ class FrontLink:
             ready = dict(poll.poll(_LAST_WRITES_SECONDS * 1e3 if self._closing else None))
             if not ready:
                 return "closed"
-            if self._wakes in ready:
-                os.eventfd_read(self._wakes)
+            if wakes in ready:
+                os.eventfd_read(wakes)
             happened = ready.get(self._socket.fileno(), 0)
             if happened & select.POLLOUT:
                 with self._lock:

@@ -3,20 +3,34 @@
 Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
 one. Thread rule: the engine loop's."""
 
+import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.changed_prompts import with_changed
-from tasuki.engine.request import Aborted, Active, Decoding, Finished, Prefilling, Request
+from tasuki.engine.request import (
+    Aborted,
+    Active,
+    Decoding,
+    Finished,
+    Prefilling,
+    Request,
+)
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.scheduling.first_token_outlook import FirstTokenOutlook
+from tasuki.engine.scheduling.forked_prompt import carrier_of, scoring_of, told_of
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
 from .base import Handover, HandoverContext, RequestInbox, misdirected
 from .stop_tokens import StopTokens
 from .unsound import all_sound, unsound
+
+_OWN_SALT_BYTES = 16
+"""So many random ones name what no other request shares."""
 
 
 class Answers(Handover):
@@ -27,13 +41,18 @@ class Answers(Handover):
         context: HandoverContext,
         eos_ids: Sequence[int],
         tool_call_ids: frozenset[int] = frozenset(),
+        ttft_target: float | None = None,
     ) -> None:
-        """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call."""
+        """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call.
+        ttft_target: of requests that name none, seconds."""
         super().__init__(context)
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
+        self._grammars = context.grammars
         self._requests: dict[m.RequestId, Request] = {}
         self._stops = StopTokens()
+        self._ttft_target = ttft_target
+        self._outlook = FirstTokenOutlook()
 
     @property
     def requests(self) -> Collection[Request]:
@@ -47,47 +66,85 @@ class Answers(Handover):
             case m.Submit():
                 self.submit(message)
             case m.Abort(request_id):
-                self._abort(request_id)
+                self.abort(request_id, self.abort_request)
             case _:
                 raise misdirected(message)
 
     def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
-        """Queue the request. refusal: why the caller refuses it, if it does."""
-        request = Request(
-            message.request_id,
-            message.prompt,
-            message.sampling,
-            message.salt,
-            message.cursor,
-            message.marks,
-            gateway_room=message.gateway_room,
-            caller=message.caller,
-            priority=message.priority,
-            patience=message.patience,
-            changed=message.changed,
-        )
+        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it
+        does."""
+        salt, cursor = message.salt, message.cursor
+        if message.prompt_logprobs is not None:
+            # What is cached has no logits, so that the whole prompt is computed, apart from all.
+            salt, cursor = salt + secrets.token_bytes(_OWN_SALT_BYTES), None
+        asked = [message, *map(message.of_fork, message.forks)]
+        choices = [_request(one, salt, cursor) for one in asked]
+        first = choices[0]
         error = (
             refusal
-            or self._intake.refusal(request.prompt, request.final_length)
-            or self._intake.sampling_refusal(request.sampling)
+            or self._intake.refusal(first.prompt, first.final_length)
+            or self._intake.sampling_refusal(first.sampling)
+            or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
+            or self._lateness(first, message.ttft_target)
         )
-        if request.id in self._requests:
+        taken = next((name for name in message.answer_ids if name in self._requests), None)
+        if taken is not None:
             error = m.RequestError(
-                m.ErrorKind.INVALID, f"request id {request.id!r} is in use: choose another"
+                m.ErrorKind.INVALID, f"request id {taken!r} is in use: choose another"
             )
         if error is not None:
-            self._emit(m.Rejected(request.id, error))
+            for choice in choices:
+                self._emit(m.Rejected(choice.id, error))
             return
+        for choice in choices:
+            self._add(choice)
+        self._outlook.entered(first)
+        if self._shares_prompt(choices):
+            choices = [carrier_of(choices, self._requests)]
+            self._add(choices[0])
+        for choice in choices:
+            self._scheduler.enqueue(choice)
+
+    def _lateness(self, request: Request, ttft_target: float | None) -> m.RequestError | None:
+        """Why a request is not worth beginning: its first token would come behind its target."""
+        target = self._ttft_target if ttft_target is None else ttft_target
+        expected = None if target is None else self._outlook.seconds(request)
+        if target is None or expected is None or expected <= target:
+            return None
+        return m.RequestError(
+            m.ErrorKind.OVERLOADED,
+            f"its first token is expected in {expected:.1f} s, its target is {target:g} s: ask "
+            f"again in {expected - target:.1f} s, or at another node",
+            retry_after=expected - target,
+        )
+
+    def _add(self, request: Request) -> None:
         self._requests[request.id] = request
         self._stops.add(request.id, stop_ids(request.sampling, self._eos_ids))
-        self._scheduler.enqueue(request)
 
-    def _abort(self, request_id: m.RequestId) -> None:
-        request = self.get(request_id)
+    def _shares_prompt(self, choices: Sequence[Request]) -> bool:
+        """Whether there is something to compute once for all of them."""
+        first = choices[0]
+        if len(choices) == 1 or len(first.prompt) == 1:
+            return False
+        match = self._cache.match(first.prompt, first.salt, first.cursor)
+        return match.usable_tokens < len(first.prompt) - 1
+
+    def abort(self, request_id: m.RequestId, abort: Callable[[Request], None]) -> None:
+        """Abort the request where it lives, and what computes its prompt where nobody else waits
+        for that."""
+        request = self._requests.get(request_id)
         if request is None:
             return
+        abort(request)
+        carrier = request.carrier
+        if carrier is not None and carrier.id in self._requests and not carrier.waiting_forks:
+            abort(carrier)
+
+    def abort_request(self, request: Request) -> None:
         if isinstance(request.state, Active):
-            keep_landed(self._cache, request, request.state)
+            if request.findable:
+                keep_landed(self._cache, request, request.state)
             self._cache.release(request.state.allocation)
         request.move(Aborted())
         self.end(request, m.FinishReason.ABORT)
@@ -132,6 +189,7 @@ class Answers(Handover):
         request.output.append(sampled.token)
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+            self._outlook.left(request, answered=True)
             self._learn_prefill_cost(request)
         index = len(request.output) - 1
         self._emit(
@@ -142,13 +200,43 @@ class Answers(Handover):
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 
+    def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
+        """Emit those that were not, before the request gave way and was begun again."""
+        new = scores.behind(max(0, request.scored - row))
+        if not len(new):
+            return
+        first = request.scored + 1
+        request.scored += len(new)
+        self._emit(
+            m.PromptScored(
+                request.told_as, first, new.logprobs, new.ranks, new.top_tokens, new.top_logprobs
+            )
+        )
+
+    def on_prompt_end(self, request: Request) -> None:
+        state = request.state
+        assert isinstance(state, Active)
+        self._learn_prefill_cost(request)
+        self._keep(request, state)
+        self._cache.release(state.allocation)
+        request.move(Finished())
+        self.end(request, m.FinishReason.LENGTH)
+
     def finish_reason(self, request: Request) -> m.FinishReason | None:
         """Why the last token of the output is the answer's last; None where it is not."""
         if self._stops.ends(request.id, request.output[-1]):
-            return m.FinishReason.STOP
+            return m.FinishReason.LENGTH if self._was_cut(request) else m.FinishReason.STOP
         if len(request.output) >= request.sampling.max_new_tokens:
             return m.FinishReason.LENGTH
         return None
+
+    def _was_cut(self, request: Request) -> bool:
+        """Whether an end token is where its grammar could not go on, not where a text of it ends:
+        a step's bound was passed (model/grammar/constraint.py)."""
+        grammar, last = request.sampling.grammar, request.output[-1]
+        if grammar is None or last not in self._eos_ids:
+            return False
+        return self._grammars.constraint(grammar, request.output).failed
 
     def finish_elsewhere(self, request: Request, reason: m.FinishReason) -> None:
         """The first token of a prompt that was computed elsewhere is the answer. REQUIRES: the
@@ -164,27 +252,67 @@ class Answers(Handover):
         if reason is None:
             return
         hint = turn_hint(request.output, reason, self._tool_call_ids)
-        keep_state(self._cache, request, state, hint)
+        self._keep(request, state, hint)
         self._cache.release(state.allocation)
         request.move(Finished())
         self.end(request, reason, hint)
 
+    def _keep(self, request: Request, active: Active, hint: str = "unknown") -> None:
+        """What the next turn may resume at, if it can be found."""
+        if request.findable:
+            keep_state(self._cache, request, active, hint)
+
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
         """REQUIRES: the request holds nothing any more."""
         self._forget(request)
+        if request.forks:
+            self._release_forks(request)
+            return
         self._emit(m.Finished(request.id, reason, _usage(request), tuple(request.life), hint))
+
+    def _release_forks(self, carrier: Request) -> None:
+        """Their prompt is computed but for its last token: they stand before those that have not
+        waited yet."""
+        for fork in carrier.waiting_forks:
+            told_of(fork, carrier)
+            self._scheduler.requeue(fork)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
         self._forget(request)
         if isinstance(request.state, Active):
             self._cache.release(request.state.allocation)
         request.move(Aborted())
+        if request.forks:
+            for fork in request.waiting_forks:
+                self.reject(fork, error)
+            return
         self._emit(m.Rejected(request.id, error))
 
     def _forget(self, request: Request) -> None:
         self._scheduler.drop(request)
+        self._outlook.left(request, answered=False)
         del self._requests[request.id]
         self._stops.remove(request.id)
+
+
+def _request(message: m.Submit, salt: bytes, cursor: int | None) -> Request:
+    """The answer of the message's own id. salt, cursor: in place of the message's."""
+    scoring = scoring_of(message)
+    return Request(
+        message.request_id,
+        message.prompt,
+        message.sampling,
+        salt,
+        cursor,
+        message.marks,
+        gateway_room=message.gateway_room,
+        caller=message.caller,
+        priority=message.priority,
+        patience=message.patience,
+        changed=message.changed,
+        scoring=scoring,
+        findable=scoring is None,
+    )
 
 
 def _usage(request: Request) -> m.Usage:
@@ -201,4 +329,5 @@ def _usage(request: Request) -> m.Usage:
         seconds=now - request.created,
         pulled=request.pulled,
         route=request.route,
+        prefill_choice=request.prefill_choice,
     )

@@ -21,6 +21,8 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -42,6 +44,7 @@ class HandoverContext:
     ledger: EvictionLedger
     working_slots: int
     emit: Callable[[m.Outbox], None]
+    grammars: GrammarCompiler
 
 
 class Handover(ABC):
@@ -78,13 +81,15 @@ class Handover(ABC):
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
         """The state to move to."""
         request.started = time.monotonic(), allocation.cached_tokens
-        planned = plan_checkpoints(
-            request.length,
-            allocation.cached_tokens,
-            allocation.match,
-            request.marks,
-            request.branch_points,
-        )
+        planned = []
+        if request.scoring is None:
+            planned = plan_checkpoints(
+                request.length,
+                allocation.cached_tokens,
+                allocation.match,
+                request.marks,
+                request.branch_points,
+            )
         progress = self._scheduler.progress.begin(
             tuple(allocation.working_slots), allocation.cached_tokens
         )
@@ -125,6 +130,10 @@ class Handover(ABC):
         counter's value once all that was launched before has ended."""
         return
 
+    def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
+        """A forward with these parts of prompts has ended; it took so long alone."""
+        return
+
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """A forward has drawn the next token of each of these answers, row by row. All are live
         and sound. Only a role that answers has such rows."""
@@ -133,6 +142,16 @@ class Handover(ABC):
     @abstractmethod
     def on_token(self, request: Request, sampled: Sampled) -> None:
         """A forward of the request has drawn its next token."""
+
+    def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
+        """How likely those tokens of the prompt were that stand behind its tokens from `row` on.
+        Only a role that answers has such requests."""
+        raise AssertionError("a scored prompt in an engine that answers nothing")
+
+    def on_prompt_end(self, request: Request) -> None:
+        """The prompt of a request that draws nothing is computed. Only a role that answers has
+        such requests."""
+        raise AssertionError("a prompt without an answer in an engine that answers nothing")
 
     @abstractmethod
     def reject(self, request: Request, error: m.RequestError) -> None:

@@ -29,6 +29,8 @@ from tasuki.engine.request import (
 from tasuki.engine.routing.router import report
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, Match
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -56,6 +58,9 @@ from .room_names import RoomNames
 _SEATS_A_PLACE = 8
 """For so many rows of a forward one place more: about that share of a full batch's answers end
 while a prompt is computed and sent, and their rows would be empty until then."""
+
+_FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
+"""What is asked for where no token of the prefill node's is wanted: it draws one anyway."""
 
 _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 
@@ -103,6 +108,12 @@ class DecodeHandover(Handover):
     def on_token(self, request: Request, sampled: Sampled) -> None:
         self._answers.on_token(request, sampled)
 
+    def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
+        self._answers.on_scores(request, row, scores)
+
+    def on_prompt_end(self, request: Request) -> None:
+        self._answers.on_prompt_end(request)
+
     def reject(self, request: Request, error: m.RequestError) -> None:
         self._answers.reject(request, error)
 
@@ -110,8 +121,8 @@ class DecodeHandover(Handover):
         match message:
             case m.Submit():
                 self._submit(message)
-            case m.Abort():
-                self._abort(message)
+            case m.Abort(request_id):
+                self._answers.abort(request_id, self._abort_request)
             case m.PeersChanged(prefill_available):
                 self._prefill_available = prefill_available
             case m.GrantWanted():
@@ -143,17 +154,15 @@ class DecodeHandover(Handover):
             )
         self._answers.submit(message, refusal)
 
-    def _abort(self, message: m.Abort) -> None:
-        request = self._answers.get(message.request_id)
-        match None if request is None else request.state:
+    def _abort_request(self, request: Request) -> None:
+        match request.state:
             case AwaitingPrefill(room_id) | Receiving(room_id):
-                assert request is not None
                 self._give_up(self._rooms[room_id])
                 self._emit(m.HandoverCancelled(room_id))
                 request.move(Aborted())
                 self._answers.end(request, m.FinishReason.ABORT)
             case _:
-                self._answers.handle(message)
+                self._answers.abort_request(request)
 
     def admit(self, request: Request) -> bool:
         """Asked for at a prefill node, or begun here."""
@@ -185,7 +194,14 @@ class DecodeHandover(Handover):
         """What is here of a prompt that a prefill node is to compute; None where this one is."""
         if not self._prefill_available or request.handover_lost or request.output:
             return None
+        if request.scoring is not None or not (request.sampling.draws or request.forks):
+            # Scores of a prompt are larger than its tokens and go to the client here; and nobody
+            # would read what a prompt alone leaves.
+            return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
+        if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
+            # What the hand-over of its prompt was for.
+            return None
         decision = self._router.prefill_place(match)
         # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
         if request.gateway_room is None:
@@ -210,7 +226,7 @@ class DecodeHandover(Handover):
             room=m.RoomId(secrets.randbits(63)) if named is None else named.room,
             generation=next(self._generations),
             kv_matched=match.kv_tokens // PAGE_TOKENS * PAGE_TOKENS,
-            sampling=request.sampling,
+            sampling=_FIRST_TOKEN_ALONE if request.forks else request.sampling,
             salt=request.salt,
             marks=request.marks,
             offered=match.usable_tokens,
@@ -222,9 +238,10 @@ class DecodeHandover(Handover):
         request.move(AwaitingPrefill(ticket.room))
         self._rooms[ticket.room] = DecodeRoom(ticket.room, request, breakdown(match, None))
         self._coming += _goes_on_here(request)
-        self._names.note(ticket.room, request.id)
+        self._names.note(ticket.room, request.told_as)
         sender = None if named is None else named.sender
-        self._emit(m.HandoverWanted(request.id, ticket, request.prompt, sender))
+        wanted = m.HandoverWanted(request.told_as, ticket, request.prompt, sender, request.cursor)
+        self._emit(wanted)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
         room = self._rooms.get(message.room)
@@ -313,9 +330,14 @@ class DecodeHandover(Handover):
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
         request.route = joined(request.route, message.route)
+        request.prefill_choice = message.prefill_choice
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
+        if request.forks:
+            # The token behind its prompt is known: it is the last of theirs.
+            room.move(Ready(None))
+            return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
         self._answers.on_token(request, first)
         ended = self._answers.finish_reason(request)
@@ -381,7 +403,10 @@ class DecodeHandover(Handover):
         computed, slot = (length, 0) if second is None else (length + 1, 1)
         progress = self._scheduler.progress.begin(tuple(allocation.working_slots), computed, slot)
         request.move(Decoding(allocation, progress))
-        self._answers.take_over(request, second)
+        if request.forks:
+            self._answers.on_prompt_end(request)
+        else:
+            self._answers.take_over(request, second)
 
     def _lost(self, message: m.HandoverFailed) -> None:
         """Another prefill node is asked, or the prompt is prefilled here; what was granted waits
@@ -393,6 +418,7 @@ class DecodeHandover(Handover):
         self._give_up(room)
         request.handover_lost |= not message.elsewhere or bool(request.output)
         request.prefilled_on = "local"
+        request.prefill_choice = None
         request.hit = None
         if request.output:
             # The first token is out and will be part of the next allocation; the client's prompt is
@@ -437,8 +463,9 @@ class DecodeHandover(Handover):
 
 
 def _goes_on_here(request: Request) -> bool:
-    """Whether its answer is more than the first token."""
-    return request.sampling.max_new_tokens > 1
+    """Whether what is handed over is decoded from: its answer is more than the first token, or
+    others begin there."""
+    return request.sampling.max_new_tokens > 1 or bool(request.forks)
 
 
 def _arrival(request: Request) -> tuple[bool, float]:

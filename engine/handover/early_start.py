@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 
 from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Request
+from tasuki.engine.runner.lane_adjustments import logit_adjuster
 from tasuki.model.batch import SequenceSlice
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import LogitAdjuster, TokensBefore
-from tasuki.model.ops.sampling.reference import Sampled, stop_ids
+from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
 
@@ -42,8 +44,10 @@ class EarlyCounters:
 
 
 class EarlyStart:
-    def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
+    def __init__(self, steps: EarlySteps, barriers: Barriers, grammars: GrammarCompiler) -> None:
+        """grammars: the engine's."""
         self._steps = steps
+        self._grammars = grammars
         self._barriers = barriers
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
         self._belief = 1.0
@@ -78,7 +82,7 @@ class EarlyStart:
         step = EarlyStep(
             barrier,
             SequenceSlice(
-                token_ids=request.output[:1],
+                token_ids=request.output[:1].tolist(),
                 start=len(request.prompt),
                 pages=allocation.pages.tolist(),
                 read_slot=allocation.working_slots[0],
@@ -94,11 +98,11 @@ class EarlyStart:
         return step
 
     def _adjuster(self, request: Request) -> LogitAdjuster | None:
-        sampling, model = request.sampling, self._steps.model_config
+        sampling = request.sampling
         if not sampling.adjusts:
             return None
         before = TokensBefore.of(sampling, request.prompt, request.output)
-        return LogitAdjuster(sampling, stop_ids(sampling, model.eos_ids), model.vocab, before)
+        return logit_adjuster(sampling, before, self._steps.model_config, self._grammars)
 
     @property
     def _step_seconds(self) -> float:

@@ -5,6 +5,7 @@ Owns rooms; a room's allocation is let go only by PrefillEnd, which its daemon p
 sender has drained, so that no window ever reads a page that has a new owner. Thread rule: the
 engine loop's."""
 
+import time
 from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
@@ -19,11 +20,14 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
+from tasuki.engine.routing.prefill_load import PrefillLoad
+from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.routing.router import report
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.turn_end import keep_landed
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import FinishedLayers
 
@@ -37,10 +41,15 @@ class PrefillHandover(Handover):
     retries = False
     """Rooms cannot wait: their receivers prefill themselves."""
 
-    def __init__(self, context: HandoverContext, sender: Sender) -> None:
-        """sender: over the cache's arena, counting the runner's steps."""
+    def __init__(self, context: HandoverContext, sender: Sender, speed: PrefillSpeed) -> None:
+        """sender: over the cache's arena, counting the runner's steps. speed: learns from the
+        forwards."""
         super().__init__(context)
         self._sender = sender
+        self._speed = speed
+        self._load = PrefillLoad(speed)
+        self._usable: int | None = None
+        """The watch of what is usable, once somebody has asked."""
         self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
         self._peers: dict[m.RoomId, str] = {}
@@ -76,6 +85,8 @@ class PrefillHandover(Handover):
                     self._scheduler.requeue(request)
             case m.PullFenced():
                 self._pulls.fenced(message)
+            case m.ReadUsable():
+                self._read_usable()
             case _:
                 raise misdirected(message)
 
@@ -103,12 +114,28 @@ class PrefillHandover(Handover):
         self._rooms[ticket.room] = request
         self._peers[ticket.room] = message.peer
         self._scheduler.enqueue(request)
+        self._enter_load(ticket.room, request)
+
+    def _enter_load(self, room: m.RoomId, request: Request) -> None:
+        wait = self._load.wait
+        if wait > 0:
+            self._emit(m.PrefillQueued(room, wait))
+        usable = self._cache.match(request.prompt, request.salt, request.cursor).usable_tokens
+        self._load.enter(room, usable, len(request.prompt))
+
+    def _read_usable(self) -> None:
+        if self._usable is None:
+            self._usable = self._cache.watch("usable")
+        self._emit(m.UsableRead(pack_events(self._cache.drain_events(self._usable))))
 
     def advance(self) -> None:
         self._pulls.grants.advance()
         ending, self._ending = self._ending, []
         for message in ending:
             self._end(message)
+        load = self._load.report(time.monotonic(), self._router.pull_seconds)
+        if load is not None:
+            self._emit(load)
 
     def admit(self, request: Request) -> bool:
         """Pull what the receiver offers where that pays, else allocate, and wait for the grant."""
@@ -139,9 +166,14 @@ class PrefillHandover(Handover):
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         for item in prompts:
             assert item.request.ticket is not None
-            self._leave_window(item.request.ticket.room)
+            room = item.request.ticket.room
+            self._leave_window(room)
+            self._load.computes(room, item.stop, len(item.request.prompt))
         self._emit_queue()
         self._plan_windows(prompts, first_tick)
+
+    def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
+        self._speed.add(((item.start, item.stop) for item in prompts), seconds)
 
     def _leave_window(self, room: m.RoomId) -> None:
         self._window.leave(self._peers[room], room)
@@ -192,6 +224,7 @@ class PrefillHandover(Handover):
         assert isinstance(state, Prefilling) and request.ticket is not None
         assert request.hit is not None
         request.move(HandingOver(state.allocation))
+        self._load.leave(request.ticket.room)
         self._learn_prefill_cost(request)
         self._emit(
             m.PrefillToken(
@@ -212,6 +245,7 @@ class PrefillHandover(Handover):
         self._scheduler.drop(request)
         request.suspect = True
         assert request.ticket is not None
+        self._load.leave(request.ticket.room)
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
@@ -239,6 +273,7 @@ class PrefillHandover(Handover):
             case Waiting() | Pulling():
                 request.move(Aborted())
         self._leave_window(message.room)
+        self._load.leave(message.room)
         del self._rooms[message.room], self._peers[message.room]
         self._emit(
             m.RoomEnded(

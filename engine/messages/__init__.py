@@ -18,7 +18,9 @@ from .types import *
 FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain
 """From a front, to an engine of any role."""
 
-PrefillInbox = PrefillReserve | PrefillStart | PrefillEnd | PullCommitted | PullLost | PullFenced
+PrefillInbox = (
+    PrefillReserve | PrefillStart | PrefillEnd | PullCommitted | PullLost | PullFenced | ReadUsable
+)
 """From the control plane of a prefill node."""
 
 DecodeInbox = (
@@ -37,6 +39,7 @@ DecodeInbox = (
 FrontOutbox = (
     TokenOut
     | TokensOut
+    | PromptScored
     | Finished
     | Rejected
     | CursorOpened
@@ -49,7 +52,15 @@ FrontOutbox = (
     | Evicted
 )
 PrefillOutbox = (
-    RoomEnded | PrefillQueue | PrefillAccepted | PrefillRefused | PrefillToken | PullWanted
+    RoomEnded
+    | PrefillQueue
+    | PrefillQueued
+    | PrefillAccepted
+    | PrefillRefused
+    | PrefillToken
+    | PrefillLoad
+    | PullWanted
+    | UsableRead
 )
 DecodeOutbox = (
     HandoverWanted

@@ -1,10 +1,11 @@
 """A hand-over, room by room, between an engine and its half of the control plane."""
 
-from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.reference import TopLogprobs
+from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
+from tasuki.pycache.packed_events import PackedEvents
+from tasuki.routing.prefill_seconds import PrefillSeconds
 from tasuki.transfer.timeline import HandoverTimeline
 
-from .reports import HitBreakdown, PullReport, RouteReport, TransferReport
+from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .request_phase import LifeMark
 from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, Tokens
 
@@ -61,6 +62,11 @@ class PrefillEnd(Message):
     given_up: LossCause | None = None
 
 
+class ReadUsable(Message):
+    """(prefill) What the cache can resume prompts from, as far as it has changed since this was
+    asked last; answered by UsableRead."""
+
+
 class PeersChanged(Message):
     """(decode) Whether a prefill node is connected now; without one, prompts are prefilled
     locally."""
@@ -76,7 +82,7 @@ class GrantWanted(OfRoom):
 class RemoteReady(Message):
     """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
     tail_seconds: until every window is flushed, as the sender expects; None where it has
-    no estimate."""
+    no estimate. prefill_choice: why that node."""
 
     room: RoomId
     token: int
@@ -88,6 +94,7 @@ class RemoteReady(Message):
     tail_seconds: float | None = None
     route: RouteReport | None = None
     top: TopLogprobs = ()
+    prefill_choice: PrefillChoice | None = None
 
 
 class RemoteDone(Message):
@@ -135,6 +142,30 @@ class PrefillQueue(Message):
     rooms: tuple[RoomId, ...]
 
 
+class PrefillQueued(Message):
+    """Others are before this room, which has just come: of wait_seconds of prefill."""
+
+    room: RoomId
+    wait_seconds: float
+
+
+class PrefillLoad(Message):
+    """wait_seconds: of prefill that is left to do, of all rooms. seconds: of what a prefill takes
+    here. pull: seconds of any pull and of each of its tokens; None where that is not known.
+    stored_seconds: of prefill whose states were stored here, as NodeLoad counts them."""
+
+    wait_seconds: float
+    seconds: PrefillSeconds
+    pull: tuple[float, float] | None = None
+    stored_seconds: float = 0.0
+
+
+class UsableRead(Message):
+    """Events of the stream `usable`; the first answer is a snapshot."""
+
+    batch: PackedEvents
+
+
 class PrefillAccepted(OfRoom):
     """About to start: the allocation is held, the grant is awaited."""
 
@@ -159,12 +190,13 @@ class PrefillToken(Message):
 
 class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
-    it of the room."""
+    it of the room. session: which of this node's it continues, if any."""
 
     request_id: RequestId
     ticket: Ticket
     prompt: Tokens
     sender: str | None = None
+    session: int | None = None
 
 
 class HandoverGranted(Message):

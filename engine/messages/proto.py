@@ -5,18 +5,26 @@ by the same names are converted by these. A reader takes a message as it is: wha
 sent is held to bounds by the node that reads it (decode_node/peer_reports.py).
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.reference import TopLogprobs
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
 
 from .evictions import EvictedCheckpoint, Eviction
-from .reports import HitBreakdown, PullReport, RouteReport, TransferReport, Usage
+from .reports import (
+    HitBreakdown,
+    PrefillBid,
+    PrefillChoice,
+    PullReport,
+    RouteReport,
+    TransferReport,
+    Usage,
+)
 from .requests import Finished
 from .types import FinishReason
 
@@ -81,6 +89,40 @@ def route_from_proto(route: report_pb2.Route) -> RouteReport:
     return RouteReport(route.choice, dict(route.estimates))
 
 
+def prefill_choice_to_proto(choice: PrefillChoice) -> report_pb2.PrefillChoice:
+    return report_pb2.PrefillChoice(
+        reason=choice.reason,
+        bids=[report_pb2.PrefillBid(**vars(bid)) for bid in choice.bids],
+        weighed=choice.weighed,
+        expected_tokens=choice.expected_tokens,
+        regret_seconds=choice.regret_seconds,
+        moved_from=choice.moved_from,
+    )
+
+
+def prefill_choice_from_proto(choice: report_pb2.PrefillChoice) -> PrefillChoice:
+    return PrefillChoice(
+        choice.reason,
+        tuple(
+            PrefillBid(
+                bid.node,
+                bid.address,
+                bid.usable_tokens,
+                bid.prefill_seconds,
+                bid.wait_seconds,
+                bid.exposed_seconds,
+                bid.cost,
+                bid.chosen,
+            )
+            for bid in choice.bids
+        ),
+        choice.weighed,
+        choice.expected_tokens,
+        choice.regret_seconds,
+        choice.moved_from,
+    )
+
+
 def transfer_to_proto(transfer: TransferReport) -> report_pb2.TransferReport:
     """Without the sender's track: a sender writes it itself (transfer/protocol/messages.py)."""
     return report_pb2.TransferReport(
@@ -109,6 +151,7 @@ def transfer_from_proto(
 def usage_to_proto(usage: Usage) -> inference_pb2.Usage:
     """For a client, which gets no in_pages beside its hit."""
     hit = None if usage.hit is None else hit_to_proto(replace(usage.hit, in_pages=None))
+    choice = usage.prefill_choice
     return inference_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -120,6 +163,7 @@ def usage_to_proto(usage: Usage) -> inference_pb2.Usage:
         seconds=usage.seconds,
         pulled=None if usage.pulled is None else pulled_to_proto(usage.pulled),
         route=None if usage.route is None else route_to_proto(usage.route),
+        prefill_choice=None if choice is None else prefill_choice_to_proto(choice),
     )
 
 
@@ -135,6 +179,11 @@ def usage_from_proto(usage: inference_pb2.Usage) -> Usage:
         seconds=usage.seconds,
         pulled=pulled_from_proto(usage.pulled) if usage.HasField("pulled") else None,
         route=route_from_proto(usage.route) if usage.HasField("route") else None,
+        prefill_choice=(
+            prefill_choice_from_proto(usage.prefill_choice)
+            if usage.HasField("prefill_choice")
+            else None
+        ),
     )
 
 
@@ -150,20 +199,25 @@ def finish_reason_from_proto(reason: inference_pb2.FinishReason) -> FinishReason
 
 def sampling_to_proto(sampling: SamplingParams) -> handover_pb2.Sampling:
     """As a ticket carries it: decided, where a client's may leave fields out."""
+    # Not asdict: it copies every value, which takes longer than all else of a Reserve.
+    values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
     return handover_pb2.Sampling(
-        **asdict(sampling)
+        **values
         | {
             "logit_bias": [
                 handover_pb2.TokenBias(token=token, bias=bias)
                 for token, bias in sampling.logit_bias
             ],
             "bad_words": [handover_pb2.TokenSequence(ids=word) for word in sampling.bad_words],
+            "grammar": _grammar_to_proto(sampling.grammar),
         }
     )
 
 
 def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
-    """Raises ValueError naming the field."""
+    """Raises ValueError naming the field. There is a token: a hand-over ends with it."""
+    if not sampling.max_new_tokens:
+        raise ValueError("max_new_tokens must be at least 1 in a hand-over, not 0")
     return SamplingParams(
         **_given(sampling)
         | {
@@ -171,8 +225,23 @@ def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
             "logit_bias": tuple((item.token, item.bias) for item in sampling.logit_bias),
             "bad_words": tuple(tuple(word.ids) for word in sampling.bad_words),
             "allowed_token_ids": tuple(sampling.allowed_token_ids),
+            "grammar": _grammar_from_proto(sampling.grammar)
+            if sampling.HasField("grammar")
+            else None,
         }
     )
+
+
+def _grammar_to_proto(grammar: Grammar | None) -> handover_pb2.Grammar | None:
+    return None if grammar is None else handover_pb2.Grammar(**asdict(grammar))
+
+
+def _grammar_from_proto(grammar: handover_pb2.Grammar) -> Grammar:
+    try:
+        kind = GrammarKind(grammar.kind)
+    except ValueError as error:
+        raise ValueError(f"grammar is of a kind not known here: {grammar.kind!r:.40}") from error
+    return Grammar(**_given(grammar) | {"kind": kind, "gap": tuple(grammar.gap)})
 
 
 def top_to_proto(top: TopLogprobs) -> list[handover_pb2.TokenLogprob]:

@@ -70,6 +70,37 @@ class RouteReport(Message):
     estimates: dict[str, float]
 
 
+class PrefillBid(Message):
+    """What one prefill node would have cost a prompt. usable_tokens: of the prompt, as far as was
+    known. prefill_seconds: of the rest of it. wait_seconds: before it; exposed_seconds: of a pull.
+    cost: all of that, weighed (routing/prefill_choice.py)."""
+
+    node: str
+    address: str
+    usable_tokens: int
+    prefill_seconds: float
+    wait_seconds: float
+    exposed_seconds: float
+    cost: float
+    chosen: bool
+
+
+class PrefillChoice(Message):
+    """Why a prompt went to the prefill node that it went to. reason: as routing's Reason. bids: of
+    the cheapest that were weighed and of the chosen one. weighed: how many. expected_tokens: of the
+    prompt that were held to be usable there. regret_seconds: how much dearer the choice was than
+    the best of the others, by what was known of these then and of the chosen one afterwards; 0
+    where it was not. moved_from: the address of the node that had it before; empty where none
+    had."""
+
+    reason: str
+    bids: tuple[PrefillBid, ...]
+    weighed: int
+    expected_tokens: int
+    regret_seconds: float
+    moved_from: str = ""
+
+
 class Usage(Message):
     """What the client gets. hit is None only where the request ended before its prompt was
     scheduled.
@@ -88,6 +119,7 @@ class Usage(Message):
     seconds: float
     pulled: PullReport | None = None
     route: RouteReport | None = None
+    prefill_choice: PrefillChoice | None = None
 
 
 class TimeSpread(Message):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import repeat
 from typing import Any
 
@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.reference import TopLogprobs
+from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 
 from .reports import Usage
 from .request_phase import LifeMark
@@ -26,6 +25,13 @@ class GatewayRoom(Message):
     sender: str
 
 
+class Fork(Message):
+    """One answer more to a Submit's prompt, as if it had been asked for by this id and seed."""
+
+    request_id: RequestId
+    seed: int
+
+
 class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
@@ -33,8 +39,13 @@ class Submit(Message):
     operators may call the conversation; the engine does not look at it. gateway_room: the room of
     its first hand-over, where a gateway made it. caller: callers of different names have equal
     parts of the engine where it is scarce. priority: of a caller's requests the lowest comes first.
-    patience: seconds after which its client no longer waits for an answer to begin. changed: the
-    tokens [begin, end) of the prompt that its conversation had otherwise the turn before."""
+    patience: seconds after which its client no longer waits for an answer to begin. ttft_target:
+    seconds; where its first token is not expected within, it is refused at once; None: as the
+    engine's own setting says. changed: the tokens [begin, end) of the prompt that its conversation
+    had otherwise the turn before.
+    prompt_logprobs: answered by PromptScored too, with so many of the likeliest tokens in each
+    place; nothing that is cached is used, since it has no logits. None: not asked for. forks: more
+    answers, each of which ends by itself; the prompt is computed once for all of them."""
 
     request_id: RequestId
     prompt: Tokens
@@ -47,7 +58,24 @@ class Submit(Message):
     caller: str = ""
     priority: int = 0
     patience: float = math.inf
+    ttft_target: float | None = None
     changed: tuple[int, int] | None = None
+    prompt_logprobs: int | None = None
+    forks: tuple[Fork, ...] = ()
+
+    @property
+    def answer_ids(self) -> tuple[RequestId, ...]:
+        """Of each answer that it asks for."""
+        return (self.request_id, *(fork.request_id for fork in self.forks))
+
+    def of_fork(self, fork: Fork) -> "Submit":
+        """The same as if the fork alone had been asked for."""
+        return replace(
+            self,
+            request_id=fork.request_id,
+            sampling=replace(self.sampling, seed=fork.seed),
+            forks=(),
+        )
 
 
 class Abort(Message):
@@ -92,6 +120,17 @@ class TokensOut(Message):
     def __len__(self) -> int:
         return len(self.request_ids)
 
+    def at(self, places: list[int]) -> "TokensOut":
+        """Those of these places, in their order."""
+        return TokensOut(
+            tuple(self.request_ids[place] for place in places),
+            self.tokens[places],
+            self.logprobs[places],
+            self.margins[places],
+            self.indices[places],
+            {new: self.tops[old] for new, old in enumerate(places) if old in self.tops},
+        )
+
     def each(self) -> Iterator[TokenOut]:
         """The same, a message a token."""
         tops = map(self.tops.get, range(len(self)), repeat(())) if self.tops else repeat(())
@@ -104,6 +143,22 @@ class TokensOut(Message):
             self.indices.tolist(),
             tops,
         )
+
+
+class PromptScored(Message):
+    """How likely tokens of the prompt were, those from place `first` on; places follow each other
+    from message to message, and end before the answer's first token. The columns are those of
+    PromptScores (model/ops/sampling/prompt_scores.py)."""
+
+    request_id: RequestId
+    first: int
+    logprobs: NDArray[np.float64]
+    ranks: NDArray[np.int32]
+    top_tokens: NDArray[np.int32]
+    top_logprobs: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
 
 
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:

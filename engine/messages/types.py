@@ -35,11 +35,13 @@ class ErrorKind(Enum):
     TOO_LONG = "too_long"
     DRAINING = "draining"
     QUEUE_TIMEOUT = "queue_timeout"
+    OVERLOADED = "overloaded"
     INTERNAL = "internal"
 
 
 class LossCause(Enum):
-    """Why a hand-over was lost."""
+    """Why a hand-over was lost. moved: to a node that would begin it sooner, before anything was
+    granted."""
 
     REFUSED = "refused"
     NO_NODE = "no_node"
@@ -50,11 +52,15 @@ class LossCause(Enum):
     PROTOCOL = "protocol"
     STALLED = "stalled"
     QUEUE_TIMEOUT = "queue_timeout"
+    MOVED = "moved"
 
 
 class RequestError(Message):
+    """retry_after: seconds after which it may be asked again; None: nothing is known of that."""
+
     kind: ErrorKind
     message: str
+    retry_after: float | None = None
 
 
 class OfRoom(Message):

@@ -1,9 +1,9 @@
 """Learns the rates of one engine from what its requests took.
 
 Owns decayed sums; a clock it does not have: callers bring durations. Thread rule: the engine loop.
-Invariants: a line is given only after LEAST samples and while one came within the last FRESH
-decisions, so that what is no longer tried is tried again by the constant; a line never falls with
-the amount.
+Invariants: a line is given only after LEAST samples; where none came within FRESH decisions the
+next one has no line, so that what is no longer tried is tried again by the constant, once: what
+takes long to be tried is not tried by all who come meanwhile. A line never falls with the amount.
 """
 
 from dataclasses import dataclass, field
@@ -57,11 +57,18 @@ class CostLearner:
     there: LineFit = field(default_factory=LineFit)
     sent: LineFit = field(default_factory=LineFit)
     pulled: LineFit = field(default_factory=LineFit)
+    forwarded: LineFit = field(default_factory=LineFit)
 
     def rates(self) -> Rates:
-        return Rates(self.here.line(), self.there.line(), self.sent.line(), self.pulled.line())
+        return Rates(*(fit.line() for fit in self._fits))
 
     def judged(self) -> None:
         """A decision was given: what it did not choose grows stale."""
-        for fit in (self.here, self.there, self.sent, self.pulled):
-            fit.verdicts_since += 1
+        for fit in self._fits:
+            stale = fit.verdicts_since > FRESH
+            fit.verdicts_since = 0 if stale else fit.verdicts_since + 1
+
+    @property
+    def _fits(self) -> tuple[LineFit, ...]:
+        """In the order of Rates."""
+        return self.here, self.there, self.sent, self.pulled, self.forwarded

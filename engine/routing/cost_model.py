@@ -27,12 +27,14 @@ class Line:
 class Rates:
     """None: not known, or not lately. here: tokens computed on this node, from allocation to first
     token. there: tokens computed by a prefill node, from asking to the first token's coming, waits
-    and pulls included. sent: bytes that came from one. pulled: bytes that were fetched for one."""
+    and pulls included. sent: bytes that came from one. pulled: bytes that were fetched for one.
+    forwarded: prompt tokens of a forward, which alone counts, not what waited beside it."""
 
     here: Line | None = None
     there: Line | None = None
     sent: Line | None = None
     pulled: Line | None = None
+    forwarded: Line | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,13 @@ def should_pull(rates: Rates, tokens: int, size: int, at_least: int) -> RoutingD
     """PULLED, or THERE without a pull, where `tokens` in `size` bytes could be fetched instead of
     computed. At least `at_least` are fetched while the rates are not known.
 
-    Fetched tokens save no forward, only its length: the fixed part is paid all the same.
+    Fetched tokens save no forward, only its length: the fixed part is paid all the same. What a
+    busy node makes prompts wait is no part of it: fewer tokens do not shorten that.
     """
     if tokens <= 0:
         return RoutingDecision(Choice.THERE)
-    if rates.here is None or rates.pulled is None:
+    if rates.forwarded is None or rates.pulled is None:
         return RoutingDecision(Choice.PULLED if tokens >= at_least else Choice.THERE)
-    estimates = {"pull": rates.pulled.seconds(size), "compute": rates.here.each * tokens}
+    estimates = {"pull": rates.pulled.seconds(size), "compute": rates.forwarded.each * tokens}
     pays = estimates["pull"] < estimates["compute"]
     return RoutingDecision(Choice.PULLED if pays else Choice.THERE, estimates)

@@ -8,7 +8,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 
 from .cost_learner import CostLearner
-from .cost_model import Rates, RoutingDecision, choose_prefill_place, should_pull
+from .cost_model import Line, Rates, RoutingDecision, choose_prefill_place, should_pull
 
 
 class Router:
@@ -38,6 +38,15 @@ class Router:
             self._state_bytes(min(match.kv_tokens, offered), offered),
             self._config.pull_tokens,
         )
+
+    def pull_seconds(self) -> Line | None:
+        """What a pull takes, by its tokens; None where too few were measured."""
+        by_bytes = self.costs.pulled.line()
+        if by_bytes is None:
+            return None
+        state = self._layout.gdn_layers * self._wire.state_layer_bytes
+        page = self._layout.full_layers * self._wire.block_bytes
+        return Line(by_bytes.seconds(state), by_bytes.each * page / PAGE_TOKENS)
 
     def _rates(self) -> Rates:
         """What may decide now; nothing measured where the constants are to."""

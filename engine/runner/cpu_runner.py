@@ -5,13 +5,15 @@ Owns the lanes and what it keeps of sequences; shares model and arena. Thread ru
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.batch import Batch
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import LayerHooks
+from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
@@ -21,6 +23,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from .base import Event
 from .drawn_tokens import DrawnTokens
 from .lane_adjustments import LaneAdjustments
+from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
 
 
@@ -53,13 +56,15 @@ class CpuForward:
 
 
 class CpuRunner:
-    def __init__(self, model: Qwen35Model, arena: Arena, steps: StepCounter) -> None:
+    def __init__(
+        self, model: Qwen35Model, arena: Arena, steps: StepCounter, grammars: GrammarCompiler
+    ) -> None:
         self._model = model
         self._arena = arena
         self._steps = steps
         self._hooks = LayerTicks(steps, model.config.layers)
         self._sequences = SequenceStates(arena.slabs)
-        self._adjustments = LaneAdjustments(model.config)
+        self._adjustments = LaneAdjustments(model.config, grammars)
         self._drawn: dict[int, list[int]] = {}
         self._ended_at = time.perf_counter()
 
@@ -87,8 +92,15 @@ class CpuRunner:
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
         batch = Batch.pack(self._sequences.slices(plan, rows, self._drawn))
+        scored: dict[int, ScoredRows] = {}
+        starts = dict(enumerate(batch.cu_seqlens.tolist()))
+
+        def score(head: HeadOf) -> None:
+            scored.update(score_prompts(plan, rows, starts, head, self._arena.bytes.device))
+
+        scoring = (score,) if plan.scored else ()
         with torch.inference_mode():
-            logits = self._model.forward(batch, self._arena, self._hooks)
+            logits = self._model.forward(batch, self._arena, self._hooks, *scoring)
         results: list[Sampled | None] = [None] * len(rows)
         drawing = rows.num_sampled.nonzero()[0]
         lanes = rows.lanes[drawing].tolist()
@@ -105,4 +117,5 @@ class CpuRunner:
                 adjuster = self._adjustments.of(lane)
                 if adjuster is not None:
                     adjuster.append(token.token)
-        return DrawnTokens.of(results)
+        scores = {row: found.values() for row, found in scored.items()}
+        return replace(DrawnTokens.of(results), scores=scores)

@@ -5,7 +5,7 @@ stream, the current one, and nothing waits for the GPU but InFlightForward.resul
 the engine loop's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import NullHooks
+from tasuki.model.ops.sampling.prompt_scores import ScoredRows
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -33,6 +35,7 @@ from .eager_sampler import EagerSampler, TopTokens
 from .lane_adjustments import LaneAdjustments
 from .last_tokens import LastTokens
 from .layer_events import LayerEvents
+from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
 
 _FAR_TOKENS = 32 * 1024
@@ -50,10 +53,11 @@ class _Part:
 @dataclass(frozen=True)
 class CudaForward:
     """`InFlightForward` of a plan with so many rows. parts: a row of two is what the later one
-    has."""
+    has. scores: on their way, by rows."""
 
     rows: int
     parts: Sequence[_Part]
+    scores: Mapping[int, ScoredRows]
     before: torch.cuda.Event
     started: torch.cuda.Event
     ended: torch.cuda.Event
@@ -74,7 +78,8 @@ class CudaForward:
         tops = {
             row: top for part in self.parts for tokens in part.tops for row, top in tokens.of_rows()
         }
-        return replace(drawn, tops=tops)
+        scores = {row: scored.values() for row, scored in self.scores.items()}
+        return replace(drawn, tops=tops, scores=scores)
 
 
 class CudaRunner:
@@ -83,6 +88,7 @@ class CudaRunner:
         model: Qwen35Model,
         arena: Arena,
         ticks: LayerEvents | None,
+        grammars: GrammarCompiler,
         *,
         max_batch: int,
         max_position: int,
@@ -100,7 +106,7 @@ class CudaRunner:
         self._arena = arena
         self._ticks = ticks
         self._sequences = SequenceStates(arena.slabs)
-        self._adjustments = LaneAdjustments(model.config)
+        self._adjustments = LaneAdjustments(model.config, grammars)
         self._sampling = SamplingTable(arena.slabs)
         self._lanes = LastTokens(arena.slabs, device)
         self._answers = DeviceBatch(max_batch, self._lanes.scratch, device)
@@ -162,13 +168,14 @@ class CudaRunner:
             self._sampling.join(item.lane, item.sampling)
         run_copies(self._arena, plan.copies)
         parts: list[_Part] = []
+        scores: dict[int, ScoredRows] = {}
         before, started = self._ended, _recorded(timed=True)
         if rows.decodes.any():
             parts += self._decode(plan, rows, rows.decodes.nonzero()[0])
         if not rows.decodes.all():
-            parts += self._prefill(plan, rows, (~rows.decodes).nonzero()[0])
+            parts += self._prefill(plan, rows, (~rows.decodes).nonzero()[0], scores)
         self._ended = _recorded(timed=True)
-        return CudaForward(len(rows), parts, before, started, self._ended)
+        return CudaForward(len(rows), parts, scores, before, started, self._ended)
 
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
@@ -206,9 +213,14 @@ class CudaRunner:
         return parts
 
     def _prefill(
-        self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
+        self,
+        plan: ForwardPlan,
+        rows: ResolvedRows,
+        numbers: NDArray[np.int64],
+        scores: dict[int, ScoredRows],
     ) -> list[_Part]:
-        """The rows of these numbers, each of any length."""
+        """The rows of these numbers, each of any length; puts the scores of those that are scored
+        beside them."""
         prompts = rows.take(numbers)
         if prompts.on_lane.any():
             raise PlanError(f"plan {plan.number} has a prompt whose tokens are on its lane")
@@ -217,6 +229,16 @@ class CudaRunner:
         tokens = self._to_device(batch.token_ids)
         hooks = self._ticks or NullHooks()
         branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
+        if plan.scored:
+            starts = dict(zip(numbers.tolist(), batch.cu_seqlens.tolist()[:-1], strict=True))
+            scored = score_prompts(
+                plan,
+                rows,
+                starts,
+                lambda some: self._model.head(branch[some], residual[some], operators),
+                self._arena.bytes.device,
+            )
+            scores.update({row: found.read() for row, found in scored.items()})
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []

@@ -7,19 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import Ints
-from tasuki.model.ops.sampling.reference import Sampled, TopLogprobs
+from tasuki.model.ops.sampling.params import TopLogprobs
+from tasuki.model.ops.sampling.prompt_scores import PromptScores
+from tasuki.model.ops.sampling.reference import Sampled
 
 
 @dataclass(frozen=True)
 class DrawnTokens:
     """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
     row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
-    want any."""
+    want any. scores: of those rows whose prompts are scored."""
 
     tokens: Ints
     logprobs: NDArray[np.float64]
     margins: NDArray[np.float64]
     tops: Mapping[int, TopLogprobs] = field(default_factory=dict)
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":

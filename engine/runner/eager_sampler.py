@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster
-from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS
-from tasuki.model.ops.sampling.reference import TopLogprobs
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, TopLogprobs
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
 from tasuki.model.ops.sampling.top_k_top_p import cut

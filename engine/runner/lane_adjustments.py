@@ -12,14 +12,34 @@ from torch import Tensor
 
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.config import ModelConfig
-from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster, adjusted
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.ops.sampling.logit_adjustments import (
+    AdjustedRows,
+    LogitAdjuster,
+    TokensBefore,
+    adjusted,
+)
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import stop_ids
 
 
+def logit_adjuster(
+    sampling: SamplingParams, before: TokensBefore, model: ModelConfig, grammars: GrammarCompiler
+) -> LogitAdjuster:
+    """Of one sequence, behind those tokens. REQUIRES: the sampling adjusts, and its grammar was
+    ready before: one that is kept is there in microseconds, one that was dropped since is compiled
+    again."""
+    constraint = None
+    if sampling.grammar is not None:
+        constraint = grammars.constraint(sampling.grammar, before.output.tolist())
+    ends = stop_ids(sampling, model.eos_ids)
+    return LogitAdjuster(sampling, ends, model.vocab, before, constraint)
+
+
 class LaneAdjustments:
-    def __init__(self, model: ModelConfig) -> None:
-        self._eos_ids = model.eos_ids
-        self._vocab = model.vocab
+    def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
+        self._model = model
+        self._grammars = grammars
         self._adjusters: dict[int, LogitAdjuster] = {}
 
     def apply(self, plan: ForwardPlan) -> None:
@@ -28,9 +48,8 @@ class LaneAdjustments:
             self._adjusters.pop(lane, None)
         for item in plan.joined:
             if item.before is not None:
-                ends = stop_ids(item.sampling, self._eos_ids)
-                self._adjusters[item.lane] = LogitAdjuster(
-                    item.sampling, ends, self._vocab, item.before
+                self._adjusters[item.lane] = logit_adjuster(
+                    item.sampling, item.before, self._model, self._grammars
                 )
 
     def of(self, lane: int) -> LogitAdjuster | None:

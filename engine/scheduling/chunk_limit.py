@@ -28,10 +28,10 @@ class ChunkLimit:
         """It took so long. Those without answers or without prompts show nothing."""
         if self._most_seconds is None:
             return
-        prompts = [item for item in forward.prompts if not item.decodes]
-        if not prompts or len(prompts) == len(forward):
+        prompts = sum(not item.decodes for item in forward.prompts)
+        if not prompts or prompts == len(forward):
             return
-        tokens = sum(item.stop - item.start for item in prompts)
+        tokens = forward.prompt_tokens
         fitting = tokens * min(_GROWTH, self._most_seconds / max(seconds, 1e-9))
         # A forward with few tokens shows only that so many fit.
         if fitting < self._beside_answers or tokens >= self._beside_answers:

@@ -19,6 +19,7 @@ from tasuki.engine.forward_plan import (
     PlanRows,
     RowCheckpoint,
     RowFlag,
+    ScoredRow,
 )
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import Active, Request
@@ -63,8 +64,10 @@ class ForwardPlanner:
         first = len(answers)
         tokens = self._answer_rows(answers, columns[:, :first], changes)
         checkpoints: list[RowCheckpoint] = []
+        scored: list[ScoredRow] = []
         for row, item in enumerate(prompts, first):
             tokens += self._prompt_row(item, columns[:, row], changes)
+            scored += _scored(row, item)
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
         if self._joined_count > len(forward):
@@ -78,6 +81,7 @@ class ForwardPlanner:
             PlanRows(columns),
             np.array(tokens, dtype=np.int32),
             tuple(checkpoints),
+            tuple(scored),
         )
 
     def copies_alone(self, copies: tuple[CopyOp, ...]) -> ForwardPlan:
@@ -150,6 +154,15 @@ class ForwardPlanner:
         self._joined_count -= len(gone)
         found: list[int] = gone.tolist()
         return found
+
+
+def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
+    """Of a row of a prompt that is to be scored; none where no token of it is behind the row's."""
+    scoring = item.request.scoring
+    count = 0 if scoring is None else scoring.count(item.start, item.stop)
+    if scoring is None or not count:
+        return []
+    return [ScoredRow(row, count, scoring.top, int(scoring.tokens[item.start + count]))]
 
 
 def _joined(lane: int, slots: tuple[int, ...], request: Request) -> JoinedSequence:

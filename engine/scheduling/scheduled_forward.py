@@ -76,6 +76,11 @@ class ScheduledForward:
     def __len__(self) -> int:
         return len(self.answers) + len(self.prompts)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts that it computes."""
+        return sum(item.stop - item.start for item in self.prompts if not item.decodes)
+
     def live_sequences(self, progress: ProgressTable) -> list[ScheduledSequence]:
         """What of it may still count, one by one."""
         live = self.answers.take(self.answers.live(progress).nonzero()[0])

@@ -236,11 +236,12 @@ class Scheduler:
                     kept.append((planned, slot))
         progress, read, written = state.progress, state.progress.scheduled_slot, state.next_index
         is_whole = stop == request.length
-        progress.schedule(stop, written, int(is_whole))
+        num_sampled = int(is_whole and request.sampling.draws)
+        progress.schedule(stop, written, num_sampled)
         if is_whole:
             self.running.prompt_scheduled(request, state)
         return ScheduledSequence(
-            request, state, start, stop, read, written, int(is_whole), tuple(kept)
+            request, state, start, stop, read, written, num_sampled, tuple(kept)
         )
 
 

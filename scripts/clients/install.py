@@ -5,6 +5,7 @@ A client is pinned, so that a run can be repeated.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import sysconfig
@@ -24,11 +25,45 @@ PACKAGES = {
     "ray": ("ray==2.60.0",),
     "docs": ("mkdocs-material==9.8.1",),
     "goldens": ("transformers==5.17.0",),
+    "openai": ("openai==3.54.0",),
+    "anthropic": ("anthropic==2.12.0",),
+    "litellm": ("litellm==1.104.0",),
+    "openai-agents": ("openai-agents==0.24.0",),
+    "langchain-openai": ("langchain-openai==1.7.0",),
+    "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
+    "instructor": ("instructor==1.17.0",),
+    "smolagents": ("smolagents[openai]==1.26.0",),
+    "llm": ("llm==0.36",),
+    "lm-eval": ("lm-eval[api]==0.4.13",),
+    "haystack": ("haystack-ai==3.3.0",),
+    "autogen": ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
+    "inspect-ai": ("inspect-ai==0.3.285", "openai==3.54.0"),
 }
+
+NODE_PACKAGES = {
+    "qwen-code": ("@qwen-code/qwen-code@0.24.4",),
+    "opencode": ("opencode-ai@1.18.33",),
+    "codex": ("@openai/codex@0.169.0",),
+    "ai-sdk": (
+        *("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92"),
+        "zod@4.6.7",
+    ),
+}
+"""By npm, each into a `node_modules` of its own."""
 
 
 BESIDE = frozenset({"docs", "goldens", "ray"})
 """Those that run our own package: they see it and all it needs, and are held to our versions."""
+
+
+def pins(client: str) -> str:
+    """The versions of what it is installed by; a package of another name has it before."""
+    found = [
+        re.fullmatch(r"(@?[^=@\[]+)(?:\[.*\])?(?:==|@)(.+)", package)
+        for package in (*PACKAGES.get(client, ()), *NODE_PACKAGES.get(client, ()))
+    ]
+    named = [(pin[1], pin[2]) for pin in found if pin is not None]
+    return ", ".join(version if name == client else f"{name} {version}" for name, version in named)
 
 
 def interpreter(client: str) -> Path | None:
@@ -39,15 +74,25 @@ def interpreter(client: str) -> Path | None:
 
 def program(client: str, name: str) -> Path:
     """A command that the client's packages bring. REQUIRES: it is installed."""
-    return FOLDER / client / "bin" / name
+    folder = "node_modules/.bin" if client in NODE_PACKAGES else "bin"
+    return FOLDER / client / folder / name
 
 
-def install(client: str) -> Path:
-    """The Python that has it. Raises CalledProcessError with pip's own words on stderr."""
-    found = interpreter(client)
-    if found is not None:
-        return found
+def install(client: str) -> None:
+    """Raises CalledProcessError with pip's or npm's own words on stderr."""
     folder = FOLDER / client
+    if (folder / "installed").exists():
+        return
+    if client in NODE_PACKAGES:
+        folder.mkdir(parents=True, exist_ok=True)
+        npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder))
+        subprocess.run([*npm, *NODE_PACKAGES[client]], check=True)
+    else:
+        _install_python(client, folder)
+    (folder / "installed").touch()
+
+
+def _install_python(client: str, folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "pip"), "install", "-q", "--progress-bar", "off"]
     if client in BESIDE:
@@ -57,15 +102,14 @@ def install(client: str) -> Path:
         (packages,) = folder.glob("lib/python*/site-packages")
         ours = sysconfig.get_path("purelib")
         (packages / "beside.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-    (folder / "installed").touch()
-    return folder / "bin" / "python"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clients", nargs="+", choices=sorted(PACKAGES))
+    parser.add_argument("clients", nargs="+", choices=sorted({*PACKAGES, *NODE_PACKAGES}))
     for client in parser.parse_args().clients:
-        print(f"clients: {client} is in {install(client).parent.parent}", flush=True)
+        install(client)
+        print(f"clients: {client} is in {FOLDER / client}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from scripts.mutate.equivalents import equivalents
 from scripts.mutate.mutant import Status
 from scripts.mutate.results import Results, Verdict, digest_of_tests
 from scripts.mutate.targets import Aim
-from scripts.mutate.workshop import BrokenWorkshop, Workshop
+from scripts.mutate.workshop import Baselines, BrokenWorkshop, Workshop
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
     results = Results(campaign.folder / "results.jsonl")
     excused = equivalents(campaign.root / "docs" / "testing.md")
     order = drawn(aims, campaign.seed)
+    baselines = Baselines()
     deadline = time.monotonic() + campaign.seconds
     lock = threading.Lock()
     sample: dict[str, Verdict | None] = {}
@@ -76,12 +78,15 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
                 sample[aim.mutant.key] = None
             return aim
 
-    def work(number: int) -> None:
+    def work(number: int, stack: ExitStack) -> None:
         workshop: Workshop | None = None
         while (aim := take()) is not None:
             tests = digest_of_tests(campaign.root, aim)
             if results.known(aim, tests) is None:
-                workshop = workshop or Workshop(campaign.root, campaign.folder / f"worker-{number}")
+                if workshop is None:
+                    place = campaign.folder / f"worker-{number}"
+                    workshop = Workshop(campaign.root, place, baselines)
+                    stack.callback(workshop.close)
                 change = aim.mutant.edit.shown((workshop.place / aim.path).read_bytes())
                 status, seconds = workshop.try_out(aim)
                 key, scope = aim.mutant.key, aim.mutant.scope_digest
@@ -95,7 +100,8 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
 
     def guarded(number: int) -> None:
         try:
-            work(number)
+            with ExitStack() as stack:
+                work(number, stack)
         except Exception as error:
             errors.append(error)
 

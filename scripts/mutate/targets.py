@@ -46,6 +46,7 @@ _ENGINE = (
     *("test_engine", "test_scheduler_failures", "test_engine_pipeline"),
     "test_poisoned_request",
 )
+_SAMPLING = ("test_model_sampler", "test_logit_adjustments")
 _AUTH = ("test_front_server", "test_rate_limits", "test_http_server", "test_tenants")
 
 PYTHON = (
@@ -91,8 +92,8 @@ PYTHON = (
     Target("auth", "auth.access", (*_AUTH, "test_tls")),
     Target("auth", "grpc.server", (*_AUTH, "test_bridge", "test_tls")),
     Target("auth", "server.bind", (*_AUTH, "test_tls")),
-    Target("sampling", "sampling.reference", ("test_model_sampler", "test_engine")),
-    Target("sampling", "sampling.params", ("test_model_sampler", "test_http_completions")),
+    Target("sampling", "sampling.reference", (*_SAMPLING, "test_engine")),
+    Target("sampling", "sampling.params", (*_SAMPLING, "test_http_completions")),
     Target("sampling", "gumbel", ("test_model_sampler",)),
     Target("sampling", "logit_adjustments", ("test_logit_adjustments", "test_adjusted_draws")),
     Target("sampling", "top_logprobs", ("test_logit_adjustments",)),

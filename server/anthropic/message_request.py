@@ -19,6 +19,8 @@ from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.request_checks import check_stops
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema, placed
+from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 
@@ -40,7 +42,12 @@ _WITHOUT_EFFECT_ON_ANSWERS = frozenset(
         *("diagnostics", "billing_policy", "fallback_credit_token", "anthropic_version"),
     }
 )
-_KNOWN = _HONOURED | _OWN | _WITHOUT_EFFECT_ON_ANSWERS | {"output_config", "context_management"}
+_KNOWN = (
+    _HONOURED
+    | _OWN
+    | _WITHOUT_EFFECT_ON_ANSWERS
+    | {*("output_config", "output_format", "context_management")}
+)
 _EFFORTS = (None, "low", "medium", "high", "xhigh", "max")
 
 
@@ -56,6 +63,10 @@ def read_message_request(
     parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, min(max_tokens, room))
+    asked = answer_grammar(
+        tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
+    )
+    options = options.following(placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, _affinity(fields), rendered, options, model)
     head = MessageHead(
         f"msg_{submit.request_id}",
@@ -115,15 +126,32 @@ def _template_variables(
     if effort not in _EFFORTS:
         efforts = ", ".join(filter(None, _EFFORTS))
         raise InvalidField("output_config.effort", f"must be one of {efforts}")
-    for name in ("format", "task_budget"):
-        if config.get(name) is not None:
-            raise InvalidField(f"output_config.{name}", "is not supported here: leave it out")
+    if config.get("task_budget") is not None:
+        raise InvalidField("output_config.task_budget", "is not supported here: leave it out")
     variables: dict[str, Any] = {}
     if choice.enabled is not None:
         variables["enable_thinking"] = choice.enabled
     if effort is not None and choice.enabled is not False:
         variables[EFFORT] = effort_of_template(codec, "output_config.effort", effort)
     return variables
+
+
+def _format(fields: RequestFields) -> AskedGrammar | None:
+    """Under its name, or under the one that it had in the API's beta."""
+    found = []
+    for field, holder in (
+        ("output_config.format", fields.fields("output_config")),
+        ("output_format", fields),
+    ):
+        form = holder.fields(field.rpartition(".")[2])
+        if holder.get(field.rpartition(".")[2]) is None:
+            continue
+        if form.text("type") != "json_schema" or form.get("schema") is None:
+            raise InvalidField(field, "must be of type json_schema, with a schema")
+        found.append(of_schema(field, form.get("schema")))
+    if len(found) > 1:
+        raise InvalidField(found[1].field, f"cannot be given beside {found[0].field}")
+    return found[0] if found else None
 
 
 def _check_context_edits(fields: RequestFields) -> None:

@@ -5,7 +5,7 @@ one is open at a time, and each is closed before the next begins.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class MessageWriter:
     def __init__(self, head: MessageHead, parser: AnswerParser, thinking: ThinkingChoice) -> None:
         self.id = head.id
         self._head = head
+        self.may_complete = parser.may_complete
         self._parser = parser
         self._thinking = thinking
         self._content: list[dict[str, Any]] = []
@@ -77,11 +78,11 @@ class MessageWriter:
     def opening(self) -> bytes:
         return named_event({"type": "message_start", "message": self.whole()}) + _PING
 
-    def pieces(self, pieces: Iterable[Piece]) -> bytes:
-        return b"".join([self._add(item) for piece in pieces for item in self._parser.push(piece)])
+    def piece(self, piece: Piece) -> bytes:
+        return b"".join(map(self._add, self._parser.push(piece)))
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        events = self.pieces([rest])
+        events = self.piece(rest)
         events += b"".join(map(self._add, self._parser.finish())) + self._close()
         end = self._parser.ending(ending)
         self._end = {"stop_reason": self._reason(end), "stop_sequence": ending.stop}

@@ -5,7 +5,7 @@ from functools import partial
 
 from aiohttp import web
 
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import Answering
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openai.generation import ServedModel, answer_with
 
@@ -18,7 +18,7 @@ some, which have names of their own."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def message_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
+def message_routes(engine: Answering, model: ServedModel) -> list[web.RouteDef]:
     handlers = MessageHandlers(engine, model)
     return [
         web.post("/v1/messages", handlers.create),
@@ -27,7 +27,7 @@ def message_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDe
 
 
 class MessageHandlers:
-    def __init__(self, engine: EngineClient, model: ServedModel) -> None:
+    def __init__(self, engine: Answering, model: ServedModel) -> None:
         self._engine = engine
         self._model = model
 

@@ -33,25 +33,31 @@ class ConcurrencyCaps:
         self._held: Counter[str] = Counter()
 
     @contextmanager
-    def held(self, caller: Caller) -> Iterator[None]:
-        """One more, inside `with`. Raises the refusal."""
-        self.check(caller)
-        self._held[caller.name] += 1
+    def held(self, caller: Caller, count: int = 1) -> Iterator[None]:
+        """So many more, inside `with`. Raises the refusal."""
+        self.check(caller, count)
+        self._held[caller.name] += count
         try:
             yield
         finally:
-            self._held[caller.name] -= 1
+            self._held[caller.name] -= count
             if not self._held[caller.name]:
                 del self._held[caller.name]
 
-    def check(self, caller: Caller) -> None:
-        """Raises the refusal where the caller may hold no more now."""
-        if self._is_capped(caller) and self._held[caller.name] >= self._per_key:
+    def check(self, caller: Caller, count: int = 1) -> None:
+        """Raises the refusal where the caller may not hold so many more now."""
+        held = self._held[caller.name]
+        if self._is_capped(caller) and held + count > self._per_key:
+            if count > 1:
+                raise self._refusal(
+                    f"{caller.name} asks for {count} at once and has {held} {self._what}, of "
+                    f"{self._per_key} that one key may: ask for fewer"
+                )
             raise self._refusal(
                 f"{caller.name} has {self._per_key} {self._what}, as many as one key may: end one "
                 "first"
             )
-        if self._in_all and self._held.total() >= self._in_all:
+        if self._in_all and self._held.total() + count > self._in_all:
             raise self._refusal(
                 f"this node has {self._in_all} {self._what}, as many as it may: ask again later"
             )

@@ -60,10 +60,17 @@ class RateLimits:
         self._requests = _Rate(requests_per_minute, clock)
         self._tokens = _Rate(tokens_per_minute, clock)
 
-    def admit_request(self, caller: Caller) -> None:
-        """Take one request from the caller's allowance, whatever it will ask. Raises RateLimited,
-        with the seconds after which it would be admitted."""
-        self._take(self._requests, caller, 1, "requests")
+    def admit_request(self, caller: Caller, count: int = 1) -> None:
+        """Take requests from the caller's allowance, whatever they will ask. Raises RateLimited,
+        with the seconds after which they would be admitted; PromptTooLong where they never
+        would."""
+        per_minute = self._requests.per_minute
+        if per_minute and count > per_minute:
+            raise PromptTooLong(
+                f"prompt holds {count + 1} prompts, and {per_minute} requests are allowed a "
+                "minute: send fewer"
+            )
+        self._take(self._requests, caller, count, "requests")
 
     def admit_prompt(self, caller: Caller, tokens: int) -> None:
         """Take a prompt from the caller's allowance. Raises RateLimited as above, PromptTooLong."""
@@ -83,6 +90,11 @@ class RateLimits:
                 seconds,
             )
         rate.spend(caller, amount)
+
+    @property
+    def count_tokens(self) -> bool:
+        """Whether there is a limit on them, or nobody needs to report an answer's."""
+        return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
         """So many tokens of an answer."""

@@ -51,7 +51,7 @@ _METHODS: tuple[tuple[str, Needs, str], ...] = (
     (_SCHEDULER, _GATEWAY, "GetTokenizer SubscribeKvEvents"),
     # A gateway calls these only when its own operator does.
     (_SCHEDULER, _OPERATOR, "FlushCache StartProfile StopProfile"),
-    ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort"),
+    ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort Usable"),
     ("grpc.health.v1.Health", Unscoped.OPEN, "Check List Watch"),
     ("grpc.reflection.v1alpha.ServerReflection", Unscoped.OPEN, "ServerReflectionInfo"),
 )
@@ -72,11 +72,14 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
     ("DELETE", _CALLER, "/v1/responses/{name}"),
     ("GET", _CALLER, "/v1/models /v1/models/{name}"),
     ("POST", _CALLER, "/tokenize /detokenize"),
+    ("GET", _CALLER, "/tokenizer_info"),
     # Refused with the mend by a node that answers no clients.
-    (ANY_METHOD, _CALLER, "/v1/{path} /tokenize /detokenize"),
+    (ANY_METHOD, _CALLER, "/v1/{path} /tokenize /detokenize /tokenizer_info"),
     ("GET", _OPERATOR, "/debug/overview /debug/stream /debug/events /debug/requests"),
     ("GET", _OPERATOR, "/debug/requests/{name} /debug/sessions /debug/handovers"),
     ("GET", _OPERATOR, "/debug/evictions /debug/faults /debug/tree"),
+    # Of `tasuki dashboard`, not of a node.
+    ("GET", _METRICS, "/fleet/summary /fleet/nodes /fleet/links /fleet/callers"),
 )
 HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(
     {(method, route): needs for method, needs, routes in _ROUTES for route in routes.split()}

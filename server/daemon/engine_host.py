@@ -16,6 +16,7 @@ from typing import Any
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
 from tasuki.engine.apart.front_link import FrontLink
+from tasuki.engine.apart.worker_links import WorkerLinks, opened_door
 from tasuki.engine.thread import EngineThread
 from tasuki.server.engine_client import parted
 from tasuki.transfer.liveness.node_progress import NodeProgress
@@ -30,12 +31,13 @@ log = logging.getLogger(__name__)
 MakeSide = Callable[[HandoverFront], EngineSide]
 
 
-def host_engine(connection: socket.socket, make: MakeSide) -> int:
-    """The process's main. make: loads and builds; its typed errors are the front's to show. Returns
-    the exit status."""
+def host_engine(connection: socket.socket, make: MakeSide, door: str | None = None) -> int:
+    """The process's main. make: loads and builds; its typed errors are the front's to show. door:
+    where front workers connect, as a Unix socket's path; None: there are none. Returns the exit
+    status."""
     link = FrontLink(connection)
     try:
-        asyncio.run(_live(link, make))
+        asyncio.run(_live(link, make, door))
     except Exception as error:
         if not is_expected(error):
             traceback.print_exc()
@@ -45,10 +47,12 @@ def host_engine(connection: socket.socket, make: MakeSide) -> int:
     return 0
 
 
-async def _live(link: FrontLink, make: MakeSide) -> None:
+async def _live(link: FrontLink, make: MakeSide, door: str | None) -> None:
     host = EngineHost(link)
     side = make(host)
     await host.start(side)
+    if door is not None:
+        host.open_door(door)
     spare_collections()
     link.send(
         [
@@ -83,6 +87,8 @@ class EngineHost:
         self._headers: dict[m.RequestId, str] = {}
         self._side: EngineSide
         self._thread: EngineThread
+        self._workers = WorkerLinks(self._receive, link.send, self._worker_gone)
+        self._door: asyncio.Task[None] | None = None
 
     async def start(self, side: EngineSide) -> None:
         self._side = side
@@ -91,8 +97,18 @@ class EngineHost:
         await asyncio.to_thread(self._thread.start)
         await side.start()
 
+    def open_door(self, path: str) -> None:
+        """Take connections of front workers from now on."""
+        self._door = self._loop.create_task(self._workers.let_in(opened_door(path)))
+
+    def _worker_gone(self, number: int, left: tuple[m.RequestId, ...]) -> None:
+        self._link.send([c.WorkerGone(number, left)])
+
     async def stop(self) -> None:
+        if self._door is not None:
+            self._door.cancel()
         await asyncio.to_thread(self._thread.stop)
+        await asyncio.to_thread(self._workers.close)
 
     def post_observed(self, message: m.Inbox) -> None:
         if isinstance(message, OBSERVED_INBOX):
@@ -122,7 +138,7 @@ class EngineHost:
         if any(isinstance(message, m.StatsReply) for message in mine):
             shown.append(c.HandoverShown(self._side.status()))
         if mine:
-            self._link.send([*shown, *mine])
+            self._workers.split([*shown, *mine])
         if self._headers:
             for message in mine:
                 if isinstance(message, m.Finished | m.Rejected):

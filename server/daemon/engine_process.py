@@ -8,10 +8,7 @@ whoever waits in stands(), retire_handover() or end_handover().
 
 import asyncio
 import logging
-import pickle
 import signal
-import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,15 +16,15 @@ from typing import Any
 from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
 from tasuki.engine.apart.codec import BrokenFrame, FrameReader, frame_of
+from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.server.child_process import Job, start_child
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.commands import PACKAGE
 
-from .engine_main import JOB_HEADER_BYTES, EngineJob
 from .running_engine import OBSERVED_INBOX, Front
 
 log = logging.getLogger(__name__)
 
-_STDERR = 2
 # From the end of its socket to the end of the process: callers wait for the reason meanwhile.
 LAST_SECONDS = 1.0
 # The step in progress, and what the data plane has posted.
@@ -46,7 +43,9 @@ class EngineProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.WriteTransport
+        self._link = FrameProtocol(
+            "the engine's process", FrameReader(), self._take_all, self._link_ended
+        )
         self._stands: asyncio.Future[c.EngineStands] = self._loop.create_future()
         self._handover_retired: asyncio.Future[None] = self._loop.create_future()
         self._handover_over: asyncio.Future[None] = self._loop.create_future()
@@ -57,29 +56,17 @@ class EngineProcess:
         self._ending = False
         self._end_seen: asyncio.Task[None] | None = None
         self._on_loss: Callable[[], None] = lambda: None
+        self._on_worker_gone: Callable[[int, Sequence[m.RequestId]], None] = lambda *_: None
         self.reason: str | None = None
         """Why the process has ended unasked; None while it lives, and where it was asked to."""
 
     @classmethod
-    async def launch(cls, job: EngineJob) -> "EngineProcess":
+    async def launch(cls, job: Job) -> "EngineProcess":
         """Returns once the process has been started. job: its main."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", f"{PACKAGE}.server.daemon.engine_main"),
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                # A daemon's one line on stdout is its front's.
-                stdout=_STDERR,
-            )
+        process, ours, first = await start_child(f"{PACKAGE}.server.daemon.engine_main", job)
         engine = cls(process)
-        transport, _ = await engine._loop.create_unix_connection(
-            lambda: _Protocol(engine), sock=ours
-        )
-        engine._transport = transport
-        data = pickle.dumps(job)
-        transport.write(len(data).to_bytes(JOB_HEADER_BYTES, "little") + data)
+        await engine._loop.create_unix_connection(lambda: engine._link, sock=ours)
+        engine._link.write(first)
         return engine
 
     @property
@@ -95,6 +82,11 @@ class EngineProcess:
         self._on_loss = call
         if self.reason is not None:
             call()
+
+    def on_worker_gone(self, call: Callable[[int, Sequence[m.RequestId]], None]) -> None:
+        """Call it with a front worker's number and the requests that it leaves in the engine, once
+        its link to the engine has ended."""
+        self._on_worker_gone = call
 
     def status(self) -> HandoverStatus:
         """As of the last StatsReply."""
@@ -123,8 +115,8 @@ class EngineProcess:
             log.exception("a message was dropped: %s", type(message).__name__)
             if isinstance(message, m.Submit) and self._front is not None:
                 failure = m.RequestError(m.ErrorKind.INTERNAL, f"the engine refused it: {error!r}")
-                rejected = m.Rejected(message.request_id, failure)
-                self._loop.call_soon(self._front.take, [rejected])
+                rejected = [m.Rejected(name, failure) for name in message.answer_ids]
+                self._loop.call_soon(self._front.take, rejected)
 
     async def retire_handover(self) -> None:
         """As EngineSide.retire. Call it before the front drains."""
@@ -151,13 +143,13 @@ class EngineProcess:
             log.warning("the engine's process still runs after %s s: killed", _STOP_SECONDS)
             self._kill()
             await self._process.wait()
-        self._transport.close()
+        self._link.close()
 
     def _send(self, messages: Sequence[Any]) -> None:
         if self.reason is None:
-            self._transport.write(frame_of(messages))
+            self._link.write(frame_of(messages))
 
-    def take(self, messages: Sequence[Any]) -> None:
+    def _take_all(self, messages: Sequence[Any]) -> None:
         """A frame's."""
         others: list[Any] = []
         for message in messages:
@@ -172,14 +164,22 @@ class EngineProcess:
                     self._handover_retired.set_result(None)
                 case c.HandoverOver():
                     self._handover_over.set_result(None)
+                case c.WorkerGone(number, left):
+                    # What was sent before it stands before it.
+                    self._forward(others)
+                    others = []
+                    self._on_worker_gone(number, left)
                 case c.FrontProbe():
                     self._send([c.FrontTurned()])
                 case _:
                     others.append(message)
+        self._forward(others)
+
+    def _forward(self, messages: Sequence[Any]) -> None:
         if self._front is None:
-            self._early += others
+            self._early += messages
         else:
-            self._hand_on(self._front, others)
+            self._hand_on(self._front, messages)
 
     @staticmethod
     def _hand_on(front: Front, messages: Sequence[Any]) -> None:
@@ -192,6 +192,8 @@ class EngineProcess:
                         front.lose(reason)
                     case c.RoomBegun(room, request, traceparent):
                         front.tracing.begin_room(room, request, traceparent)
+                    case c.TokensMade(count):
+                        front.count_tokens(count)
                     case _ if isinstance(message, OBSERVED_INBOX):
                         front.observe(message)
                     case _:
@@ -201,7 +203,7 @@ class EngineProcess:
         if mine:
             front.take(mine)
 
-    def link_ended(self, why: Exception | None) -> None:
+    def _link_ended(self, why: Exception | None) -> None:
         """The socket is closed: the process has ended, or can no longer be spoken to."""
         if self._ending:
             return  # stop() waits for it.
@@ -239,26 +241,3 @@ class EngineProcess:
         if status is not None and status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         return f"has ended with status {status}"
-
-
-class _Protocol(asyncio.Protocol):
-    def __init__(self, engine: EngineProcess) -> None:
-        self._engine = engine
-        self._reader = FrameReader()
-        self._broken: BrokenFrame | None = None
-        self._transport: asyncio.Transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for messages in self._reader.take(data):
-                self._engine.take(messages)
-        except BrokenFrame as error:
-            self._broken = error
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._engine.link_ended(self._broken or exc)

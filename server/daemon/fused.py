@@ -16,20 +16,18 @@ from tasuki.engine.build import (
 )
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
-from tasuki.model.config import ModelConfig
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_routes import client_routes
-from tasuki.server.grpc.services import grpc_services
-from tasuki.server.openai.routes import served_model
-from tasuki.server.smg.factory import gateway_of
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.tracing import open_tracing
+from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
+from tasuki.server.workers.node_workers import NodeWorkers
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 from tasuki.utils.progress import progress_bar
 
 from .apart import serve_apart
+from .client_front import ClientFront
 from .dry_run import DryRunConfig, dry_run
 from .engine_host import host_engine
 from .engine_process import EngineProcess
@@ -37,7 +35,7 @@ from .http_address import HttpAddress
 from .lifecycle import StopRequest, announce_ready, spare_collections
 from .local_checkpoint import with_local_checkpoint
 from .near_engine import NearEngine
-from .node import Node
+from .node import Node, about_node
 from .node_codec import node_codec
 from .running_engine import HandoverFront, RunningEngine
 
@@ -72,8 +70,7 @@ async def serve(
     side = FusedSide(engine_config, build)
     codec = node_codec(engine_config, server_config, side.model)
     engine = side.engine
-    node = _front(
-        NearEngine(engine),
+    front = ClientFront(
         engine_config,
         server_config,
         side.model,
@@ -81,6 +78,7 @@ async def serve(
         engine.max_request_tokens,
         engine.max_batch,
     )
+    node = _front(NearEngine(engine), server_config, front, codec)
     async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
         address = await node.startup()
         spare_collections()
@@ -92,36 +90,37 @@ async def serve(
 async def _serve_apart(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts
 ) -> None:
-    """As serve(), the engine in a process of its own."""
-    engine = await EngineProcess.launch(partial(run_engine, engine_config, server_config, build))
-    model = asked_model(engine_config)
-    codec = node_codec(engine_config, server_config, model)
-    sizes = await engine.stands()
-    node = _front(
-        engine,
-        engine_config,
-        server_config,
-        model,
-        codec,
-        sizes.max_request_tokens,
-        sizes.max_batch,
-    )
-    await serve_apart(engine, node, server_config)
+    """As serve(), the engine in a process of its own, and front workers where there are some."""
+    with node_sockets(server_config) as sockets:
+        engine = await EngineProcess.launch(
+            partial(run_engine, engine_config, server_config, build, sockets)
+        )
+        model = asked_model(engine_config)
+        codec = node_codec(engine_config, server_config, model)
+        sizes = await engine.stands()
+        front = ClientFront(
+            engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
+        )
+        workers = front.workers(engine, sockets)
+        node = _front(engine, server_config, front, codec, workers)
+        await serve_apart(engine, node, server_config)
 
 
 def run_engine(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     build: BuildParts,
+    sockets: NodeSockets | None,
     connection: socket.socket,
 ) -> int:
-    """The engine's process. connection: to its front. Returns the exit status."""
+    """The engine's process. sockets: of a node with front workers. connection: to its front.
+    Returns the exit status."""
     configure_logging(server_config.log_format, server_config.log_level)
 
     def side(front: HandoverFront) -> FusedSide:
         return FusedSide(engine_config, build)
 
-    return host_engine(connection, side)
+    return host_engine(connection, side, None if sockets is None else sockets.engine)
 
 
 class FusedSide:
@@ -158,22 +157,18 @@ class FusedSide:
 
 def _front(
     engine: RunningEngine,
-    engine_config: EngineConfig,
     server_config: ServerConfig,
-    model: ModelConfig,
+    front: ClientFront,
     codec: TextCodec,
-    max_request_tokens: int,
-    max_batch: int,
+    workers: NodeWorkers | None = None,
 ) -> Node:
-    served = served_model(engine_config.model, server_config, max_request_tokens, codec)
-    gateway = gateway_of(
-        engine_config, server_config, model, max_request_tokens, max_batch, codec.tokenizer
-    )
     return Node(
         engine,
         server_config,
-        lambda client: (*grpc_services(client, codec, server_config), *gateway(client)),
-        routes=partial(client_routes, model=served, config=server_config),
+        front.services,
+        routes=front.routes,
+        about=about_node("serve", "fused", front.folder, server_config),
         tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
         chat_tokens=codec.chat_tokens,
+        workers=workers,
     )

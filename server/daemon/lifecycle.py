@@ -11,6 +11,9 @@ import signal
 import sys
 
 _STDIN = 0
+_MIDDLE_BEFORE_FULL = 200
+"""Collections of the middle generation, of which a few requests make one, before a full one is
+considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
 
 
 class StopRequest:
@@ -65,6 +68,9 @@ def announce_ready(address: str, http: str | None = None, handover: str | None =
 
 def spare_collections() -> None:
     """Once, when a daemon stands: what it holds by now stays until its end, and a full collection
-    that went through it would hold every thread for a fifth of a second."""
+    that went through it would hold every thread for a fifth of a second. One that goes through a
+    thousand streams takes as long, and by default their number need only grow by a quarter."""
     gc.collect()
     gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _MIDDLE_BEFORE_FULL)

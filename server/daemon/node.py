@@ -9,7 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -22,15 +24,23 @@ from tasuki.engine import messages as m
 from tasuki.server.activity_log import ActivityLog
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
+from tasuki.server.discovery.http_registration import http_registration
+from tasuki.server.discovery.registration import Registration
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestRejected, UnknownNode
 from tasuki.server.grpc.cache_messages import read_node_name
 from tasuki.server.grpc.loop_bridge import Bridge
-from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.grpc.server import Server, Service, start_private_server, start_server
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
 from tasuki.server.http.metrics import metrics_handler, node_report
-from tasuki.server.http.server import HttpServer, start_http_server
+from tasuki.server.http.server import (
+    HttpServer,
+    start_http_server,
+    start_private_http_server,
+)
 from tasuki.server.tracing.tracing import NoTracing, Tracing
+from tasuki.server.workers.node_workers import NodeWorkers
+from tasuki.server.workers.registry import Registry
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.tls import TlsError
@@ -44,9 +54,15 @@ log = logging.getLogger(__name__)
 # The time for finished answers to reach their clients once the engine is empty.
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
+_OWN_CONNECTIONS = 1 << 16
 _FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw, each second, within a frame.
 _TREE_NODES = 256
+
+
+def about_node(name: str, role: str, folder: str, config: ServerConfig) -> dict[str, str]:
+    """The heading of a node's page. folder: of the checkpoint."""
+    return {"node": name, "role": role, "model": config.model_names(Path(folder))[0]}
 
 
 class Node:
@@ -63,12 +79,14 @@ class Node:
         about: Mapping[str, str] = _FUSED,
         tracing: Tracing | None = None,
         chat_tokens: Callable[[], Mapping[str, int]] = dict,
+        workers: NodeWorkers | None = None,
     ) -> None:
         """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread; None where the role has none,
         or has them in the engine's process. status: of this node's
-        hand-overs. about: the page's heading, `node` (its name) and `role`. tracing: closed with
-        the node. chat_tokens: as in NodeReport."""
+        hand-overs. about: the page's heading, `node` (its name), `role` and
+        `model`. tracing: closed with the node. chat_tokens: as in NodeReport. workers: answer
+        clients in this process's place, which is then their registry; None: there are none."""
         self._config = config
         self.loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
@@ -80,23 +98,28 @@ class Node:
         self.tracing = tracing or NoTracing()
         self._running = engine
         self.engine = EngineClient(
-            engine.post,
+            engine.post if workers is None else self._post_beside_workers,
             self.loop,
             handover,
             observe=self.observe,
-            count_tokens=self._count_tokens,
+            count_tokens=self.count_tokens,
             limits=config.limits,
             begin=self.tracing.begin,
             requests=config.requests,
             watchers=config.watchers,
         )
+        self._workers = workers
         self._services = services(self.engine)
-        self._report = partial(node_report, self.engine, status, chat_tokens)
+        if workers is not None:
+            self._registry = workers.registry(self.engine, self.tracing.header)
+            chat_tokens = partial(_with_workers, self._registry, chat_tokens)
+        about = {**about, "version": package_version(), "started_at": f"{time.time():.0f}"}
+        self._report = partial(node_report, self.engine, status, chat_tokens, about)
         source = DashboardSource(
             self._recorder.history,
             self._recorder.now,
             self._tree,
-            {**about, "version": package_version()},
+            about,
             self._recorder.recording_blocks,
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
@@ -107,6 +130,8 @@ class Node:
         ]
         self._server: Server | None = None
         self._http: HttpServer | None = None
+        self._http_address: str | None = None
+        self._registration: Registration | None = None
         engine.attach(self)
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
@@ -120,7 +145,17 @@ class Node:
     def lose(self, reason: str) -> None:
         """End every request in flight with `reason` and refuse new ones: this node cannot go on.
         From any thread."""
-        self.loop.call_soon_threadsafe(self.engine.engine_lost, reason)
+        self.loop.call_soon_threadsafe(self._lose, reason)
+
+    def _lose(self, reason: str) -> None:
+        self.engine.engine_lost(reason)
+        if self._workers is not None:
+            self._workers.pool.engine_lost(reason)
+
+    def _post_beside_workers(self, message: m.Inbox) -> None:
+        self._running.post(message)
+        if isinstance(message, m.Abort):
+            self._registry.abort_asked(message.request_id)
 
     def observe(self, message: ObservedMessage) -> None:
         """Count it, keep it, trace it and log it."""
@@ -131,7 +166,7 @@ class Node:
         self.tracing.observe(message)
         log_ended(message)
 
-    def _count_tokens(self, count: int) -> None:
+    def count_tokens(self, count: int) -> None:
         if self._keeps:
             self._exposition.count_tokens(count)
             self._activity.count_tokens(count)
@@ -147,12 +182,16 @@ class Node:
     @property
     def http_address(self) -> str | None:
         """HOST:PORT of the HTTP server; None where there is none."""
-        return None if self._http is None else self._http.address
+        return self._http_address
 
     async def startup(self, guests: Sequence[Service] = (), host: LoopThread | None = None) -> str:
         """Start the servers, gRPC with the `guests` beside the front's services, and the engine.
         host: where the server lives and guests run; the front's services run here all the same.
         Returns the HOST:PORT of gRPC."""
+        if self._workers is not None:
+            address = await self._start_workers(self._workers)
+            await self._begin()
+            return address
         if host is None:
             self._server = await self._serve(guests, None)
         else:
@@ -163,11 +202,38 @@ class Node:
         except (BindError, TlsError):
             await self._server.drain(0)
             raise
+        await self._begin()
+        return self._server.address
+
+    async def _begin(self) -> None:
         await self._running.start()
+        if self._config.http_etcd and self._http_address is not None:
+            reached_at = self._config.http_advertise or self._http_address
+            self._registration = http_registration(self._config.http_etcd, reached_at)
+            self._registration.start()
         if self._keeps:
             for watch in (self._recorder.sample, self._activity.run):
                 self._sampling.append(self.loop.create_task(watch(self._report)))
-        return self._server.address
+
+    async def _start_workers(self, workers: NodeWorkers) -> str:
+        """The servers of this process, which workers alone reach, then theirs."""
+        config, sockets = self._config, workers.sockets
+        # Workers have bounded their clients' connections.
+        access = replace(config.access, max_connections=_OWN_CONNECTIONS)
+        self._server = await start_private_server(sockets.grpc, self._services, access)
+        if config.http_bind:
+            self._http = await start_private_http_server(
+                sockets.http, config.http_bind, self._routes, lambda: self.engine.lost, access
+            )
+        workers.gone_from_engine(self._registry.gone_from_engine)
+        try:
+            address, self._http_address = await workers.pool.start(self._registry)
+        except BaseException:
+            if self._http is not None:
+                await self._http.drain()
+            await self._server.drain(0)
+            raise
+        return address
 
     async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
         services = [*self._services, *guests]
@@ -180,11 +246,11 @@ class Node:
                 self._routes,
                 lambda: self.engine.lost,
                 self._config.access,
-                admit=self.engine.admit,
+                admitted=self.engine.admitted,
                 calls=self.engine.calls,
-                is_taken=self.engine.is_in_flight,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
             )
+            self._http_address = self._http.address
 
     async def shutdown(self) -> None:
         """refuse_and_drain(), then stop()."""
@@ -198,22 +264,39 @@ class Node:
         await self._server.refuse_traffic()
         if self._http is not None:
             self._http.refuse_traffic()
+        if self._workers is not None:
+            self._workers.pool.refuse_traffic()
         if self.engine.lost is not None:
             return
         try:
-            await asyncio.wait_for(self.engine.retire(), self._config.drain_timeout)
+            await asyncio.wait_for(self._empty(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
         except RequestRejected as error:
             log.warning("the engine was lost while requests ended: %s", error)
 
+    async def _empty(self) -> None:
+        """Returns when nothing is in flight, and clients have what was computed for them."""
+        await self.engine.retire()
+        if self._workers is not None:
+            await self._workers.pool.calls_over()
+
     async def stop(self) -> None:
         """End the servers, then the engine. Requests still in flight are cut."""
         for task in self._sampling:
             task.cancel()
+        if self._registration is not None:
+            await self._registration.stop()
+        if self._workers is not None:
+            await self._workers.pool.stop()
         if self._http is not None:
             await self._http.drain()
         if self._server is not None:
             await self._server.drain(_LAST_WRITES_SECONDS)
         await self._running.stop()
         await asyncio.to_thread(self.tracing.close)
+
+
+def _with_workers(registry: Registry, own: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+    """Of this process and its workers."""
+    return registry.chat_tokens(own())

@@ -40,6 +40,9 @@ class Front(Protocol):
         """What of it is a front's."""
 
     def observe(self, message: ObservedMessage) -> None: ...
+    def count_tokens(self, count: int) -> None:
+        """So many went to front workers."""
+
     def lose(self, reason: str) -> None:
         """The engine, or what it needs, has died. From any thread."""
 

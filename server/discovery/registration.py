@@ -1,7 +1,7 @@
-"""A prefill node's entry in etcd, which exists while the node takes prompts.
+"""An address of a node in etcd, which is listed there as long as it is of use.
 
-Owns one lease. Thread rule: the event loop. Invariant: the key is removed before the node drains,
-so that no prompt is sent to a node that refuses.
+Owns one lease. Thread rule: the event loop. Of a prefill node's hand-over the entry is removed
+before the node drains, so that no prompt is sent to a node that refuses.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _RENEWALS_A_LEASE = 4
 
 class Registration:
     def __init__(self, etcd: Etcd, key: str, address: str) -> None:
-        """address: HOST:PORT under which decode nodes reach this one."""
+        """address: HOST:PORT under which others reach this node."""
         self._etcd = etcd
         self._key = key
         self._address = address

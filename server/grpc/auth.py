@@ -15,6 +15,7 @@ from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
 from tasuki.server.errors import CallContext, InvalidApiKey, NotServedHere, ServerError
+from tasuki.server.request_checks import TTFT_TARGET_HEADER, read_ttft_target
 
 from .malformed_requests import refusing
 
@@ -30,6 +31,12 @@ def patience_of(context: CallContext) -> float:
     """Seconds until the call's deadline; infinite where it has none."""
     left = context.time_remaining()
     return math.inf if left is None else left
+
+
+def ttft_target_of(context: CallContext) -> float | None:
+    """Seconds in which the caller wants the first token; None where it does not say. Raises
+    InvalidField."""
+    return read_ttft_target(_values(context, TTFT_TARGET_HEADER))
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -1,26 +1,30 @@
 """tasuki.v1.Inference: one-shot requests, each with its whole prompt."""
 
+import asyncio
+from collections.abc import AsyncGenerator
 from functools import partial
 
-from tasuki.engine.messages import Submit
+from tasuki.engine.messages import PromptScored, Submit
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.tenant import salt_of
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import Answering
 from tasuki.server.errors import CallContext, InvalidRequest
-from tasuki.server.request_checks import read_request_id
+from tasuki.server.request_checks import forks_of, read_request_id
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.unread_answer import AnswerPart
+from tasuki.utils.loops.together import together
 
-from .auth import grpc_request_context, patience_of
-from .request_reader import read_prompt, read_sampling
+from .auth import grpc_request_context, patience_of, ttft_target_of
+from .request_reader import read_choices, read_prompt, read_sampling, with_grammar
 from .response_stream import REQUEST_ID_KEY, write_tokens
 
 
 class InferenceService(pb_grpc.InferenceServicer):
     """Has no part in sessions. Lives on the event loop's thread."""
 
-    def __init__(self, engine: EngineClient, codec: TextCodec, keys: ApiKeys = NO_KEYS) -> None:
+    def __init__(self, engine: Answering, codec: TextCodec, keys: ApiKeys = NO_KEYS) -> None:
         """keys: identify the caller, whose limits a call counts against."""
         self._keys = keys
         self._engine = engine
@@ -35,21 +39,47 @@ class InferenceService(pb_grpc.InferenceServicer):
         # Gateways give up on streams whose headers wait for the first token.
         await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
         request_context = grpc_request_context(self._keys, context)
-        self._engine.admit(request_context.caller)
+        await self._engine.admit(request_context.caller)
         salt = salt_of(request_context.tenant, request.cache_salt)
         tokens, marks = await self._codec.work.run(partial(read_prompt, request, salt, self._codec))
+        sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
+        if request.sampling.WhichOneof("constraint") is not None:
+            sampling = await self._codec.work.run(
+                partial(with_grammar, sampling, request.sampling, tokens, self._codec)
+            )
+        choices = range(read_choices(request))
+        asks_scores = request.HasField("prompt_logprobs")
         submit = Submit(
             request_id=request_id,
             prompt=tokens,
-            sampling=read_sampling(request.sampling, self._codec),
+            sampling=sampling,
             salt=salt,
             marks=marks,
             priority=request.priority,
             patience=patience_of(context),
+            ttft_target=ttft_target_of(context),
+            prompt_logprobs=request.prompt_logprobs if asks_scores else None,
+            forks=forks_of(request_id, choices, sampling.seed),
         )
-        parts = self._engine.generate(submit, request_context)
-        answer = await write_tokens(parts, context.write, self._codec.detokenizer())
-        await context.write(answer.finished)
+        scores: list[PromptScored] = []
+        taken = [scores.append if asks_scores else None]
+        writing = asyncio.Lock()
+
+        async def answer(choice: int, parts: AsyncGenerator[AnswerPart, None]) -> None:
+            async def write(response: pb.GenerateResponse) -> None:
+                response.choice = choice
+                # gRPC takes one message at a time.
+                async with writing:
+                    await context.write(response)
+
+            detokenizer = self._codec.detokenizer()
+            shown = () if choice else scores
+            await write((await write_tokens(parts, write, detokenizer, shown)).finished)
+
+        sinks = [None for _ in choices]
+        asking = self._engine.generate_all([submit], request_context, sinks, taken)
+        async with asking as answers:
+            await together([answer(*pair) for pair in enumerate(answers)])
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
         if not request.request_id:

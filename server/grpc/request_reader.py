@@ -6,16 +6,19 @@ engine checks again what depends on its arena.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tasuki.engine.messages import Tokens
+from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
+    MAX_CHOICES,
     MAX_STOP_TOKENS,
     asked_sampling,
     check_length,
@@ -24,6 +27,14 @@ from tasuki.server.request_checks import (
 from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
+from tasuki.server.text.grammars.asked_grammar import (
+    AskedGrammar,
+    of_choices,
+    of_schema,
+    of_text,
+    placed,
+    thinking_at_end,
+)
 from tasuki.server.text.text_codec import TextCodec
 
 
@@ -84,7 +95,40 @@ def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
     return tuple(marks)
 
 
-def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
+def read_choices(request: pb.GenerateRequest) -> int:
+    """How many answers the prompt gets."""
+    if not 0 <= request.n <= MAX_CHOICES:
+        raise InvalidRequest(f"n must be in [0, {MAX_CHOICES}], not {request.n}")
+    return max(request.n, 1)
+
+
+def with_grammar(
+    params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec
+) -> SamplingParams:
+    """The params with the grammar that the client's sampling names, if any. May take seconds."""
+    grammar = placed(_asked_grammar(sampling), thinking_at_end(prompt, codec), codec)
+    return params if grammar is None else replace(params, grammar=grammar)
+
+
+def _asked_grammar(sampling: pb.Sampling) -> AskedGrammar | None:
+    field = f"sampling.{sampling.WhichOneof('constraint')}"
+    match sampling.WhichOneof("constraint"):
+        case "json_schema":
+            return of_schema(field, sampling.json_schema)
+        case "regex":
+            return of_text(field, GrammarKind.REGEX, sampling.regex)
+        case "grammar":
+            return of_text(field, GrammarKind.LARK, sampling.grammar)
+        case "choices":
+            return of_choices(field, sampling.choices.texts)
+        case _:
+            return None
+
+
+def read_sampling(
+    sampling: pb.Sampling, codec: TextCodec, least_new_tokens: int = 1
+) -> SamplingParams:
+    """least_new_tokens: 0 where the answer may have none."""
     if not math.isfinite(sampling.temperature):
         raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
@@ -115,6 +159,7 @@ def read_sampling(sampling: pb.Sampling, codec: TextCodec) -> SamplingParams:
             bad_words=read_bad_words("sampling.bad_words", sampling.bad_words, codec),
             allowed_token_ids=tuple(sampling.allowed_token_ids),
             top_logprobs=sampling.top_logprobs,
+            least_new_tokens=least_new_tokens,
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling.{error}") from error

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -28,8 +28,6 @@ from .unimplemented import UnimplementedMethods
 log = logging.getLogger(__name__)
 
 _OPTIONS = (
-    # Two daemons on one port would share its calls at random.
-    ("grpc.so_reuseport", 0),
     # Gateways ping often and without calls; gRPC's defaults would cut them off.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
@@ -44,6 +42,9 @@ _OPTIONS = (
     ("grpc.max_metadata_size", 16 * 2**10),
     ("grpc.absolute_max_metadata_size", 32 * 2**10),
 )
+
+# Generic to type checkers only.
+Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
 
 # How long the end of a server waits for a loop that has died or stands.
 _LATE_SECONDS = 5.0
@@ -97,27 +98,63 @@ async def start_server(
     services: Sequence[Service],
     access: Access = LOOPBACK_ONLY,
     bridge: Bridge | None = None,
+    forward: "Interceptor | None" = None,
+    *,
+    shares_port: bool = False,
 ) -> Server:
     """bind: HOST:PORT, port 0 picks one. bridge: to the loop on which services run; None: this one.
-    Raises BindError, TlsError."""
+    forward: takes calls whose key is good, before the services do. shares_port: with other
+    processes of this node. Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
-    interceptors: list[grpc.aio.ServerInterceptor[Any, Any]] = [
-        RequireScope(access.keys),
-        MalformedRequests(),
-        UnimplementedMethods(),
-    ]
+    interceptors = _interceptors(access)
     if bridge is not None:
         # First, so that callers are checked on the services' loop, as over HTTP.
         interceptors.insert(0, bridge)
+    if forward is not None:
+        interceptors.insert(1, forward)
+    server, health_servicer = await _built(services, interceptors, access, shares_port)
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(bind)
+        else:
+            bound = server.add_secure_port(bind, credentials)
+    except RuntimeError as error:
+        raise BindError(f"bind {bind} failed: is the port taken? Try port 0") from error
+    await server.start()
+    return Server(server, host, bound, health_servicer)
+
+
+async def start_private_server(path: str, services: Sequence[Service], access: Access) -> Server:
+    """For other processes of this node. path: of a Unix socket, in a folder that is this user's
+    alone, so in plain text; keys are asked for as elsewhere."""
+    server, health_servicer = await _built(services, _interceptors(access), access, False)
+    server.add_insecure_port(f"unix:{path}")
+    await server.start()
+    return Server(server, path, 0, health_servicer)
+
+
+def _interceptors(access: Access) -> list[Interceptor]:
+    return [RequireScope(access.keys), MalformedRequests(), UnimplementedMethods()]
+
+
+async def _built(
+    services: Sequence[Service],
+    interceptors: Sequence[Interceptor],
+    access: Access,
+    shares_port: bool,
+) -> tuple[grpc.aio.Server, Any]:
+    """A server without a port, and its health, which is good."""
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),
         ("grpc.max_allowed_incoming_connections", access.max_connections),
     )
-    server = grpc.aio.server(interceptors=interceptors, options=(*_OPTIONS, *limits))
+    # Two daemons on one port would share its calls at random.
+    options = (*_OPTIONS, ("grpc.so_reuseport", int(shares_port)), *limits)
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = [service.name for service in services]
@@ -126,14 +163,6 @@ async def start_server(
     reflection.enable_server_reflection(
         [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
     )
-    try:
-        if credentials is None:
-            bound = server.add_insecure_port(bind)
-        else:
-            bound = server.add_secure_port(bind, credentials)
-    except RuntimeError as error:
-        raise BindError(f"bind {bind} failed: is the port taken? Try port 0") from error
     for name in ("", *names):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    await server.start()
-    return Server(server, host, bound, health_servicer)
+    return server, health_servicer

@@ -23,15 +23,11 @@ def grpc_services(
     config: ServerConfig,
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
+    store: SessionStore | None = None,
 ) -> tuple[Service, ...]:
-    """Inference, Session and CacheAdmin. handover, role_change: as in AdminService."""
-    store = SessionStore(
-        engine,
-        time.monotonic,
-        config.max_sessions,
-        config.session_idle_seconds,
-        config.key_sessions,
-    )
+    """Inference, Session and CacheAdmin. handover, role_change: as in AdminService. store: of
+    sessions; None: one of its own."""
+    store = session_store(engine, config) if store is None else store
     keys = config.access.keys
     inference = InferenceService(engine, codec, keys)
     session = SessionService(engine, codec, store, keys)
@@ -45,6 +41,16 @@ def grpc_services(
             partial(pb_grpc.add_SessionServicer_to_server, session),
         ),
         admin_service(engine, config, store, handover, role_change),
+    )
+
+
+def session_store(engine: EngineClient, config: ServerConfig) -> SessionStore:
+    return SessionStore(
+        engine,
+        time.monotonic,
+        config.max_sessions,
+        config.session_idle_seconds,
+        config.key_sessions,
     )
 
 

@@ -3,38 +3,14 @@
 Pure functions of the message, the log's tail and the checkpoint's codec; any thread.
 """
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from tasuki.engine.messages import Tokens
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.sessions.session_store import Tail
-from tasuki.server.sessions.token_log import TokenLog
+from tasuki.server.sessions.turns import SessionInput
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.text_codec import TextCodec
 
 from .request_reader import read_messages, read_plain_input, read_token_ids
-
-
-@dataclass(frozen=True)
-class SessionInput:
-    """tail: of the log afterwards. closing: tokens that end the answer before; the first of them is
-    left out where the log already ends with it. marks: token counts within `tokens`."""
-
-    tail: Tail
-    tokens: Tokens
-    marks: tuple[int, ...] = ()
-    closing: tuple[int, ...] = ()
-
-    def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """The tokens to append to that log, and marks among them."""
-        closing = self.closing
-        if closing and log.ends_with(closing[0]):
-            closing = closing[1:]
-        tokens = np.concatenate([np.array(closing, dtype=np.int32), self.tokens])
-        return tokens, tuple(len(closing) + mark for mark in self.marks)
 
 
 def read_session_input(

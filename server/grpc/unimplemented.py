@@ -47,7 +47,7 @@ def unimplemented_routes() -> list[web.RouteDef]:
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise _unimplemented(request.path, _CLIENTS)
 
-    paths = ("/v1/{path:.*}", "/tokenize", "/detokenize")
+    paths = ("/v1/{path:.*}", "/tokenize", "/detokenize", "/tokenizer_info")
     return [web.route("*", path, refuse) for path in paths]
 
 

@@ -79,17 +79,10 @@ class DashboardHandlers:
         ]
 
     async def _index(self, request: web.Request) -> web.Response:
-        return self._page_file(INDEX)
+        return page_file(self._page, INDEX)
 
     async def _file(self, request: web.Request) -> web.Response:
-        return self._page_file(request.match_info["name"])
-
-    def _page_file(self, name: str) -> web.Response:
-        file = self._page.get(name)
-        if file is None:
-            raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")
-        headers = {**_PAGE_HEADERS, "Content-Type": file.content_type}
-        return web.Response(body=file.content, headers=headers)
+        return page_file(self._page, request.match_info["name"])
 
     def _listed(
         self, view: Callable[[NodeHistory], Any]
@@ -152,6 +145,15 @@ class DashboardHandlers:
         if self._source.tree is None:
             raise HttpRefusal(404, "not_found", "a recording holds no tree: ask a running node")
         return web.json_response(await self._source.tree(request.query.get("under")))
+
+
+def page_file(page: dict[str, PageFile], name: str) -> web.Response:
+    """With the headers that keep others' scripts out. Raises HttpRefusal where there is none."""
+    file = page.get(name)
+    if file is None:
+        raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")
+    headers = {**_PAGE_HEADERS, "Content-Type": file.content_type}
+    return web.Response(body=file.content, headers=headers)
 
 
 def _span(request: web.Request) -> tuple[int, int]:

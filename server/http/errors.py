@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from tasuki.server.errors import InvalidField, RateLimited, ServerError
+from tasuki.server.errors import InvalidField, ServerError
 
 from .anthropic_errors import anthropic_error, anthropic_status, asks_as_anthropic
 from .request_ids import http_request_id
@@ -98,7 +98,7 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
 
 
 def _retry_seconds(error: Exception) -> int:
-    if isinstance(error, RateLimited):
+    if isinstance(error, ServerError) and error.retry_after is not None:
         return max(_RETRY_SECONDS, math.ceil(error.retry_after))
     return _RETRY_SECONDS
 

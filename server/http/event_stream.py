@@ -11,6 +11,8 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 
 KEEP_ALIVE_SECONDS = 15.0
+_LOOKS = 4
+"""At a stream within its longest silence: what is written leaves a mark and reads no clock."""
 
 
 class EventStream:
@@ -20,13 +22,18 @@ class EventStream:
         keep_alive: Callable[[], bytes],
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     ) -> None:
-        """keep_alive: what is written after a silence of keep_alive_seconds."""
+        """keep_alive: what is written after a silence of three quarters of keep_alive_seconds, and
+        of no more than these."""
         self._request = request
+        self._protocol = request.protocol
         self._keep_alive = keep_alive
-        self._silence = keep_alive_seconds
+        self._look_seconds = keep_alive_seconds / _LOOKS
         self._loop = asyncio.get_running_loop()
-        self._begun = False
-        self._written_at = self._loop.time()
+        self._transport: asyncio.WriteTransport | None = None
+        """To write to past aiohttp; None until the headers have left, and where replies have no
+        chunks."""
+        self._looks_left = _LOOKS
+        """Until it has been silent for too long."""
         self._timer: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.response = web.StreamResponse(
@@ -43,36 +50,34 @@ class EventStream:
         if self._request.version >= HttpVersion11:
             self.response.enable_chunked_encoding()
         await self.response.prepare(self._request)
-        self._written_at = self._loop.time()
-        self._timer = self._loop.call_later(self._silence, self._look)
+        self._looks_left = _LOOKS
+        self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     async def write(self, events: bytes) -> None:
         """Waits for a slow client. Raises ConnectionError where it has gone."""
         if events:
             await self._request.writer.drain()
             await self.response.write(events)
-            self._begun = True
-            self._written_at = self._loop.time()
+            if self.response.chunked:
+                self._transport = self._request.transport
+            self._looks_left = _LOOKS
 
     @property
     def flows(self) -> bool:
         """Whether the client would get what is written now, with nothing to wait for."""
-        transport = self._request.transport
+        transport = self._transport
         return (
-            self._begun
-            and self.response.chunked
-            and transport is not None
+            transport is not None
+            and not self._protocol.writing_paused
             and not transport.is_closing()
-            and not self._request.protocol.writing_paused
         )
 
     def write_now(self, events: bytes) -> None:
         """As write(), at a fraction of what aiohttp's own writer costs. REQUIRES: it flows."""
-        transport = self._request.transport
-        assert transport is not None
+        assert self._transport is not None
         if events:
-            transport.write(b"%x\r\n%b\r\n" % (len(events), events))
-            self._written_at = self._loop.time()
+            self._transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+            self._looks_left = _LOOKS
 
     def keep_no_longer(self) -> None:
         """What comes next is the end, or the client has gone."""
@@ -87,15 +92,15 @@ class EventStream:
         await self.response.write_eof(events)
 
     def _look(self) -> None:
-        left = self._written_at + self._silence - self._loop.time()
-        if left <= 0:
+        self._looks_left -= 1
+        if not self._looks_left:
+            self._looks_left = _LOOKS
             # A task, since the headers may have yet to leave, and the client may read slowly.
             self._keeping = self._loop.create_task(self._write_keep_alive())
-            left = self._silence
-        self._timer = self._loop.call_later(left, self._look)
+        self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     async def _write_keep_alive(self) -> None:
-        if not self._request.protocol.writing_paused:
+        if not self._protocol.writing_paused:
             try:
                 await self.write(self._keep_alive())
             except ConnectionError:

@@ -19,8 +19,9 @@ async def node_report(
     engine: EngineClient,
     handover: HandoverStatusSource,
     chat_tokens: Callable[[], Mapping[str, int]],
+    about: Mapping[str, str],
 ) -> NodeReport:
-    """The node's counters, now. chat_tokens: as in NodeReport."""
+    """The node's counters, now. chat_tokens, about: as in NodeReport."""
     stats = await engine.counters()
     status = handover()
     return NodeReport(
@@ -30,6 +31,8 @@ async def node_report(
         status.sent,
         status.peers,
         chat_tokens(),
+        status.prefill_nodes,
+        about,
     )
 
 

@@ -9,6 +9,7 @@ then is its body read. A browser's preflight is answered after its Host was chec
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -27,7 +28,7 @@ from .cors import AllowedOrigins
 from .errors import HttpRefusal, typed_errors
 from .host_check import require_host
 from .log import HttpLog
-from .request_ids import RequestIds, name_request, send_request_id
+from .request_ids import http_request_id, name_request, rename_request, send_request_id
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,14 @@ _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 
 # Requests to these paths count against the caller's limits.
-_CHARGED = ("/v1/", "/tokenize", "/detokenize")
+_CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
+
+
+Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
+
+
+def _everybody(caller: Caller, given: RequestId) -> AbstractAsyncContextManager[RequestId]:
+    return nullcontext(given)
 
 
 class HttpServer:
@@ -49,8 +57,8 @@ class HttpServer:
         connections: HttpConnections,
         probes: "Probes",
         host: str,
+        port: int,
     ) -> None:
-        port = int(listening.sockets[0].getsockname()[1])
         self._runner = runner
         self._listening = listening
         self.connections = connections
@@ -106,70 +114,113 @@ async def start_http_server(
     lost: Callable[[], str | None],
     access: Access = LOOPBACK_ONLY,
     *,
-    admit: Callable[[Caller], None] | None = None,
+    admitted: Admitted = _everybody,
     calls: CallsInProgress | None = None,
-    is_taken: Callable[[Caller, RequestId], bool] = lambda caller, request: False,
     last_writes_seconds: float = 1.0,
+    shares_port: bool = False,
 ) -> HttpServer:
-    """bind: HOST:PORT, port 0 picks one. admit: counts a caller's request before its body is read,
-    or raises RateLimited; None: no count. calls: counts the same requests while they are answered.
-    is_taken: as in RequestIds. Raises BindError, TlsError."""
+    """bind: HOST:PORT, port 0 picks one. admitted: lets a caller's request in before its body is
+    read, as EngineClient.admitted(); by default each, under its own id. calls: counts the same
+    requests while they are answered. shares_port: with other processes of this node. Raises
+    BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
-    probes = Probes(lost)
-    connections = HttpConnections(access.max_connections, max(1, access.max_connections // 4))
-    origins = AllowedOrigins(access.allowed_origins, _CHARGED)
-    application = web.Application(
-        middlewares=[
-            end_with_unread_bodies,
-            name_request,
-            typed_errors,
-            require_host(host, access.allowed_hosts),
-            origins.middleware(),
-            refuse_encodings,
-            require_scope(access.keys),
-            _let_in(connections, admit, calls or CallsInProgress(), RequestIds(is_taken)),
-        ],
-        client_max_size=access.max_message_bytes,
-    )
-    application.on_response_prepare.append(send_request_id)
-    application.on_response_prepare.append(origins.mark)
-    application.add_routes([_reading_later(route) for route in [*probes.routes(), *routes]])
-    runner = web.AppRunner(
-        application,
-        handler_cancellation=True,
-        access_log=None,
-        logger=HttpLog(),
-        shutdown_timeout=last_writes_seconds,
-        auto_decompress=False,
-        keepalive_timeout=_KEEP_ALIVE_SECONDS,
-        # server/http/body.py drains unread bodies, within bounds of bytes too.
-        lingering_time=0.0,
-    )
-    await runner.setup()
-    assert runner.server is not None
+    application = _Application(host, routes, lost, access, admitted, calls)
+    runner = await application.run(last_writes_seconds)
     try:
         listening = await asyncio.get_running_loop().create_server(
-            connections.bounded(runner.server),
+            application.protocol(runner),
             host,
             port,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else _TLS_HANDSHAKE_SECONDS,
+            reuse_port=shares_port or None,
         )
     except OSError as error:
         await runner.cleanup()
         raise BindError(f"http_bind {bind} failed: is the port taken? Try port 0") from error
-    server = HttpServer(runner, listening, connections, probes, host)
+    bound = int(listening.sockets[0].getsockname()[1])
+    connections, probes = application.connections, application.probes
+    server = HttpServer(runner, listening, connections, probes, host, bound)
     log.info("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
     return server
 
 
+async def start_private_http_server(
+    path: str,
+    bind: str,
+    routes: Sequence[web.RouteDef],
+    lost: Callable[[], str | None],
+    access: Access,
+) -> HttpServer:
+    """For other processes of this node, which let requests in. path: of a Unix socket, in a folder
+    that is this user's alone, so in plain text; keys are asked for as elsewhere. bind: HOST:PORT by
+    which clients call those processes."""
+    host, port = parse_bind(bind, access, "http_bind")
+    application = _Application(host, routes, lost, access, _everybody, None)
+    runner = await application.run(0.0)
+    loop = asyncio.get_running_loop()
+    listening = await loop.create_unix_server(application.protocol(runner), path)
+    return HttpServer(runner, listening, application.connections, application.probes, host, port)
+
+
+class _Application:
+    def __init__(
+        self,
+        host: str,
+        routes: Sequence[web.RouteDef],
+        lost: Callable[[], str | None],
+        access: Access,
+        admitted: Admitted,
+        calls: CallsInProgress | None,
+    ) -> None:
+        most = access.max_connections
+        self.probes = Probes(lost)
+        self.connections = HttpConnections(most, max(1, most // 4))
+        origins = AllowedOrigins(access.allowed_origins, _CHARGED)
+        self._application = web.Application(
+            middlewares=[
+                end_with_unread_bodies,
+                name_request,
+                typed_errors,
+                require_host(host, access.allowed_hosts),
+                origins.middleware(),
+                refuse_encodings,
+                require_scope(access.keys),
+                _let_in(self.connections, admitted, calls or CallsInProgress()),
+            ],
+            client_max_size=access.max_message_bytes,
+        )
+        self._application.on_response_prepare.append(send_request_id)
+        self._application.on_response_prepare.append(origins.mark)
+        served = [*self.probes.routes(), *routes]
+        self._application.add_routes([_reading_later(route) for route in served])
+
+    async def run(self, last_writes_seconds: float) -> web.AppRunner:
+        runner = web.AppRunner(
+            self._application,
+            handler_cancellation=True,
+            access_log=None,
+            logger=HttpLog(),
+            shutdown_timeout=last_writes_seconds,
+            auto_decompress=False,
+            keepalive_timeout=_KEEP_ALIVE_SECONDS,
+            # server/http/body.py drains unread bodies, within bounds of bytes too.
+            lingering_time=0.0,
+        )
+        await runner.setup()
+        return runner
+
+    def protocol(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+        assert runner.server is not None
+        return self.connections.bounded(runner.server)
+
+
 def _let_in(
     connections: HttpConnections,
-    admit: Callable[[Caller], None] | None,
+    admitted: Admitted,
     calls: CallsInProgress,
-    ids: RequestIds,
 ) -> Middleware:
     @web.middleware
     async def count(
@@ -180,11 +231,11 @@ def _let_in(
             connections.let_in(request.transport)
         if not request.path.startswith(_CHARGED):
             return await handler(request)
-        if admit is not None:
-            admit(caller)
-        may_send(request)
-        with calls.one(), ids.held(request, caller):
-            return await handler(request)
+        async with admitted(caller, http_request_id(request)) as request_id:
+            may_send(request)
+            rename_request(request, request_id)
+            with calls.one():
+                return await handler(request)
 
     return count
 

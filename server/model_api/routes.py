@@ -15,4 +15,5 @@ def model_routes(model: ServedModel) -> list[web.RouteDef]:
         web.get("/v1/models/{name:.+}", models.one),
         web.post("/tokenize", tokens.tokenize),
         web.post("/detokenize", tokens.detokenize),
+        web.get("/tokenizer_info", tokens.info),
     ]

@@ -1,4 +1,5 @@
-"""POST /tokenize and POST /detokenize, as vLLM has them: the model's tokens of a text, and back."""
+"""The model's tokens of a text, and back, as vLLM has them: POST /tokenize, POST /detokenize, and
+GET /tokenizer_info for clients that count or render by themselves."""
 
 import json
 from functools import partial
@@ -13,6 +14,7 @@ from tasuki.server.openai.completions import read_prompt
 from tasuki.server.openai.generation import ServedModel, prompt_salt
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.request_checks import check_vocabulary, to_tokens
+from tasuki.server.text.chat_template import SPECIAL_NAMES
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 
@@ -28,6 +30,20 @@ class TokenHandlers:
     async def detokenize(self, request: web.Request) -> web.Response:
         """`tokens`: ids. Special tokens are written by their names."""
         return await self._answer(request, partial(_detokenized, self._model.codec))
+
+    async def info(self, request: web.Request) -> web.Response:
+        """What the checkpoint says of its special tokens, and its chat template."""
+        codec = self._model.codec
+        codec.require_tokenizer()
+        template = codec.template
+        names = {} if template is None else template.variables
+        return web.json_response(
+            {
+                **{name: names.get(name) for name in SPECIAL_NAMES},
+                "chat_template": None if template is None else template.source,
+                "model_max_length": codec.max_tokens,
+            }
+        )
 
     async def _answer(self, request: web.Request, read: Any) -> web.Response:
         reply = await self._model.read(request, read)

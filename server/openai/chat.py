@@ -1,42 +1,74 @@
 """POST /v1/chat/completions: what a chat asks, and the shape of its reply."""
 
+from collections.abc import Callable, Collection
+from functools import partial
+
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField
+from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.grammars.asked_grammar import placed
+from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 
+from .answer_format import read_answer_format
 from .chat_reply import ChatReply
-from .generation import ServedModel, prompt_salt, read_submit
-from .messages import parallel_calls, read_chat_messages, read_tools
+from .generation import AskedReply, ServedModel, prompt_salt, read_submit
+from .messages import (
+    parallel_calls,
+    read_chat_messages,
+    read_offered_tools,
+    read_tool_choice,
+    read_tools,
+)
 from .reply import ReplyHead
 from .request_fields import RequestFields
-from .sampling import AnswerOptions, read_options, read_top_logprobs
+from .sampling import (
+    AnswerOptions,
+    read_options,
+    read_prompt_logprobs,
+    read_top_logprobs,
+)
 from .template_variables import read_template_variables
 
+_HONOURED = frozenset({"n", "best_of", "prompt_logprobs"})
 
-def read_chat(
-    model: ServedModel, request: web.Request, fields: RequestFields
-) -> tuple[Submit, AnswerOptions, ChatReply]:
+
+def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
-    submit, options, parser = read_chat_request(model, request, fields)
-    shape = ChatReply(
-        ReplyHead(f"chatcmpl-{submit.request_id}", model.named(fields.text("model"))),
-        parser,
-        model.codec.tokenizer,
-        with_logprobs=fields.flag("logprobs"),
-    )
-    return submit, options, shape
+    prompt_logprobs = read_prompt_logprobs(fields)
+    submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
+    scored = None if prompt_logprobs is None else ScoredPrompt(submit.prompt)
+    head = ReplyHead(f"chatcmpl-{submit.request_id}", model.named(fields.text("model")))
+    shapes = [
+        ChatReply(
+            head,
+            parsers(),
+            model.codec.tokenizer,
+            place,
+            with_logprobs=fields.flag("logprobs"),
+            streamed=options.stream,
+            prompt_logprobs=None if scored is None else (scored, prompt_logprobs or 0),
+        )
+        for place in range(options.choices)
+    ]
+    return AskedReply([submit], options, shapes, [scored])
 
 
 def read_chat_request(
-    model: ServedModel, request: web.Request, fields: RequestFields
-) -> tuple[Submit, AnswerOptions, AnswerParser]:
-    """A chat whatever its reply's shape is. fields: as of /v1/chat/completions. The parser takes
-    the answer apart. On any thread."""
+    model: ServedModel,
+    request: web.Request,
+    fields: RequestFields,
+    prompt_logprobs: int | None = None,
+    honoured: Collection[str] = (),
+) -> tuple[Submit, AnswerOptions, Callable[[], AnswerParser]]:
+    """A chat whatever its reply's shape is. fields: as of /v1/chat/completions. prompt_logprobs:
+    as of the Submit; honoured: as of read_options(). The parser takes the answer apart. On any
+    thread."""
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
@@ -44,11 +76,20 @@ def read_chat_request(
     top = read_top_logprobs(fields, "top_logprobs")
     if top and not fields.flag("logprobs"):
         raise InvalidField("top_logprobs", "needs logprobs: true")
-    options = read_options(fields, model.codec, left, model.sampling_defaults, top)
-    submit = read_submit(request, fields, rendered, options, model)
-    parser = AnswerParser(
-        rendered.thinking, read_tools(fields), parallel_calls=parallel_calls(fields)
+    options = read_options(
+        fields, model.codec, left, model.sampling_defaults, top, honoured=honoured
     )
+    tools, parallel = read_tools(fields), parallel_calls(fields)
+    asked = answer_grammar(
+        read_tool_choice(fields),
+        read_offered_tools(fields),
+        read_answer_format(fields),
+        model.codec,
+        parallel=parallel,
+    )
+    options = options.following(placed(asked, rendered.thinking, model.codec))
+    submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
+    parser = partial(AnswerParser, rendered.thinking, tools, parallel_calls=parallel)
     return submit, options, parser
 
 

@@ -6,6 +6,7 @@ Owns the answer so far. Has no part in HTTP. One answer, one thread.
 from collections.abc import Sequence
 from typing import Any
 
+from tasuki.server.replies.scored_prompt import ScoredPrompt, json_prompt_logprobs
 from tasuki.server.text.answer_parts import (
     AnswerItem,
     CallArguments,
@@ -32,17 +33,28 @@ class ChatReply:
         head: ReplyHead,
         parser: AnswerParser,
         tokenizer: Tokenizer | None,
+        index: int = 0,
         *,
         with_logprobs: bool,
+        streamed: bool,
+        prompt_logprobs: tuple[ScoredPrompt, int] | None = None,
     ) -> None:
-        """with_logprobs: of each token, and of as many others as the engine has."""
+        """index: of the choice. with_logprobs: of each token, and of as many others as the engine
+        has. streamed: nothing is kept for `whole`, so that memory does not grow with the answer.
+        prompt_logprobs: the reply has those of this prompt, with so many of the likeliest in each
+        place."""
         self.head = head
+        self.may_complete = parser.may_complete
+        self._index = index
+        self._content_choice = TextChoice(lambda text: self._chunk({"content": text}))
+        self._reasoning_choice = TextChoice(lambda text: self._chunk(_reasoning(text)))
         self._parser = parser
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls: list[_Call] = []
+        self._prompt_logprobs = prompt_logprobs
+        self._streamed = streamed
+        self.plain: TextChoice | None = None
+        self._items: list[AnswerItem] = []
         self._logprobs: list[dict[str, Any]] = []
 
     @property
@@ -50,38 +62,48 @@ class ChatReply:
         return self._parser.complete
 
     def opening(self) -> list[bytes]:
-        return [to_json(_chunk({"role": "assistant", "content": ""}))]
+        return [to_json(self._chunk({"role": "assistant", "content": ""}))]
 
     def push(self, piece: Piece) -> list[bytes]:
-        items = self._parser.push(piece)
+        items = self._kept(self._parser.push(piece))
         if not self._with_logprobs or piece.token is None:
+            if self._streamed and not self._with_logprobs and self._parser.passes_content:
+                self.plain = self._content_choice
             return self._choices(items)
         entry = chat_logprob(piece.token, self._tokenizer)
-        self._logprobs.append(entry)
+        if not self._streamed:
+            self._logprobs.append(entry)
         shown = [item for item in items if not isinstance(item, CallEnd)]
         # A token whose text is held back still has its logprob now.
-        delta = self._delta(shown[0]) if shown else {"content": ""}
-        return [to_json(_chunk(delta, [entry])), *self._choices(shown[1:])]
+        delta = _delta(shown[0]) if shown else {"content": ""}
+        return [to_json(self._chunk(delta, [entry])), *self._choices(shown[1:])]
 
     def finish(self, ending: Ending) -> list[bytes]:
-        choices = self._choices(self._parser.finish())
-        return [*choices, to_json({**_chunk({}), "finish_reason": self._reason(ending)})]
+        choices = self._choices(self._kept(self._parser.finish()))
+        return [*choices, to_json({**self._chunk({}), "finish_reason": self._reason(ending)})]
 
     def whole(self, ending: Ending) -> dict[str, Any]:
-        content = "".join(self._content)
+        content = "".join([item.text for item in self._items if isinstance(item, Content)])
+        reasoning = "".join([item.text for item in self._items if isinstance(item, Reasoning)])
+        calls = [self._whole_call(item) for item in self._items if isinstance(item, CallBegin)]
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if self._calls or self._reasoning:
+        if calls or reasoning:
             message["content"] = content or None
-        if self._reasoning:
-            message.update(_reasoning("".join(self._reasoning)))
-        if self._calls:
-            message["tool_calls"] = [call.whole() for call in self._calls]
+        if reasoning:
+            message.update(_reasoning(reasoning))
+        if calls:
+            message["tool_calls"] = calls
         return {
-            "index": 0,
+            "index": self._index,
             "message": message,
             "logprobs": {"content": self._logprobs} if self._with_logprobs else None,
             "finish_reason": self._reason(ending),
         }
+
+    def beside_choices(self) -> dict[str, Any]:
+        if self._prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": json_prompt_logprobs(*self._prompt_logprobs, self._tokenizer)}
 
     def reasoning_tokens(self, ending: Ending) -> int | None:
         return self._parser.ending(ending).reasoning_tokens
@@ -90,57 +112,55 @@ class ChatReply:
         awaits_tools = self._parser.ending(ending).awaits_tools
         return "tool_calls" if awaits_tools else ending.reason.value
 
+    def _kept(self, items: list[AnswerItem]) -> list[AnswerItem]:
+        """The same items."""
+        if not self._streamed:
+            self._items += items
+        return items
+
+    def _whole_call(self, begin: CallBegin) -> dict[str, Any]:
+        arguments = [
+            item.json
+            for item in self._items
+            if isinstance(item, CallArguments) and item.number == begin.number
+        ]
+        return _call(begin, "".join(arguments))
+
     def _choices(self, items: Sequence[AnswerItem]) -> list[bytes]:
         return [self._choice(item) for item in items if not isinstance(item, CallEnd)]
 
     def _choice(self, item: AnswerItem) -> bytes:
         if isinstance(item, Content):
-            self._content.append(item.text)
-            return _CONTENT.holding(item.text)
+            return self._content_choice.holding(item.text)
         if isinstance(item, Reasoning):
-            self._reasoning.append(item.text)
-            return _REASONING.holding(item.text)
-        return to_json(_chunk(self._delta(item)))
+            return self._reasoning_choice.holding(item.text)
+        return to_json(self._chunk(_delta(item)))
 
-    def _delta(self, item: AnswerItem) -> dict[str, Any]:
-        match item:
-            case Content(text):
-                self._content.append(text)
-                return {"content": text}
-            case Reasoning(text):
-                self._reasoning.append(text)
-                return _reasoning(text)
-            case CallBegin():
-                call = _Call(item)
-                self._calls.append(call)
-                return {"tool_calls": [{"index": item.number, **call.whole()}]}
-            case CallArguments(number, text):
-                self._calls[number].arguments.append(text)
-                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
-        raise AssertionError(f"{item} has no delta")
+    def _chunk(
+        self, delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        content = None if logprobs is None else {"content": logprobs}
+        return {"index": self._index, "delta": delta, "logprobs": content, "finish_reason": None}
 
 
-class _Call:
-    """arguments: pieces of their text."""
+def _delta(item: AnswerItem) -> dict[str, Any]:
+    match item:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return _reasoning(text)
+        case CallBegin(number):
+            return {"tool_calls": [{"index": number, **_call(item, "")}]}
+        case CallArguments(number, text):
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+    raise AssertionError(f"{item} has no delta")
 
-    def __init__(self, begin: CallBegin) -> None:
-        self._begin = begin
-        self.arguments: list[str] = []
 
-    def whole(self) -> dict[str, Any]:
-        function = {"name": self._begin.name, "arguments": "".join(self.arguments)}
-        return {"id": self._begin.id, "type": "function", "function": function}
+def _call(begin: CallBegin, arguments: str) -> dict[str, Any]:
+    function = {"name": begin.name, "arguments": arguments}
+    return {"id": begin.id, "type": "function", "function": function}
 
 
 def _reasoning(text: str) -> dict[str, Any]:
     """Under the name that most clients read, and under vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}
-
-
-def _chunk(delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    content = None if logprobs is None else {"content": logprobs}
-    return {"index": 0, "delta": delta, "logprobs": content, "finish_reason": None}
-
-
-_CONTENT = TextChoice(lambda text: _chunk({"content": text}))
-_REASONING = TextChoice(lambda text: _chunk(_reasoning(text)))

@@ -1,51 +1,162 @@
 """POST /v1/completions: what a completion asks, and the shape of its reply."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from aiohttp import web
 
 from tasuki.engine.messages import Submit, Tokens
+from tasuki.model.grammar.grammar import Grammar
 from tasuki.server.errors import InvalidField
+from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed, thinking_at_end
 from tasuki.server.text.text_codec import TextCodec
 
-from .completion_reply import CompletionReply
-from .generation import ServedModel, read_submit
+from .answer_format import read_answer_format
+from .completion_reply import CompletionReply, ShownFields
+from .generation import AskedReply, ServedModel, read_submit
 from .reply import ReplyHead
 from .request_fields import RequestFields
-from .sampling import AnswerOptions, read_options, read_top_logprobs
+from .sampling import read_options, read_prompt_logprobs, read_top_logprobs
 
 # OpenAI's own for this endpoint.
 _DEFAULT_NEW_TOKENS = 16
 
 
-def read_completion(
-    model: ServedModel, request: web.Request, fields: RequestFields
-) -> tuple[Submit, AnswerOptions, CompletionReply]:
+# A list is one reply, all of whose choices are held until it ends.
+MAX_PROMPTS = 1024
+
+
+# Numbers of prompts' scores in one reply, about 80 MB of JSON.
+MAX_REPLY_SCORES = 1 << 20
+
+_HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs"})
+
+
+def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
-    tokens = read_prompt(fields, model.codec)
+    prompts = read_prompts(fields, model.codec)
     top = read_top_logprobs(fields, "logprobs")
-    options = read_options(fields, model.codec, _DEFAULT_NEW_TOKENS, model.sampling_defaults, top)
-    submit = read_submit(request, fields, RenderedPrompt(tokens), options, model)
-    head = ReplyHead(f"cmpl-{submit.request_id}", model.named(fields.text("model")))
-    return (
-        submit,
-        options,
+    options = read_options(
+        fields,
+        model.codec,
+        _DEFAULT_NEW_TOKENS,
+        model.sampling_defaults,
+        top,
+        least_new_tokens=0,
+        honoured=_HONOURED,
+    )
+    _check_choices(len(prompts) * options.choices)
+    grammars = _grammars(read_answer_format(fields), prompts, model.codec)
+    shown = _read_shown(fields, top)
+    submits = [
+        read_submit(
+            request,
+            fields,
+            RenderedPrompt(prompt.tokens),
+            options.following(grammar),
+            model,
+            place,
+            shown.scored_top,
+        )
+        for place, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
+    ]
+    _check_scores(submits, shown)
+    scored = [ScoredPrompt(prompt.tokens) for prompt in prompts]
+    head = ReplyHead(f"cmpl-{submits[0].request_id}", model.named(fields.text("model")))
+    shapes = [
         CompletionReply(
-            head, model.codec.tokenizer, with_logprobs=fields.get("logprobs") is not None
-        ),
+            head,
+            model.codec.tokenizer,
+            place * options.choices + choice,
+            shown,
+            prompt.text,
+            scores,
+            streamed=options.stream,
+        )
+        for place, (prompt, scores) in enumerate(zip(prompts, scored, strict=True))
+        for choice in range(options.choices)
+    ]
+    taken = scored if shown.scored_top is not None else [None] * len(scored)
+    return AskedReply(submits, options, shapes, taken)
+
+
+def _grammars(
+    asked: AskedGrammar | None, prompts: Sequence["AskedPrompt"], codec: TextCodec
+) -> list[Grammar | None]:
+    """Of the answer to each prompt; compiled once for those that end alike."""
+    if asked is None:
+        return [None] * len(prompts)
+    ends = [thinking_at_end(prompt.tokens, codec) for prompt in prompts]
+    grammars = {end: placed(asked, end, codec) for end in {*ends}}
+    return [grammars[end] for end in ends]
+
+
+def _check_choices(count: int) -> None:
+    if count > MAX_PROMPTS:
+        raise InvalidField(
+            "n", f"of these prompts would be {count} choices: ask for at most {MAX_PROMPTS}"
+        )
+
+
+def _read_shown(fields: RequestFields, top: int) -> ShownFields:
+    return ShownFields(
+        echo=fields.flag("echo"),
+        logprobs=None if fields.get("logprobs") is None else top,
+        prompt_logprobs=read_prompt_logprobs(fields),
     )
 
 
-def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
-    """int32 [T]: a string, token ids, or a list of one such."""
+def _check_scores(submits: Sequence[Submit], shown: ShownFields) -> None:
+    """Raises InvalidField where a reply would be too long."""
+    if shown.scored_top is None:
+        return
+    tokens = sum(len(submit.prompt) * len(submit.answer_ids) for submit in submits)
+    numbers = tokens * (shown.scored_top + 1)
+    if numbers > MAX_REPLY_SCORES:
+        raise InvalidField(
+            "prompt",
+            f"would have {numbers} logprobs, and a reply may have {MAX_REPLY_SCORES}: ask for "
+            "fewer, or send fewer prompts",
+        )
+
+
+@dataclass(frozen=True)
+class AskedPrompt:
+    """text: None where its tokens were given."""
+
+    tokens: Tokens
+    text: str | None
+
+
+def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
+    """A string, token ids, or those of a list of strings and lists of token ids."""
     prompt = fields.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        (prompt,) = prompt
-    if isinstance(prompt, str):
-        return ChatRenderer(codec).text("prompt", prompt)
-    if not isinstance(prompt, list) or any(isinstance(item, str | list) for item in prompt):
+    if not isinstance(prompt, list) or not any(isinstance(item, str | list) for item in prompt):
+        return [_read_prompt(prompt, codec)]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidField("prompt", f"holds {len(prompt)} prompts: send at most {MAX_PROMPTS}")
+    if not all(isinstance(item, str | list) for item in prompt):
+        raise InvalidField("prompt", "mixes token ids with prompts: send one list of either")
+    return [_read_prompt(item, codec) for item in prompt]
+
+
+def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
+    """int32 [T] of read_prompts(), where there may be one alone."""
+    prompts = read_prompts(fields, codec)
+    if len(prompts) != 1:
         raise InvalidField("prompt", "must be one string or one list of token ids")
+    return prompts[0].tokens
+
+
+def _read_prompt(prompt: object, codec: TextCodec) -> AskedPrompt:
+    if isinstance(prompt, str):
+        return AskedPrompt(ChatRenderer(codec).text("prompt", prompt), prompt)
+    if not isinstance(prompt, list) or any(isinstance(item, str | list) for item in prompt):
+        raise InvalidField("prompt", "must be a string, a list of token ids, or a list of these")
     tokens = to_tokens("prompt", prompt)
     check_vocabulary("prompt", tokens, codec.vocab_size)
-    return tokens
+    return AskedPrompt(tokens, None)

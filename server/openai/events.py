@@ -13,6 +13,8 @@ import msgspec
 DONE = b"data: [DONE]\n\n"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+# A string alone is the same in every encoder; this one is the fastest.
+_text_to_json = msgspec.json.Encoder().encode
 
 
 def to_json(value: Any) -> bytes:
@@ -28,11 +30,10 @@ class TextChoice:
 
     def __init__(self, choice: Callable[[str], dict[str, Any]]) -> None:
         """choice: the choice that holds a text. REQUIRES: no other string in it is empty."""
-        self._around = to_json(choice("")).split(b'""')
+        self.around = to_json(choice("")).split(b'""')
 
     def holding(self, text: str) -> bytes:
-        # A string alone is the same in every encoder; this one is the fastest.
-        return msgspec.json.encode(text).join(self._around)
+        return _text_to_json(text).join(self.around)
 
 
 class ChunkEvents:
@@ -46,3 +47,10 @@ class ChunkEvents:
     def of(self, choices: Sequence[bytes]) -> bytes:
         """choices: of one event each, as JSON."""
         return b"".join([b"%b%b%b" % (self._before, choice, self._after) for choice in choices])
+
+    def of_text(self, choice: TextChoice) -> Callable[[str], bytes]:
+        """What makes the event of a choice that holds a text: as `of`, at half of its cost."""
+        around = list(choice.around)
+        around[0] = self._before + around[0]
+        around[-1] += self._after
+        return lambda text: _text_to_json(text).join(around)

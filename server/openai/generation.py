@@ -5,7 +5,7 @@ Has no part in chat messages or JSON shapes. One event loop's thread.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -14,14 +14,22 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit
 from tasuki.server.auth.tenant import salt_of
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.request_ids import http_request_id
-from tasuki.server.replies.reply import AnswerWriter, StreamedReply, WholeReply
-from tasuki.server.request_checks import check_length, check_priority
+from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, WholeReply
+from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.request_checks import (
+    TTFT_TARGET_HEADER,
+    check_length,
+    check_priority,
+    choice_id,
+    forks_of,
+    read_ttft_target,
+)
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import TextAnswer
@@ -89,15 +97,20 @@ def read_submit(
     prompt: RenderedPrompt,
     options: AnswerOptions,
     model: ServedModel,
+    place: int = 0,
+    prompt_logprobs: int | None = None,
 ) -> Submit:
-    """Affinity hints are checked and otherwise left to gateways: no answer depends on them. Raises
-    InvalidRequest, PromptTooLong, PermissionDenied."""
+    """place: of the prompt among the request's. prompt_logprobs: as of the Submit. Affinity hints
+    are checked and otherwise left to gateways: no answer depends on them. Raises InvalidRequest,
+    PromptTooLong, PermissionDenied."""
     if not len(prompt.tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
     check_length("prompt", len(prompt.tokens), model.codec)
     tenant = http_request_context(request).tenant
+    first = place * options.choices
+    choices, own_id = range(first, first + options.choices), http_request_id(request)
     return Submit(
-        request_id=http_request_id(request),
+        request_id=choice_id(own_id, first),
         prompt=prompt.tokens,
         sampling=options.sampling,
         salt=prompt_salt(request, fields),
@@ -105,6 +118,9 @@ def read_submit(
         changed=prompt.changed,
         session=_session(fields, tenant),
         priority=check_priority(fields.integer("priority") or 0),
+        ttft_target=read_ttft_target(request.headers.getall(TTFT_TARGET_HEADER, ())),
+        prompt_logprobs=prompt_logprobs,
+        forks=forks_of(own_id, choices, options.sampling.seed),
     )
 
 
@@ -125,28 +141,44 @@ def _session(fields: RequestFields, tenant: str | None) -> str | None:
     return f"key {hashlib.sha256(salt_of(tenant, b'') + named.encode()).hexdigest()[:8]}"
 
 
-ReadRequest = Callable[
-    [ServedModel, web.Request, RequestFields], tuple[Submit, AnswerOptions, ReplyShape]
-]
+@dataclass(frozen=True)
+class AskedReply:
+    """What a request asks: prompts, and of each choice of the reply, one of each prompt or more,
+    the shape, in their order. scored: of each prompt what takes its scores; None of one that is
+    not scored."""
+
+    submits: Sequence[Submit]
+    options: AnswerOptions
+    shapes: Sequence[ReplyShape]
+    scored: Sequence[ScoredPrompt | None]
+
+
+ReadRequest = Callable[[ServedModel, web.Request, RequestFields], AskedReply]
 
 
 def answering(
-    engine: EngineClient, model: ServedModel, read: ReadRequest
+    engine: Answering, model: ServedModel, read: ReadRequest
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The handler of a route whose requests `read` takes apart: the reply, whole or as a stream of
     events, is what the engine answers, as text."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        submit, options, shape = await model.read(request, partial(read, model, request))
-        with_hit = wants_hit(request)
-        writer = ChunkedReply(shape, include_usage=options.include_usage, with_hit=with_hit)
-        return await answer_with(engine, model, request, submit, options, writer)
+        asked = await model.read(request, partial(read, model, request))
+        reply = ChunkedReply(
+            asked.shapes,
+            include_usage=asked.options.include_usage,
+            with_hit=wants_hit(request),
+            choices=asked.options.choices,
+        )
+        return await answer_all(
+            engine, model, request, asked.submits, asked.options, reply.writers, asked.scored
+        )
 
     return handle
 
 
 async def answer_with(
-    engine: EngineClient,
+    engine: Answering,
     model: ServedModel,
     request: web.Request,
     submit: Submit,
@@ -154,14 +186,38 @@ async def answer_with(
     writer: AnswerWriter,
 ) -> web.StreamResponse:
     """The reply that the writer makes of the engine's answer, whole or as a stream of events."""
+    return await answer_all(engine, model, request, [submit], options, [writer], [None])
+
+
+async def answer_all(
+    engine: Answering,
+    model: ServedModel,
+    request: web.Request,
+    submits: Sequence[Submit],
+    options: AnswerOptions,
+    writers: Sequence[AnswerWriter],
+    scored: Sequence[ScoredPrompt | None],
+) -> web.StreamResponse:
+    """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
-    answer = TextAnswer(
-        model.codec.detokenizer(),
-        StopStrings(options.stops, is_kept=options.stop_is_kept),
-        partial(engine.abort, submit.request_id, request_context.caller),
-        options.sampling.min_tokens,
-    )
+    names = [name for submit in submits for name in submit.answer_ids]
+    choices = [
+        Choice(
+            TextAnswer(
+                model.codec.detokenizer(),
+                StopStrings(options.stops, is_kept=options.stop_is_kept),
+                partial(engine.abort, name, request_context.caller),
+                options.sampling.min_tokens,
+            ),
+            writer,
+        )
+        for name, writer in zip(names, writers, strict=True)
+    ]
+    # Thousands of scores take longer to write than the loop may be held.
+    work = model.codec.work if any(scored) else None
     reply: StreamedReply | WholeReply = (
-        StreamedReply(request, answer, writer) if options.stream else WholeReply(answer, writer)
+        StreamedReply(request, choices) if options.stream else WholeReply(choices, work)
     )
-    return await reply.send(engine.generate(submit, request_context, reply.take))
+    scores = [None if prompt is None else prompt.take for prompt in scored]
+    async with engine.generate_all(submits, request_context, reply.sinks, scores) as answers:
+        return await reply.send(answers)

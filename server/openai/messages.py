@@ -3,12 +3,15 @@
 Pure functions; an error names the place of the wrong value.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.text.call_arguments import read_arguments
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
+from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.tool_choice import ToolChoice
 from tasuki.server.text.json_bounds import MAX_DEPTH, holds_too_many_values, nested_too_deeply
 
 from .request_fields import RequestFields
@@ -42,10 +45,58 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidField(f"{place}.function", "must be an object with a name")
+    return [] if fields.get("tool_choice") == "none" else tools
+
+
+def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
+    """As read_tools(), with what else an answer is to hold of them. Raises InvalidField."""
+    return [
+        OfferedTool(tool, RequestFields(tool["function"]).flag("strict"))
+        for tool in read_tools(fields)
+    ]
+
+
+def read_tool_choice(fields: RequestFields) -> ToolChoice:
+    """Raises InvalidField."""
     choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise InvalidField("tool_choice", 'must be "auto" or "none": no call can be forced here')
-    return [] if choice == "none" else tools
+    if choice in (None, "auto", "none"):
+        return ToolChoice()
+    if choice == "required":
+        return ToolChoice(forced=True)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = fields.fields("tool_choice").fields("allowed_tools")
+        return read_allowed_tools(allowed, "tool_choice.allowed_tools", _function_name)
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or choice.get("type") != "function":
+        raise InvalidField(
+            "tool_choice",
+            'must be "auto", "none", "required", or an object of type function with its name, or '
+            "of type allowed_tools",
+        )
+    return ToolChoice(forced=True, name=name)
+
+
+def read_allowed_tools(
+    allowed: RequestFields, place: str, name_of: Callable[[Mapping[str, Any]], str | None]
+) -> ToolChoice:
+    """OpenAI's choice among some of the tools. name_of: one of those that it lists, None: is
+    wrongly given. Raises InvalidField."""
+    mode = allowed.text("mode")
+    if mode not in ("auto", "required"):
+        raise InvalidField(f"{place}.mode", "must be auto or required")
+    listed = allowed.items("tools")
+    names = [name_of(item) if isinstance(item, dict) else None for item in listed]
+    found = frozenset(name for name in names if isinstance(name, str))
+    if not found or None in names:
+        raise InvalidField(f"{place}.tools", "must list tools by type and name, one at least")
+    return ToolChoice(forced=mode == "required", allowed=found)
+
+
+def _function_name(item: Mapping[str, Any]) -> str | None:
+    function = item.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) and item.get("type") == "function" else None
 
 
 def parallel_calls(fields: RequestFields) -> bool:

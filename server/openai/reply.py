@@ -4,7 +4,7 @@ The fields of chats and completions are a ReplyShape's. One answer, one thread.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from tasuki.server.http.errors import error_body
 from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
 from tasuki.server.text.text_answer import Ending, Piece
 
-from .events import DONE, ChunkEvents, event
+from .events import DONE, ChunkEvents, TextChoice, event
 from .usage import usage
 
 
@@ -31,11 +31,15 @@ class ReplyHead:
 
 class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
-    chunk each, as JSON. complete: no more of the answer is wanted."""
+    chunk each, as JSON. complete: no more of the answer is wanted. may_complete: as in
+    AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one choice
+    of it, which this one holds; None until then, and where it never is."""
 
     head: ReplyHead
     whole_kind: str
     chunk_kind: str
+    may_complete: bool
+    plain: TextChoice | None
 
     @property
     def complete(self) -> bool: ...
@@ -50,23 +54,86 @@ class ReplyShape(Protocol):
         """The one choice of a reply that is not streamed. REQUIRES: all was pushed."""
         ...
 
+    def beside_choices(self) -> dict[str, Any]:
+        """Further fields of a reply that is not streamed. REQUIRES: all was pushed."""
+        ...
+
     def reasoning_tokens(self, ending: Ending) -> int | None:
         """None where an answer of the kind has none. REQUIRES: all was pushed."""
         ...
 
 
 class ChunkedReply:
-    """An AnswerWriter: a chunk a choice, then [DONE]."""
+    """One reply of a choice or more: a chunk a choice at a time, then [DONE]."""
 
-    def __init__(self, shape: ReplyShape, *, include_usage: bool, with_hit: bool) -> None:
-        """include_usage: a stream ends with a chunk of usage. with_hit: usage explains the hit."""
-        self.id = shape.head.id
-        self._shape = shape
+    def __init__(
+        self,
+        shapes: Sequence[ReplyShape],
+        *,
+        include_usage: bool,
+        with_hit: bool,
+        choices: int = 1,
+    ) -> None:
+        """shapes: of each choice, all with one head. include_usage: a stream ends with a chunk of
+        usage. with_hit: usage explains the hit. choices: of each prompt, which counts once."""
+        self._head = shapes[0].head
+        self._whole_kind = shapes[0].whole_kind
+        self._beside_choices = shapes[0].beside_choices
         self._include_usage = include_usage
         self._with_hit = with_hit
-        self._head = shape.head.fields(shape.chunk_kind)
-        self._chunks = ChunkEvents(self._head, {"usage": None} if include_usage else {})
-        self._ending: Ending | None = None
+        self._choices = choices
+        self._fields = self._head.fields(shapes[0].chunk_kind)
+        chunks = ChunkEvents(self._fields, {"usage": None} if include_usage else {})
+        self.writers = [ChoiceWriter(self, self._head.id, shape, chunks) for shape in shapes]
+
+    @property
+    def _endings(self) -> list[Ending]:
+        """Of the choices that have ended."""
+        return [writer.ended for writer in self.writers if writer.ended is not None]
+
+    def end(self) -> bytes:
+        """What follows the last choice's last chunk; nothing while another goes on."""
+        if len(self._endings) < len(self.writers):
+            return b""
+        if not self._include_usage:
+            return DONE
+        return event({**self._fields, "choices": [], "usage": self._usage()}) + DONE
+
+    def whole(self) -> dict[str, Any]:
+        """The reply that is not streamed. REQUIRES: every choice has ended."""
+        return {
+            **self._head.fields(self._whole_kind),
+            "choices": [writer.choice() for writer in self.writers],
+            "usage": self._usage(),
+            **self._beside_choices(),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """REQUIRES: every choice has ended."""
+        endings = self._endings
+        thought = [tokens for writer in self.writers if (tokens := writer.reasoning_tokens())]
+        has_reasoning = self.writers[0].reasoning_tokens() is not None
+        return usage(
+            [ending.usage for ending in endings[:: self._choices]],
+            sum(ending.completion_tokens for ending in endings),
+            sum(thought) if has_reasoning else None,
+            with_hit=self._with_hit,
+        )
+
+
+class ChoiceWriter:
+    """An AnswerWriter: of one choice of a reply."""
+
+    def __init__(
+        self, reply: ChunkedReply, reply_id: str, shape: ReplyShape, chunks: ChunkEvents
+    ) -> None:
+        self.id = reply_id
+        self.may_complete = shape.may_complete
+        self.ended: Ending | None = None
+        self._reply = reply
+        self._shape = shape
+        self._chunks = chunks
+        self._plain_event: Callable[[str], bytes] | None = None
 
     @property
     def complete(self) -> bool:
@@ -75,18 +142,18 @@ class ChunkedReply:
     def opening(self) -> bytes:
         return self._chunks.of(self._shape.opening())
 
-    def pieces(self, pieces: Iterable[Piece]) -> bytes:
-        choices: list[bytes] = []
-        for piece in pieces:
-            choices += self._shape.push(piece)
-        return self._chunks.of(choices)
+    def piece(self, piece: Piece) -> bytes:
+        if self._plain_event is not None:
+            return self._plain_event(piece.text) if piece.text else b""
+        events = self._chunks.of(self._shape.push(piece))
+        if self._shape.plain is not None:
+            self._plain_event = self._chunks.of_text(self._shape.plain)
+        return events
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        self._ending = ending
+        self.ended = ending
         last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
-        if self._include_usage:
-            last += event({**self._head, "choices": [], "usage": self._usage(ending)})
-        return last + DONE
+        return last + self._reply.end()
 
     def failure(self, error: Exception) -> bytes:
         return event(error_body(error)) + DONE
@@ -95,12 +162,15 @@ class ChunkedReply:
         return KEEP_ALIVE_COMMENT
 
     def whole(self) -> dict[str, Any]:
-        assert self._ending is not None
-        return {
-            **self._shape.head.fields(self._shape.whole_kind),
-            "choices": [self._shape.whole(self._ending)],
-            "usage": self._usage(self._ending),
-        }
+        """The whole reply."""
+        return self._reply.whole()
 
-    def _usage(self, ending: Ending) -> dict[str, Any]:
-        return usage(ending, self._shape.reasoning_tokens(ending), with_hit=self._with_hit)
+    def choice(self) -> dict[str, Any]:
+        """REQUIRES: it has ended."""
+        assert self.ended is not None
+        return self._shape.whole(self.ended)
+
+    def reasoning_tokens(self) -> int | None:
+        """As a ReplyShape's. REQUIRES: it has ended."""
+        assert self.ended is not None
+        return self._shape.reasoning_tokens(self.ended)

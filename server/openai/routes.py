@@ -6,7 +6,7 @@ from pathlib import Path
 from aiohttp import web
 
 from tasuki.server.config import ServerConfig
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import Answering
 from tasuki.server.text.text_codec import TextCodec
 
 from .chat import read_chat
@@ -15,7 +15,7 @@ from .generation import ServedModel, answering
 from .sampling_defaults import SamplingDefaults
 
 
-def openai_routes(engine: EngineClient, model: ServedModel) -> list[web.RouteDef]:
+def openai_routes(engine: Answering, model: ServedModel) -> list[web.RouteDef]:
     return [
         web.post("/v1/chat/completions", answering(engine, model, read_chat)),
         web.post("/v1/completions", answering(engine, model, read_completion)),

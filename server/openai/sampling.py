@@ -6,12 +6,15 @@ server of this API has, as vLLM does.
 """
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
 from tasuki.server.request_checks import (
+    MAX_CHOICES,
     MAX_STOP_TOKENS,
     LogitFields,
     asked_sampling,
@@ -32,20 +35,11 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "use_beam_search": (False,),
-    # What a grammar would have to constrain.
-    "structured_outputs": ({},),
-    "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": ([],),
-    "guided_grammar": (),
+    # Other ways to say what an answer follows (answer_format.py).
     "guided_decoding": ({},),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
+    "guided_whitespace_pattern": (),
     "grammar": (),
     # Which tokens are drawn.
     "logits_processors": ([],),
@@ -54,7 +48,10 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (0,),
     "typical_p": (1,),
     "lora_path": (),
+    "watermarking": (False,),
+    "custom_params": ({},),
     # Where the answer ends.
+    "repetition_detection": (),
     "thinking_budget": (),
     "thinking_token_budget": (),
     "stop_regex": ([], ""),
@@ -65,6 +62,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "prompt_embeds": ([],),
     "input_embeds": ([],),
+    "input_ids": (),
+    "task": (),
     "session_params": ({},),
     "web_search_options": (),
     "function_call": ("auto", "none"),
@@ -75,6 +74,15 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "return_hidden_states": (False,),
+    "return_prompt_text": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_meta_info": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_routed_experts": (False,),
+    "logprob_token_ids": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
     "audio": (),
 }
 
@@ -82,13 +90,18 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class AnswerOptions:
     """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
-    stream ends with a chunk of usage."""
+    stream ends with a chunk of usage. choices: answers to each prompt."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
     stop_is_kept: bool
     stream: bool
     include_usage: bool
+    choices: int = 1
+
+    def following(self, grammar: Grammar | None) -> "AnswerOptions":
+        """The same, of an answer that follows the grammar, if any."""
+        return replace(self, sampling=replace(self.sampling, grammar=grammar))
 
 
 def read_options(
@@ -97,21 +110,50 @@ def read_options(
     default_new_tokens: int,
     defaults: SamplingDefaults,
     top_logprobs: int,
+    least_new_tokens: int = 1,
+    honoured: Collection[str] = (),
 ) -> AnswerOptions:
     """defaults: of what the request leaves out. top_logprobs: of so many of the likeliest tokens
-    the reply has the logprob. Raises InvalidField."""
+    the reply has the logprob. least_new_tokens: 0 where the answer may have none. honoured: fields
+    that the caller reads, of those that are refused elsewhere. Raises InvalidField."""
     for name, harmless in _WITHOUT_EFFECT.items():
         value = fields.get(name)
-        if value is not None and value not in harmless:
+        if name not in honoured and value is not None and value not in harmless:
             or_harmless = f", or {harmless[0]!r}" if harmless else ""
             raise InvalidField(name, f"is not supported here: leave it out{or_harmless}")
     return AnswerOptions(
-        sampling=_sampling(fields, codec, default_new_tokens, defaults, top_logprobs),
+        sampling=_sampling(
+            fields, codec, default_new_tokens, defaults, top_logprobs, least_new_tokens
+        ),
         stops=_stops(fields),
         stop_is_kept=fields.flag("include_stop_str_in_output") or fields.flag("no_stop_trim"),
         stream=fields.flag("stream"),
         include_usage=fields.fields("stream_options").flag("include_usage"),
+        choices=_choices(fields) if "n" in honoured else 1,
     )
+
+
+def _choices(fields: RequestFields) -> int:
+    """Raises InvalidField."""
+    asked, best_of = fields.integer("n"), fields.integer("best_of")
+    count = 1 if asked is None else asked
+    if not 1 <= count <= MAX_CHOICES:
+        raise InvalidField("n", f"must be in [1, {MAX_CHOICES}], not {count}")
+    if best_of not in (None, count):
+        raise InvalidField(
+            "best_of", "is not supported here beside n, as in vLLM: leave it out, and choose"
+        )
+    return count
+
+
+def read_prompt_logprobs(fields: RequestFields) -> int | None:
+    """How many of the likeliest tokens are asked for beside each of the prompt; None: its tokens'
+    logprobs are not. Raises InvalidField."""
+    if fields.get("prompt_logprobs") is None:
+        return None
+    if fields.flag("stream"):
+        raise InvalidField("prompt_logprobs", "is not sent in a stream: leave stream out")
+    return read_top_logprobs(fields, "prompt_logprobs")
 
 
 def read_top_logprobs(fields: RequestFields, field: str) -> int:
@@ -128,6 +170,7 @@ def _sampling(
     default_new_tokens: int,
     defaults: SamplingDefaults,
     top_logprobs: int,
+    least_new_tokens: int,
 ) -> SamplingParams:
     new_tokens = fields.integer("max_completion_tokens")
     if new_tokens is None:
@@ -142,7 +185,9 @@ def _sampling(
     try:
         return asked_sampling(
             codec.vocab_size,
-            max_new_tokens=default_new_tokens if new_tokens is None else new_tokens,
+            max_new_tokens=defaults.bounded(
+                default_new_tokens if new_tokens is None else new_tokens
+            ),
             temperature=defaults.temperature if temperature is None else temperature,
             top_k=defaults.top_k if top_k is None else _all_tokens_as_zero(top_k),
             top_p=defaults.top_p if top_p is None else top_p,
@@ -150,6 +195,7 @@ def _sampling(
             stop_token_ids=tuple(stops.tolist()),
             ignore_eos=fields.flag("ignore_eos"),
             top_logprobs=top_logprobs,
+            least_new_tokens=least_new_tokens,
             **_logit_fields(fields, codec, defaults),
         )
     except ValueError as error:

@@ -22,17 +22,25 @@ class GenerationConfigError(ValueError):
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """Of an HTTP request that leaves a field out. As in SamplingParams. Raises ValueError that
-    begins with the field's name where no request could ask for it."""
+    """Of an HTTP request that leaves a field out. As in SamplingParams. max_new_tokens: of any
+    answer at most, whatever its request asks for, as vLLM takes it; None: no such bound. Raises
+    ValueError that begins with the field's name where no request could ask for it."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        SamplingParams(**asdict(self))
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        SamplingParams(**asdict(self) | {"max_new_tokens": self.max_new_tokens or 1})
+
+    def bounded(self, new_tokens: int) -> int:
+        """Of an answer that would have so many."""
+        return new_tokens if self.max_new_tokens is None else min(new_tokens, self.max_new_tokens)
 
     @staticmethod
     def load(choice: str, model: Path) -> "SamplingDefaults":
@@ -52,6 +60,11 @@ class SamplingDefaults:
                 top_k=max(0, int(_number(values, "top_k", 0))),
                 min_p=_number(values, "min_p", 0.0),
                 repetition_penalty=_number(values, "repetition_penalty", 1.0),
+                max_new_tokens=(
+                    None
+                    if values.get("max_new_tokens") is None
+                    else int(_number(values, "max_new_tokens", 0))
+                ),
             )
         except ValueError as error:
             raise GenerationConfigError(

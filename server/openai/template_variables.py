@@ -25,6 +25,8 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
         if fields.get(name) is not None:
             variables[name] = fields.flag(name)
     effort = fields.text(_EFFORT)
+    if effort is None:
+        effort = _reasoning(fields, variables)
     if effort == NO_EFFORT:
         variables.setdefault("enable_thinking", False)
     elif effort is not None:
@@ -34,3 +36,15 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
         if name in given:
             raise InvalidField(f"chat_template_kwargs.{name}", "is set by the request itself")
     return {**variables, **given}
+
+
+def _reasoning(fields: RequestFields, variables: dict[str, Any]) -> str | None:
+    """SGLang's object for the same: its effort; `enabled` goes to the variables. Raises
+    InvalidField."""
+    reasoning = fields.fields("reasoning")
+    for name, value in fields.items_by_name("reasoning").items():
+        if name not in ("effort", "enabled") and value is not None:
+            raise InvalidField(f"reasoning.{name:.80}", "is not supported here: leave it out")
+    if reasoning.get("enabled") is not None:
+        variables.setdefault("enable_thinking", reasoning.flag("enabled"))
+    return reasoning.text("effort")

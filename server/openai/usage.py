@@ -5,12 +5,12 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
 from tasuki.engine import messages as m
-from tasuki.server.text.text_answer import Ending
 from tasuki.server.text.tokenizer import Tokenizer
 
 HIT_HEADER = "x-tasuki-hit"
@@ -20,13 +20,21 @@ def wants_hit(request: web.Request) -> bool:
     return request.headers.get(HIT_HEADER) == "1"
 
 
-def usage(ending: Ending, reasoning_tokens: int | None, *, with_hit: bool) -> dict[str, Any]:
-    """reasoning_tokens: None where an answer of that kind has none."""
-    hit = ending.usage.hit
-    details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
-    if with_hit and hit is not None:
-        details["hybrid"] = hybrid_hit(hit)
-    prompt, completion = ending.usage.prompt_tokens, ending.completion_tokens
+def usage(
+    prompts: Sequence[m.Usage],
+    completion: int,
+    reasoning_tokens: int | None,
+    *,
+    with_hit: bool,
+) -> dict[str, Any]:
+    """Of a reply's prompts together, and of so many tokens of all its choices. reasoning_tokens:
+    None where answers of that kind have none. with_hit: explain a prompt's hit where it is the
+    only one."""
+    hits = [prompt.hit for prompt in prompts if prompt.hit is not None]
+    details: dict[str, Any] = {"cached_tokens": sum(hit.usable_tokens for hit in hits)}
+    if with_hit and len(prompts) == len(hits) == 1:
+        details["hybrid"] = hybrid_hit(hits[0])
+    prompt = sum(prompt.prompt_tokens for prompt in prompts)
     shown: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

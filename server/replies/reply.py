@@ -3,9 +3,11 @@
 The shapes of both are an AnswerWriter's. One event loop's thread.
 """
 
+import json
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -13,8 +15,10 @@ from aiohttp import web
 from tasuki.engine.messages import Finished, TokenOut
 from tasuki.server.errors import ServerError
 from tasuki.server.http.event_stream import EventStream
-from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_look
-from tasuki.server.unread_answer import AnswerPart
+from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_looks
+from tasuki.server.unread_answer import AnswerPart, TokenSink
+from tasuki.server.work_threads import WorkThreads
+from tasuki.utils.loops.together import together
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +30,18 @@ KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
 class AnswerWriter(Protocol):
     """Fed one answer in order. What it returns, but for `whole`, are whole server-sent events, in
-    their order. id: for logs. complete: no more of the answer is wanted."""
+    their order. id: for logs. complete: no more of the answer is wanted; never where
+    may_complete is false, so that nobody needs to look after each token."""
 
     id: str
+    may_complete: bool
 
     @property
     def complete(self) -> bool: ...
 
     def opening(self) -> bytes: ...
 
-    def pieces(self, pieces: Iterable[Piece]) -> bytes: ...
+    def piece(self, piece: Piece) -> bytes: ...
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
         """rest: the text that was held back."""
@@ -54,75 +60,110 @@ class AnswerWriter(Protocol):
         ...
 
 
-class _Reply:
-    """Either way. The engine stops where no more of its answer is wanted."""
+class Choice:
+    """One answer on its way to its shape. The engine stops where no more of it is wanted."""
 
     def __init__(self, answer: TextAnswer, writer: AnswerWriter) -> None:
+        self.writer = writer
         self._answer = answer
-        self._writer = writer
 
-    def _written(self, tokens: Sequence[TokenOut]) -> bytes:
-        return self._writer.pieces(self._wanted(tokens))
+    def written(self, tokens: Sequence[TokenOut]) -> bytes:
+        answer, writer = self._answer, self.writer
+        events: list[bytes] = []
+        for token in tokens:
+            piece = answer.piece(token)
+            if piece is None:
+                break
+            events.append(writer.piece(piece))
+            if writer.may_complete and writer.complete:
+                answer.stop()
+        return b"".join(events)
 
-    def _wanted(self, tokens: Sequence[TokenOut]) -> Iterator[Piece]:
-        for piece in self._answer.pieces(tokens):
-            yield piece
-            if self._writer.complete:
-                self._answer.stop()
+    def ending(self, end: Finished) -> bytes:
+        return self.writer.ending(*self._answer.ended(end))
 
 
-class WholeReply(_Reply):
-    """One JSON object, once the answer has ended."""
+class WholeReply:
+    """One JSON object, once every choice has ended."""
 
-    def take(self, tokens: Sequence[TokenOut]) -> bool:
-        """As a TokenSink."""
-        self._written(tokens)
+    def __init__(self, choices: Sequence[Choice], work: WorkThreads | None = None) -> None:
+        """choices: one or more, of one reply. work: threads that write it, where it is long."""
+        self._choices = choices
+        self._work = work
+
+    @property
+    def sinks(self) -> list[TokenSink]:
+        """Of each choice."""
+        return [partial(self._take, choice) for choice in self._choices]
+
+    def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
+        choice.written(tokens)
         return True
 
-    async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
+    async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
+        """answers: of each choice."""
+        await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
+        if self._work is None:
+            return web.json_response(self._choices[0].writer.whole())
+        return web.json_response(body=await self._work.run(self._body))
+
+    def _body(self) -> bytes:
+        return json.dumps(self._choices[0].writer.whole()).encode()
+
+    async def _read(self, choice: Choice, parts: AsyncGenerator[AnswerPart, None]) -> None:
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Finished):
-                    self._writer.ending(*self._answer.ended(part))
-                    return web.json_response(self._writer.whole())
-                self.take(part)
+                    choice.ending(part)
+                    return
+                choice.written(part)
         raise AssertionError("an answer ended without its ending")
 
 
-class StreamedReply(_Reply):
-    """Server-sent events; those of all tokens that wait together leave in one write. An error after
-    the headers is an event of its own."""
+class StreamedReply:
+    """Server-sent events; those of all tokens of a choice that wait together leave in one write.
+    An error after the headers is an event of its own, and the reply's end."""
 
-    def __init__(self, request: web.Request, answer: TextAnswer, writer: AnswerWriter) -> None:
-        super().__init__(answer, writer)
-        self._stream = EventStream(request, writer.keep_alive)
+    def __init__(self, request: web.Request, choices: Sequence[Choice]) -> None:
+        """choices: one or more, of one reply."""
+        self._choices = choices
+        self._stream = EventStream(request, choices[0].writer.keep_alive)
 
-    def take(self, tokens: Sequence[TokenOut]) -> bool:
-        """As a TokenSink."""
+    @property
+    def sinks(self) -> list[TokenSink]:
+        """Of each choice."""
+        return [partial(self._take, choice) for choice in self._choices]
+
+    def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
         flows = self._stream.flows
         if flows:
-            self._stream.write_now(self._written(tokens))
+            self._stream.write_now(choice.written(tokens))
         return flows
 
-    async def send(self, parts: AsyncGenerator[AnswerPart, None]) -> web.StreamResponse:
-        stream, writer = self._stream, self._writer
+    async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
+        """answers: of each choice."""
+        stream, first = self._stream, self._choices[0].writer
         last = b""
-        async with first_look(parts, _FIRST_LOOK_SECONDS) as looked:
+        async with first_looks(answers, _FIRST_LOOK_SECONDS) as looked:
             await stream.prepare()
             try:
-                await stream.write(writer.opening())
-                async for part in looked:
-                    if isinstance(part, Finished):
-                        last = writer.ending(*self._answer.ended(part))
-                    else:
-                        await stream.write(self._written(part))
+                await stream.write(b"".join([choice.writer.opening() for choice in self._choices]))
+                pairs = zip(self._choices, looked, strict=True)
+                await together([self._write(*pair) for pair in pairs])
             except ConnectionError:
                 return stream.response
             except Exception as error:
                 if not isinstance(error, ServerError):
-                    log.exception("%s failed", writer.id)
-                last = writer.failure(error)
+                    log.exception("%s failed", first.id)
+                last = first.failure(error)
             finally:
                 stream.keep_no_longer()
             await stream.end(last)
         return stream.response
+
+    async def _write(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> None:
+        async for part in parts:
+            if isinstance(part, Finished):
+                await self._stream.write(choice.ending(part))
+            else:
+                await self._stream.write(choice.written(part))

@@ -1,6 +1,6 @@
 """`input` of a Responses request, as a chat template takes it: a text, or items.
 
-Pure functions; an error names the place of the wrong value.
+An error names the place of the wrong value.
 """
 
 import json
@@ -15,14 +15,16 @@ from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.json_bounds import holds_too_many_values
 
 from .reasoning_text import read_reasoning
+from .stored_items import StoredItems
 from .tools import CUSTOM_INPUT, template_name
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_REFERENCE = "item_reference"
 
 
-def read_input(value: Any, before: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The conversation: what stands before, and what the input adds. Raises InvalidField,
-    PromptTooLong."""
+def read_input(value: Any, before: Sequence[ChatMessage], stored: StoredItems) -> list[ChatMessage]:
+    """The conversation: what stands before, and what the input adds. stored: items that it may
+    name. Raises InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
@@ -36,12 +38,25 @@ def read_input(value: Any, before: Sequence[ChatMessage]) -> list[ChatMessage]:
             raise InvalidField(place, "must be an object")
         # The type of a message may be left out.
         kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == _REFERENCE:
+            item = _referred(item, place, stored)
+            kind = item["type"]
         if not isinstance(kind, str) or kind not in _ITEMS:
-            known = ", ".join(_ITEMS)
+            known = ", ".join((*_ITEMS, _REFERENCE))
             raise InvalidField(place, f"is of type {kind!r:.60}, which is not served: use {known}")
         _ITEMS[kind](item, place, builder)
     builder.end_turn()
     return builder.messages
+
+
+def _referred(item: dict[str, Any], place: str, stored: StoredItems) -> dict[str, Any]:
+    name = item.get("id")
+    if not isinstance(name, str):
+        raise InvalidField(f"{place}.id", "must be a string")
+    found = stored.get(name)
+    if found is None:
+        raise InvalidField(f"{place}.id", f"{name!r:.100} is not stored here: send the item itself")
+    return found
 
 
 def _message(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:

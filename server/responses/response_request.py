@@ -16,19 +16,23 @@ from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
+from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
 from .input_items import read_input
 from .response_writer import ResponseHead, ResponseWriter
-from .stored_responses import ResponseStore, StoredResponse
+from .stored_items import StoredItems
+from .stored_responses import Responses, StoredResponse
 from .tools import ResponseTools, read_response_tools
 from .turn_prompt import PromptSettings, turn_prompt
 from .turn_record import TurnRecord
@@ -88,7 +92,7 @@ class TooLongResponse:
 
 
 def read_response_request(
-    model: ServedModel, store: ResponseStore, request: web.Request, fields: RequestFields
+    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
     """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
     try:
@@ -99,18 +103,25 @@ def read_response_request(
         head = ResponseHead(_echoed(model, fields, None), carries_reasoning=False, with_hit=False)
         parser = AnswerParser(Thinking.NEVER, ())
         nothing = TurnRecord(np.zeros(0, dtype=np.int32), (), b"")
-        writer = ResponseWriter(head, parser, ResponseTools([], {}, True), nothing, None)
+        writer = ResponseWriter(
+            head, parser, ResponseTools([], {}, True, ToolChoice()), nothing, None
+        )
         return TooLongResponse(error, writer)
 
 
 def _read(
-    model: ServedModel, store: ResponseStore, request: web.Request, fields: RequestFields
+    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse:
     _refuse_unserved(fields)
     tools = read_response_tools(fields)
     previous = _previous(store, request, fields)
     before = None if previous is None else previous.turn
-    messages = read_input(fields.get("input"), () if before is None else before.messages)
+    context = http_request_context(request)
+    messages = read_input(
+        fields.get("input"),
+        () if before is None else before.messages,
+        StoredItems(store, context),
+    )
     settings = PromptSettings(
         fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
     )
@@ -119,6 +130,10 @@ def _read(
     tokens = rendered.tokens
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, room)
+    asked = answer_grammar(
+        tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
+    )
+    options = options.following(placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model)
     is_stored = fields.get("store") is None or fields.flag("store")
     head = ResponseHead(
@@ -128,7 +143,6 @@ def _read(
     )
     parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
     record = TurnRecord(submit.prompt, messages, settings.digest)
-    context = http_request_context(request)
 
     def keep(response_id: str, body: bytes) -> None:
         store.put(context, StoredResponse(response_id, body, record.turn()))
@@ -138,7 +152,7 @@ def _read(
 
 
 def _previous(
-    store: ResponseStore, request: web.Request, fields: RequestFields
+    store: Responses, request: web.Request, fields: RequestFields
 ) -> StoredResponse | None:
     name = fields.text("previous_response_id")
     if name is None:
@@ -160,11 +174,16 @@ def _refuse_unserved(fields: RequestFields) -> None:
         if value is not None and value not in harmless:
             raise InvalidField(name, f"is not supported here: leave it out, or {harmless[0]!r}")
     text = fields.fields("text")
-    if text.get("format") not in (None, {"type": "text"}):
-        raise InvalidField("text.format", "must be text: no grammar constrains an answer here")
     if text.get("verbosity") not in (None, "medium"):
         raise InvalidField("text.verbosity", "must be medium: ask for it in the instructions")
     _include(fields)
+
+
+def _format(fields: RequestFields) -> AskedGrammar | None:
+    form = fields.fields("text").fields("format")
+    if fields.fields("text").get("format") is None:
+        return None
+    return read_format("text.format", form, form.get("schema"))
 
 
 def _include(fields: RequestFields) -> list[Any]:
@@ -222,7 +241,7 @@ def _echoed(
         "safety_identifier": fields.get("safety_identifier"),
         "service_tier": "default",
         "temperature": fields.get("temperature") if sampling is None else sampling.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": fields.fields("text").get("format") or {"type": "text"}},
         "tool_choice": fields.get("tool_choice") or "auto",
         "tools": fields.items("tools"),
         "top_logprobs": 0,

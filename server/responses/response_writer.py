@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
@@ -29,6 +28,7 @@ from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
 
 from .output_items import CustomCallItem, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
+from .stored_items import item_id
 from .tools import ResponseTools
 from .turn_record import TurnRecord
 
@@ -59,6 +59,7 @@ class ResponseWriter:
         """keep: takes the response's id and body at its end; None: it is not stored."""
         self.id: str = head.fields["id"]
         self._head = head
+        self.may_complete = parser.may_complete
         self._parser = parser
         self._tools = tools
         self._record = record
@@ -75,16 +76,13 @@ class ResponseWriter:
     def opening(self) -> bytes:
         return self._whole_event("response.created") + self._whole_event("response.in_progress")
 
-    def pieces(self, pieces: Iterable[Piece]) -> bytes:
-        events: list[bytes] = []
-        for piece in pieces:
-            if piece.token is not None:
-                self._record.add_token(piece.token.token)
-            events += map(self._add, self._parser.push(piece))
-        return b"".join(events)
+    def piece(self, piece: Piece) -> bytes:
+        if piece.token is not None:
+            self._record.add_token(piece.token.token)
+        return b"".join(map(self._add, self._parser.push(piece)))
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        events = self.pieces([rest])
+        events = self.piece(rest)
         events += b"".join(map(self._add, self._parser.finish()))
         is_cut = ending.reason is FinishReason.LENGTH
         events += self._close("incomplete" if is_cut else "completed")
@@ -140,20 +138,25 @@ class ResponseWriter:
         begun = b""
         if not isinstance(self._open, kind):
             carries = self._head.carries_reasoning
+            begun = self._close()
             item = (
-                MessageItem(_named("msg"))
+                MessageItem(self._named("msg"))
                 if kind is MessageItem
-                else ReasoningItem(_named("rs"), is_carried=carries)
+                else ReasoningItem(self._named("rs"), is_carried=carries)
             )
-            begun = self._close() + self._begin(item)
+            begun += self._begin(item)
         assert self._open is not None
         return begun + self._in_item(self._open.grow(text))
 
     def _call(self, call_id: str, name: str) -> OutputItem:
         named = self._tools.named(name)
         if named.is_custom:
-            return CustomCallItem(_named("ctc"), call_id, named)
-        return FunctionCallItem(_named("fc"), call_id, named)
+            return CustomCallItem(self._named("ctc"), call_id, named)
+        return FunctionCallItem(self._named("fc"), call_id, named)
+
+    def _named(self, kind: str) -> str:
+        """REQUIRES: no item is open."""
+        return item_id(kind, self.id, len(self._output))
 
     def _begin(self, item: OutputItem) -> bytes:
         self._open = item
@@ -194,7 +197,3 @@ class ResponseWriter:
 def _not_ended(status: str) -> dict[str, Any]:
     nothing = ("completed_at", "error", "incomplete_details", "usage")
     return {"status": status, **dict.fromkeys(nothing)}
-
-
-def _named(kind: str) -> str:
-    return f"{kind}_{uuid4().hex}"

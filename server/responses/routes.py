@@ -4,29 +4,35 @@ from functools import partial
 
 from aiohttp import web
 
-from tasuki.server.engine_client import EngineClient
+from tasuki.server.engine_client import Answering
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.event_stream import EventStream
 from tasuki.server.openai.generation import ServedModel, answer_with
 
 from .response_request import TooLongResponse, read_response_request
-from .stored_responses import ResponseStore
+from .stored_responses import Responses, ResponseStore
+
+STORED_PATH = "/v1/responses/{name}"
 
 
 def response_routes(
-    engine: EngineClient, model: ServedModel, store: ResponseStore
+    engine: Answering, model: ServedModel, store: ResponseStore
 ) -> list[web.RouteDef]:
-    handlers = ResponseHandlers(engine, model, store)
+    stored = StoredHandlers(store)
     return [
-        web.post("/v1/responses", handlers.create),
-        web.get("/v1/responses/{name}", handlers.retrieve),
-        web.delete("/v1/responses/{name}", handlers.delete),
+        *answering_routes(engine, model, store),
+        web.get(STORED_PATH, stored.retrieve),
+        web.delete(STORED_PATH, stored.delete),
     ]
 
 
+def answering_routes(engine: Answering, model: ServedModel, store: Responses) -> list[web.RouteDef]:
+    return [web.post("/v1/responses", ResponseHandlers(engine, model, store).create)]
+
+
 class ResponseHandlers:
-    def __init__(self, engine: EngineClient, model: ServedModel, store: ResponseStore) -> None:
+    def __init__(self, engine: Answering, model: ServedModel, store: Responses) -> None:
         self._engine = engine
         self._model = model
         self._store = store
@@ -44,6 +50,11 @@ class ResponseHandlers:
         return await answer_with(
             self._engine, model, request, asked.submit, asked.options, asked.writer
         )
+
+
+class StoredHandlers:
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
 
     async def retrieve(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.auth.request_context import RequestContext
@@ -56,6 +57,13 @@ class _Held:
     owner: _Owner
     size: int
     until: float
+
+
+class Responses(Protocol):
+    """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's."""
+
+    def put(self, context: RequestContext, response: StoredResponse) -> None: ...
+    def get(self, context: RequestContext, response_id: str) -> StoredResponse | None: ...
 
 
 class ResponseStore:

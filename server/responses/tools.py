@@ -8,14 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
+from tasuki.server.openai.messages import read_allowed_tools
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.text.chat_renderer import MAX_TOOLS
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
+from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.grammars.tool_choice import ToolChoice
 
 CUSTOM_INPUT = "input"
 """The one parameter by which a template is shown a tool of free text."""
 
 _SEPARATOR = "__"
+_SYNTAXES = {"lark": GrammarKind.LARK, "regex": GrammarKind.REGEX}
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,18 @@ class ToolName:
 
 @dataclass(frozen=True)
 class ResponseTools:
-    """definitions: for the template; none where tool_choice is none. names: by the names of these.
-    parallel: whether an answer may hold more than one call."""
+    """offered: none where tool_choice is none. names: by the names of these. parallel: whether an
+    answer may hold more than one call."""
 
-    definitions: list[dict[str, Any]]
+    offered: list[OfferedTool]
     names: Mapping[str, ToolName]
     parallel: bool
+    choice: ToolChoice
+
+    @property
+    def definitions(self) -> list[Mapping[str, Any]]:
+        """For the template."""
+        return [tool.definition for tool in self.offered]
 
     def named(self, name: str) -> ToolName:
         """Of a tool that the model called, which may be none of those it was shown."""
@@ -50,24 +62,50 @@ def template_name(name: str, namespace: str | None) -> str:
 
 
 def read_response_tools(fields: RequestFields) -> ResponseTools:
-    definitions: list[dict[str, Any]] = []
+    offered: list[OfferedTool] = []
     names: dict[str, ToolName] = {}
     for index, tool in enumerate(fields.items("tools")):
-        _add(tool, f"tools[{index}]", None, definitions, names)
-    if len(definitions) > MAX_TOOLS:
+        _add(tool, f"tools[{index}]", None, offered, names)
+    if len(offered) > MAX_TOOLS:
         raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
     choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise InvalidField("tool_choice", 'must be "auto" or "none": no call can be forced here')
     parallel = fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
-    return ResponseTools([] if choice == "none" else definitions, names, parallel)
+    shown = [] if choice == "none" else offered
+    return ResponseTools(shown, names, parallel, _choice(choice))
+
+
+def _choice(choice: Any) -> ToolChoice:
+    if choice in (None, "auto", "none"):
+        return ToolChoice()
+    if choice == "required":
+        return ToolChoice(forced=True)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return read_allowed_tools(RequestFields(choice), "tool_choice", _chosen_name)
+    name = _chosen_name(choice) if isinstance(choice, dict) else None
+    if name is None:
+        raise InvalidField(
+            "tool_choice",
+            'must be "auto", "none", "required", or an object of type function or custom with its '
+            "name, or of type allowed_tools",
+        )
+    return ToolChoice(forced=True, name=name)
+
+
+def _chosen_name(item: Mapping[str, Any]) -> str | None:
+    """As the template is shown it."""
+    name, namespace = item.get("name"), item.get("namespace")
+    if item.get("type") not in ("function", "custom"):
+        return None
+    if not isinstance(name, str) or not isinstance(namespace, str | None):
+        return None
+    return template_name(name, namespace)
 
 
 def _add(
     tool: Any,
     place: str,
     namespace: str | None,
-    definitions: list[dict[str, Any]],
+    offered: list[OfferedTool],
     names: dict[str, ToolName],
 ) -> None:
     if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
@@ -88,18 +126,25 @@ def _add(
         if not isinstance(inner, list):
             raise InvalidField(f"{place}.tools", "must be a list")
         for index, item in enumerate(inner):
-            _add(item, f"{place}.tools[{index}]", name, definitions, names)
+            _add(item, f"{place}.tools[{index}]", name, offered, names)
         return
     if tool.get("defer_loading"):
         raise InvalidField(f"{place}.defer_loading", "must be false: nothing searches for tools")
     shown = template_name(name, namespace)
     names[shown] = ToolName(name, namespace, kind == "custom")
     function = _custom(tool, place) if kind == "custom" else _function(tool, place)
-    definitions.append({"type": "function", "function": {"name": shown, **function}})
+    if not isinstance(tool.get("strict"), bool | None):
+        raise InvalidField(f"{place}.strict", "must be true or false")
+    offered.append(
+        OfferedTool(
+            {"type": "function", "function": {"name": shown, **function}},
+            strict=bool(tool.get("strict")),
+            input=_input_grammar(tool, place) if kind == "custom" else None,
+        )
+    )
 
 
 def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """`strict` is the default of this API's clients; no grammar constrains a call here."""
     parameters = tool.get("parameters")
     if not isinstance(parameters, dict | None):
         raise InvalidField(f"{place}.parameters", "must be an object")
@@ -108,19 +153,30 @@ def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """Its text is one parameter. A grammar is shown to the model, and does not constrain it."""
-    form = tool.get("format") or {"type": "text"}
-    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
-        raise InvalidField(f"{place}.format", "must be text or a grammar")
+    """Its text is one parameter. A grammar is shown to the model too, since the model knows
+    nothing of what may be drawn."""
     description = tool.get("description") or ""
-    if form["type"] == "grammar":
-        syntax, definition = form.get("syntax"), form.get("definition")
-        if not isinstance(syntax, str) or not isinstance(definition, str):
-            raise InvalidField(f"{place}.format", "must have a syntax and a definition")
-        description += f"\n\nThe input follows this {syntax} grammar:\n{definition}"
+    grammar = _input_grammar(tool, place)
+    if grammar is not None:
+        syntax = grammar.kind.value
+        description += f"\n\nThe input follows this {syntax} grammar:\n{grammar.source}"
     schema = {
         "type": "object",
         "properties": {CUSTOM_INPUT: {"type": "string"}},
         "required": [CUSTOM_INPUT],
     }
     return {"description": description.strip(), "parameters": schema}
+
+
+def _input_grammar(tool: dict[str, Any], place: str) -> AskedGrammar | None:
+    """What the text of a custom tool follows. Raises InvalidField."""
+    form = tool.get("format") or {"type": "text"}
+    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
+        raise InvalidField(f"{place}.format", "must be text or a grammar")
+    if form["type"] == "text":
+        return None
+    syntax = form.get("syntax")
+    kind = _SYNTAXES.get(syntax) if isinstance(syntax, str) else None
+    if kind is None:
+        raise InvalidField(f"{place}.format.syntax", "must be lark or regex")
+    return of_text(f"{place}.format.definition", kind, form.get("definition"))

@@ -12,7 +12,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.grpc.server import Service
-from tasuki.server.text.tokenizer import Tokenizer
+from tasuki.server.text.text_codec import TextCodec
 
 from .gateway_model import GatewayModel
 
@@ -27,13 +27,13 @@ def gateway_of(
     model_config: ModelConfig,
     max_tokens: int,
     max_batch: int,
-    tokenizer: Tokenizer | None,
+    codec: TextCodec | None,
     answers: Answers | None = None,
 ) -> Callable[[EngineClient], tuple[Service, ...]]:
     """A function from the engine's client to the gateway's services: none where the config does not
     serve it, and then the model's folder is not read. max_tokens: of prompt and answer together;
-    max_batch: requests in one forward. answers: takes the requests; the engine's client by default.
-    The function raises GatewayUnavailable."""
+    max_batch: requests in one forward. codec: None where another node draws the answers. answers:
+    takes the requests; the engine's client by default. The function raises GatewayUnavailable."""
 
     def services(client: EngineClient) -> tuple[Service, ...]:
         if not config.gateway:
@@ -51,7 +51,7 @@ def gateway_of(
             client,
             answers or client,
             model,
-            tokenizer,
+            codec,
             max_batch,
             config.access.keys,
         )

@@ -1,16 +1,18 @@
 """Reads a gateway's GenerateRequest, or refuses it with the field and the mend.
 
-Pure but for drawing a seed. A field that would change the answer and that this engine cannot
-honour is refused, never ignored.
+Pure but for drawing a seed; a request with a grammar may take seconds, so it belongs on a codec's
+thread. A field that would change the answer and that this engine cannot honour is refused, never
+ignored.
 """
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tasuki.engine.messages import GatewayRoom, RoomId, Submit, Tokens
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
@@ -21,6 +23,15 @@ from tasuki.server.request_checks import (
     check_vocabulary,
     read_request_id,
 )
+from tasuki.server.text.grammars.asked_grammar import (
+    AskedGrammar,
+    of_schema,
+    of_text,
+    placed,
+    thinking_at_end,
+)
+from tasuki.server.text.grammars.structural_tag import of_structural_tag
+from tasuki.server.text.text_codec import TextCodec
 
 from .gateway_model import GatewayModel
 
@@ -40,10 +51,18 @@ class GatewayRequest:
     keeps_stop_token: bool
 
 
+def has_grammar(request: pb.GenerateRequest) -> bool:
+    return request.sampling_params.WhichOneof("constraint") is not None
+
+
 def read_gateway_request(
-    request: pb.GenerateRequest, model: GatewayModel, tenant: str | None = None
+    request: pb.GenerateRequest,
+    model: GatewayModel,
+    tenant: str | None = None,
+    codec: TextCodec | None = None,
 ) -> GatewayRequest:
-    """tenant: whose prompt it is. Raises InvalidRequest."""
+    """tenant: whose prompt it is. codec: of the node that draws the answer; None: another one does,
+    which is sent the same grammar and judges it. Raises InvalidRequest."""
     prompt = _prompt(request, model)
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
@@ -54,13 +73,12 @@ def read_gateway_request(
     if request.HasField("logprob_start_len") and request.logprob_start_len >= 0:
         raise InvalidField("logprob_start_len", "is not supported here: prompts have no logprobs")
     wanted = request.sampling_params
+    sampling = _sampling(wanted, model, model.max_tokens - len(prompt), request.top_logprobs_num)
     return GatewayRequest(
         submit=Submit(
             request_id=read_request_id(request.request_id),
             prompt=prompt,
-            sampling=_sampling(
-                wanted, model, model.max_tokens - len(prompt), request.top_logprobs_num
-            ),
+            sampling=replace(sampling, grammar=_grammar(wanted, prompt, codec)),
             salt=salt_of(tenant, b""),
             gateway_room=_room(request),
         ),
@@ -102,11 +120,8 @@ def _sampling(
     for name, harmless in _WITHOUT_EFFECT.items():
         if getattr(wanted, name) not in harmless:
             raise InvalidField(f"sampling_params.{name}", f"must be left out, or {harmless[-1]}")
-    if wanted.WhichOneof("constraint") is not None:
-        raise InvalidField(
-            f"sampling_params.{wanted.WhichOneof('constraint')}",
-            "is not supported here: no grammar constrains the answer",
-        )
+    if wanted.custom_params.fields:
+        raise InvalidField("sampling_params.custom_params", "is not supported here: leave it out")
     if len(wanted.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidField("sampling_params.stop_token_ids", f"may hold at most {MAX_STOP_TOKENS}")
     stops = np.array(wanted.stop_token_ids, dtype=np.int64)
@@ -134,6 +149,30 @@ def _sampling(
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling_params.{error}") from error
+
+
+def _grammar(wanted: pb.SamplingParams, prompt: Tokens, codec: TextCodec | None) -> Grammar | None:
+    """Behind the thinking that the prompt opens, as smg's reasoning parsers split it."""
+    asked = _asked_grammar(wanted)
+    if codec is None:
+        return None
+    return placed(asked, thinking_at_end(prompt, codec), codec)
+
+
+def _asked_grammar(wanted: pb.SamplingParams) -> AskedGrammar | None:
+    name = wanted.WhichOneof("constraint")
+    field = f"sampling_params.{name}"
+    match name:
+        case "json_schema":
+            return of_schema(field, wanted.json_schema)
+        case "regex":
+            return of_text(field, GrammarKind.REGEX, wanted.regex)
+        case "ebnf_grammar":
+            return of_text(field, GrammarKind.LARK, wanted.ebnf_grammar)
+        case "structural_tag":
+            return of_structural_tag(field, wanted.structural_tag)
+        case _:
+            return None
 
 
 def _bias(wanted: pb.SamplingParams) -> tuple[tuple[int, float], ...]:

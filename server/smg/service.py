@@ -22,13 +22,14 @@ from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.text.text_answer import first_look
-from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.tokenizer import IncrementalDetokenizer
 
 from .answer import GatewayAnswer
 from .gateway_model import GatewayModel
 from .kv_events import GatewayEvents
 from .node_info import loads_message, model_info, server_info
-from .request_reader import read_gateway_request
+from .request_reader import GatewayRequest, has_grammar, read_gateway_request
 from .tokenizer_archive import archive_chunks, tokenizer_archive
 from .usable_blocks import UsableBlocks, namespace_of
 
@@ -46,17 +47,17 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         engine: EngineClient,
         answers: Answers,
         model: GatewayModel,
-        tokenizer: Tokenizer | None,
+        codec: TextCodec | None,
         max_batch: int,
         keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """tokenizer: for stop strings; None leaves them to the gateway. keys: identify the caller,
-        whose limits a call counts against."""
+        """codec: for stop strings and grammars; None where another node draws the answer. keys:
+        identify the caller, whose limits a call counts against."""
         self._keys = keys
         self._engine = engine
         self._answers = answers
         self._model = model
-        self._tokenizer = tokenizer
+        self._codec = codec
         self._max_batch = max_batch
         self._archive: asyncio.Task[bytes] | None = None
 
@@ -64,13 +65,13 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self, request: pb.GenerateRequest, context: CallContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         request_context = grpc_request_context(self._keys, context)
-        self._engine.admit(request_context.caller)
-        asked = read_gateway_request(request, self._model, request_context.tenant)
+        await self._engine.admit(request_context.caller)
+        asked = await self._read(request, request_context.tenant)
         request_id = asked.submit.request_id
         answer = GatewayAnswer(
             asked,
             self._model.eos_ids,
-            IncrementalDetokenizer(self._tokenizer),
+            IncrementalDetokenizer(None if self._codec is None else self._codec.tokenizer),
             partial(self._answers.abort, request_id, request_context.caller),
         )
         parts = self._answers.generate(asked.submit, request_context)
@@ -79,6 +80,12 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
                 async for message in messages:
                     yield message
+
+    async def _read(self, request: pb.GenerateRequest, tenant: str | None) -> GatewayRequest:
+        read = partial(read_gateway_request, request, self._model, tenant, self._codec)
+        if self._codec is None or not has_grammar(request):
+            return read()
+        return await self._codec.work.run(read)
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
         if not request.request_id:

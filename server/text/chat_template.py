@@ -25,6 +25,7 @@ from tasuki.utils.bounded_cache import BoundedCache
 from .chat_message import ChatMessage, ChatTemplateError
 from .encoded_pieces import EncodedPieces
 from .long_text import matches
+from .parsing.call_reader import FUNCTION_TAG
 from .rendering.compiled_template import CompiledTemplate
 from .rendering.conversation_parts import PARTS_BYTES, ConversationParts, Part
 from .rendering.message_ends import message_ends
@@ -33,6 +34,8 @@ from .thinking import Thinking, thinking_behind
 from .tokenizer import Tokenizer
 
 DEFAULT_CACHE_BYTES = 64 << 20
+SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""As tokenizer_config.json and templates name them."""
 
 # Stands for an answer whose text does not matter.
 _PROBE = f"{MARK_BEGIN}answer{MARK_END}"
@@ -63,7 +66,8 @@ class ChatTemplate:
     ) -> None:
         """source: jinja text; variables: bos_token and its like, as the template names them.
         cache_bytes: to remember tokens of conversations in. Raises ChatTemplateError."""
-        self._source = source
+        self.source = source
+        self.variables = variables
         self._template = CompiledTemplate(source, variables)
         self._guard = SpecialTokenGuard(tokenizer)
         self._added = any_of(tokenizer.added_tokens)
@@ -77,6 +81,11 @@ class ChatTemplate:
         with suppress(ChatTemplateError):
             # Sessions ask for it on an event loop, which is no place to render.
             self.answer_opening()
+
+    @property
+    def calls_in_tags(self) -> bool:
+        """Whether it teaches the model to write arguments between tags, not as JSON."""
+        return FUNCTION_TAG in self.source
 
     @staticmethod
     def load(
@@ -144,7 +153,7 @@ class ChatTemplate:
                 until = text[: places.ends[answered + 1]]
                 changed = self._difference(salt, before, rendered.tokens, until)
         parts.remember_asked(text)
-        return replace(rendered, thinking=thinking_behind(text, self._source), changed=changed)
+        return replace(rendered, thinking=thinking_behind(text, self.source), changed=changed)
 
     def _difference(
         self, salt: bytes, before: str, tokens: Tokens, until: str
@@ -197,7 +206,7 @@ class ChatTemplate:
             )
         ends = {len(closed) - len(closing)}
         rendered = self._encode(salt, opened[len(closing) :], ends, most)
-        return replace(rendered, thinking=thinking_behind(opened, self._source))
+        return replace(rendered, thinking=thinking_behind(opened, self.source))
 
     def answer_opening(self) -> Tokens:
         """int32 [T]: what opens the assistant's turn after a closed one."""
@@ -272,7 +281,7 @@ def last_answer(messages: Sequence[ChatMessage]) -> int:
 
 def _special_names(config: dict[str, Any]) -> dict[str, str]:
     names = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+    for name in SPECIAL_NAMES:
         value = config.get(name)
         content = value.get("content") if isinstance(value, dict) else value
         if isinstance(content, str):

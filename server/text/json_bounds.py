@@ -10,6 +10,7 @@ MAX_DEPTH = 64
 MAX_VALUES = 1 << 20
 """As many as a prompt of a million token ids needs."""
 
+_HOLDERS = (dict, list)
 _SLICE = 1 << 18
 _QUOTE, _BACKSLASH = b'"', b"\\"
 
@@ -38,7 +39,7 @@ def nested_too_deeply(value: Any) -> bool:
             for item in level
             if isinstance(item, dict | list)
             for child in (item.values() if isinstance(item, dict) else item)
-            if isinstance(child, dict | list)
+            if type(child) in _HOLDERS
         ]
         if not level:
             return False

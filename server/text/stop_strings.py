@@ -9,11 +9,13 @@ from collections.abc import Iterable, Sequence
 
 
 class StopStrings:
-    """found: the stop string that has come, after which every piece is empty; None: none has."""
+    """any: whether there are any to look for. found: the stop string that has come, after which
+    every piece is empty; None: none has."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
         """stops: not empty strings. is_kept: the one that ends the answer is part of its text."""
         self._stops = tuple(stops)
+        self.any = bool(stops)
         self._is_kept = is_kept
         self._held = ""
         self.found: str | None = None

@@ -2,10 +2,12 @@
 ending. Applies stop strings."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
+
+import msgspec
 
 from tasuki.engine import messages as m
 from tasuki.server.errors import RequestAborted
@@ -16,8 +18,10 @@ from .tokenizer import IncrementalDetokenizer
 Item = TypeVar("Item")
 
 
-class Piece(NamedTuple):
-    """token: the newest; text: what became certain with it, which may lag behind the tokens."""
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """token: the newest; text: what became certain with it, which may lag behind the tokens.
+
+    A struct, since there is one a token."""
 
     text: str
     token: m.TokenOut | None
@@ -52,19 +56,19 @@ class TextAnswer:
         self._min_tokens = min_tokens
         self._stopped = False
         self._count = 0
+        self._looks_for_stops = stops.any
 
-    def pieces(self, tokens: Sequence[m.TokenOut]) -> Iterator[Piece]:
-        """What the next tokens add, each a piece; none behind a stop string, nor once stopped."""
-        for token in tokens:
-            if self._stopped:
-                break
-            self._count += 1
-            text = self._detokenizer.push(token.token)
-            if self._count > self._min_tokens:
-                text = self._stops.push(text)
+    def piece(self, token: m.TokenOut) -> Piece | None:
+        """What the next token adds; None behind a stop string, and once stopped."""
+        if self._stopped:
+            return None
+        self._count += 1
+        text = self._detokenizer.push(token.token)
+        if self._looks_for_stops and self._count > self._min_tokens:
+            text = self._stops.push(text)
             if self._stops.found:
                 self.stop()
-            yield Piece(text, token)
+        return Piece(text, token)
 
     def stop(self) -> None:
         """No more is wanted: the answer ends here, as if the model had ended it."""
@@ -89,18 +93,31 @@ async def first_look(
 ) -> AsyncIterator[AsyncIterator[Item]]:
     """The same items, closed at the end. Entering raises what the first raises within `seconds`,
     so that an early refusal can still choose the reply's status."""
-    async with aclosing(items):
-        first = asyncio.ensure_future(anext(items))
-        try:
-            await asyncio.wait((first,), timeout=seconds)
+    async with first_looks([items], seconds) as (looked,):
+        yield looked
+
+
+@asynccontextmanager
+async def first_looks(
+    streams: Sequence[AsyncGenerator[Item, None]], seconds: float
+) -> AsyncIterator[list[AsyncIterator[Item]]]:
+    """first_look() of several at once: the first of each is waited for, or what one raises."""
+    firsts = [asyncio.ensure_future(anext(items)) for items in streams]
+    try:
+        await asyncio.wait(firsts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        for first in firsts:
             if first.done():
                 first.result()
-            yield _Looked(first, items)
-        finally:
+        yield [_Looked(first, items) for first, items in zip(firsts, streams, strict=True)]
+    finally:
+        for first in firsts:
             first.cancel()
-            await asyncio.wait((first,))
+        await asyncio.wait(firsts)
+        for first in firsts:
             if not first.cancelled():
                 first.exception()  # retrieved, or asyncio logs an error that was raised already
+        for items in streams:
+            await items.aclose()
 
 
 class _Looked(AsyncIterator[Item], Generic[Item]):

@@ -4,6 +4,7 @@ on its text."""
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tasuki.model.grammar.grammar_check import GrammarCheck
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.work_threads import WorkThreads
 
@@ -22,6 +23,7 @@ class TextCodec:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
+    grammars: GrammarCheck = field(default_factory=GrammarCheck, repr=False, compare=False)
 
     @staticmethod
     def load(

@@ -14,18 +14,7 @@ from typing import Any
 
 import tokenizers
 
-
-def _alphabet() -> Mapping[str, int]:
-    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, other bytes for U+0100
-    onward."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
-    return alphabet
-
-
-_BYTE_OF_CHARACTER = _alphabet()
+from tasuki.model.grammar.vocabulary import bytes_by_id
 
 # Below it, encoding takes a millisecond or two.
 _LONG_TEXT = 1 << 12
@@ -67,10 +56,13 @@ class Tokenizer:
             )
         for content in self.added_tokens:
             vocabulary.pop(content, None)
-        self._bytes = _bytes_by_id(vocabulary, source)
+        by_id = _bytes_by_id(vocabulary, source)
         for content, token in self.added_tokens.items():
-            self._bytes[token] = b"" if content in self.special_tokens else content.encode()
-        self.longest_token = max(map(len, self._bytes.values()), default=1)
+            by_id[token] = b"" if content in self.special_tokens else content.encode()
+        self.longest_token = max(map(len, by_id.values()), default=1)
+        self.whole_texts: Mapping[int, str]
+        """What each token adds that is whole characters; nearly all are."""
+        self.whole_texts, self._torn = _parted(by_id)
         model["vocab"] = vocabulary
         plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
         # One text is one thread's: without it a batch of one would begin a pool of them.
@@ -123,7 +115,8 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to the text; nothing for a special or an unused id."""
-        return self._bytes.get(token, b"")
+        text = self.whole_texts.get(token)
+        return self._torn.get(token, b"") if text is None else text.encode()
 
 
 class IncrementalDetokenizer:
@@ -133,20 +126,19 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         """tokenizer None: the checkpoint has none, and all text is empty."""
         self._tokenizer = tokenizer
+        self._whole_texts = {} if tokenizer is None else tokenizer.whole_texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._torn = False
 
     def push(self, token: int) -> str:
+        if not self._torn:
+            # The decoder costs several times this.
+            text = self._whole_texts.get(token)
+            if text is not None:
+                return text
         if self._tokenizer is None:
             return ""
-        added = self._tokenizer.token_bytes(token)
-        if not self._torn:
-            try:
-                # Nearly every token is whole characters, and the decoder costs several times this.
-                return added.decode()
-            except UnicodeDecodeError:
-                pass
-        text = self._decoder.decode(added)
+        text = self._decoder.decode(self._tokenizer.token_bytes(token))
         self._torn = self._decoder.getstate()[0] != b""
         return text
 
@@ -155,12 +147,21 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"", final=True)
 
 
+def _parted(by_id: Mapping[int, bytes]) -> tuple[dict[int, str], dict[int, bytes]]:
+    """The tokens that are whole characters, and the others."""
+    texts: dict[int, str] = {}
+    torn: dict[int, bytes] = {}
+    for token, added in by_id.items():
+        try:
+            texts[token] = added.decode()
+        except UnicodeDecodeError:
+            torn[token] = added
+    return texts, torn
+
+
 def _bytes_by_id(vocabulary: Mapping[str, int], source: str) -> dict[int, bytes]:
     try:
-        return {
-            token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
-            for name, token in vocabulary.items()
-        }
+        return bytes_by_id(vocabulary)
     except KeyError as error:
         raise TokenizerError(
             f"{source}: vocabulary has {error}, which is not byte-level: send token ids"

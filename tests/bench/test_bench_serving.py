@@ -100,9 +100,31 @@ def test_streams_over_grpc_at_a_given_pace(capsys: pytest.CaptureFixture[str]) -
     assert "pace" not in document
 
 
-def test_agents_of_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    agents = ["--sessions", "4", "--turns", "2", "--prefix", "300", "--turn-tokens", "200"]
-    document = run(capsys, "--pair", *agents, "--turn-answer", "10", "--step-ms", "2")
+AGENTS = ["--sessions", "4", "--turns", "2", "--prefix", "300", "--turn-tokens", "200"]
+
+
+@pytest.mark.parametrize("warm", ["0", "1"])
+def test_agents_of_one_node(warm: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*AGENTS, "--turn-answer", "10", "--step-ms", "2", "--warm", warm]
+    document = run(capsys, "--agents", *flags)
+    assert_answered(document)
+    assert_measured(document)
+    assert document["case"] == "4 agents, http, free model"
+    assert document["requests"] == document["whole"] == 4 * 2
+    turns_that_have_it = 2 if int(warm) else 1
+    assert document["cached_tokens"] >= 4 * 300 * turns_that_have_it
+
+
+@pytest.mark.parametrize(
+    "prefill_flags",
+    [
+        pytest.param("", id="one port"),
+        pytest.param("--handover-bind 127.0.0.1:0", id="a port for decode nodes"),
+    ],
+)
+def test_agents_of_a_pair(prefill_flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*AGENTS, "--turn-answer", "10", "--step-ms", "2", f"--prefill-flags={prefill_flags}"]
+    document = run(capsys, "--pair", *flags)
     assert_answered(document)
     assert_measured(document)
     assert document["requests"] == document["whole"] == 4 * 2

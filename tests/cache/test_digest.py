@@ -4,6 +4,7 @@ lies outside its memory."""
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
-from tasuki.transfer.windows.digest import WindowRows, word_keys
+from tasuki.transfer.windows.digest import WindowDigester, WindowRows, window_rows, word_keys
+from tasuki.transfer.windows.window import WindowHeader
+from tests.harness.loopback_pair import small_layout
 
 from .numpy_digest import numpy_digest
 
 WORDS = 3_000
 LONGEST = 200
+TINY = small_layout()
 MEMORY = np.random.default_rng(1).integers(0, 256, 8 * WORDS, dtype=np.uint8)
 
 
@@ -121,3 +125,43 @@ def test_there_are_as_many_keys_as_words_and_all_are_odd() -> None:
     keys = word_keys(LONGEST)
     assert len(keys) == len(set(keys.tolist())) == LONGEST
     assert all(key % 2 for key in keys.tolist())
+
+
+@given(data=st.data())
+def test_a_window_is_digested_as_its_rows_are(data: st.DataObject) -> None:
+    """In one compiled call; its twin makes the rows by numpy."""
+    slabs = 3
+    sizes = SimpleNamespace(
+        layer_kinds=TINY.layer_kinds,
+        block_bytes=data.draw(st.sampled_from([TINY.block_bytes, TINY.block_bytes // 2])),
+        state_layer_bytes=data.draw(st.sampled_from([TINY.state_layer_bytes, 64])),
+    )
+    memory = np.random.default_rng(2).integers(0, 256, slabs * TINY.slab_bytes, dtype=np.uint8)
+    digester = WindowDigester(memory, TINY, sizes)
+    layers = len(TINY.layer_kinds)
+    first, end = sorted(data.draw(st.tuples(*[st.integers(0, layers)] * 2)))
+    ids = [page for page in range(slabs * TINY.blocks_per_slab) if TINY.valid_page(page, slabs)]
+    pages = data.draw(st.lists(st.sampled_from(ids), max_size=6))
+    slot = data.draw(st.none() | st.integers(0, slabs - 1))
+    large = st.integers(0, 2**63 - 1)
+    room, generation, page = (
+        data.draw(large),
+        data.draw(large),
+        data.draw(st.integers(0, 2**32 - 1)),
+    )
+    header = WindowHeader(0, first, end, page, len(pages), slot is not None)
+    rows = window_rows(TINY, room, generation, header, pages, slot, sizes)
+    expected = digester.digest_rows(rows)
+    assert digester.digest(room, generation, header, pages, slot) == expected
+
+
+def test_a_window_outside_the_arena_is_refused() -> None:
+    digester = WindowDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
+    layers = len(TINY.layer_kinds)
+    for header in (WindowHeader(0, 0, layers + 1, 0, 0, False), WindowHeader(0, 0, 99, 0, 1, True)):
+        with pytest.raises(IndexError, match="layers"):
+            digester.digest(1, 1, header, (), None)
+    inside = WindowHeader(0, 0, layers, 0, 1, True)
+    for pages, slot in (((TINY.blocks_per_slab,), 0), ((0,), 1)):
+        with pytest.raises(IndexError, match="row"):
+            digester.digest(1, 1, inside, pages, slot)

@@ -14,7 +14,9 @@ import pytest
 
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.trace import load_trace
+from tasuki.cli.recording.dashboard_stream import HttpTarget
 from tasuki.cli.recording.file_format import Recording, RecordingError, RecordingWriter
+from tasuki.cli.recording.record import RecordConfig
 from tasuki.cli.recording.record import main as record
 from tasuki.cli.recording.replay_page import replayed
 from tasuki.cli.recording.trace_export import main as trace_export
@@ -30,6 +32,8 @@ from tests.harness.offline_page import replaying
 from tests.harness.running_nodes import HTTP, fused_node
 from tests.harness.waiting import HANG_SECONDS, until
 
+REQUESTS = 4
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -40,13 +44,24 @@ class Recorded:
     usages: list[Usage]
 
 
+def interrupted_at_the_end(target: HttpTarget, path: str) -> Iterator[dict[str, Any]]:
+    """What comes until the last request has ended; then Ctrl-C."""
+    ended = 0
+    for value in HttpTarget.values(target, path):
+        yield value
+        ended += value["kind"] == "finished"
+        if ended == REQUESTS:
+            raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """Two sessions of two turns each, which begin alike."""
     file = tmp_path_factory.mktemp("recording") / "node.jsonl.gz"
-    with fused_node(*HTTP) as node:
+    with fused_node(*HTTP) as node, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RecordConfig, "values", interrupted_at_the_end)
         arguments = ["--http", node.http_address, "--out", str(file), "--blocks"]
-        keeping = threading.Thread(target=record, args=([*arguments, "--seconds", "4"],))
+        keeping = threading.Thread(target=record, args=(arguments,))
         keeping.start()
         until(file.exists, "nothing is recorded")
         usages = []
@@ -56,9 +71,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
                     session.append(Prompt(token_ids=turn))
                     stream = session.generate(max_new_tokens=4, ignore_eos=True)
                     usages.append(stream.result().usage)
-        live = json.loads(fetched(node.http_address, "/debug/overview"))
         keeping.join(HANG_SECONDS)
         assert not keeping.is_alive()
+        live = json.loads(fetched(node.http_address, "/debug/overview"))
+        assert record([*arguments[:2], "--out", f"{file}.short", "--seconds", "1e-9"]) == 0
         yield Recorded(file, live, usages)
 
 
@@ -66,7 +82,7 @@ def test_the_page_of_a_recording_is_the_node_s(recorded: Recorded) -> None:
     source = replayed(Recording.load(recorded.file))
     shown = views.overview(source.history, source.now(), 300, 150)
     assert shown["totals"] == recorded.live["totals"]
-    assert shown["ended"] == recorded.live["ended"] == 4 and shown["sessions"] == 2
+    assert shown["ended"] == recorded.live["ended"] == REQUESTS and shown["sessions"] == 2
     turns = views.sessions(source.history)[0]["turns"]
     assert [turn["cached"] for turn in turns] == [
         usage.hit.usable_tokens for usage in recorded.usages[2:] if usage.hit is not None

@@ -74,7 +74,7 @@ def test_errors_are_anthropic_s_own(messages: "anthropic.Anthropic", node: Node)
     create = messages.messages.create
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         create(messages=USER, **{**MESSAGE, "extra_body": {"temperature": -1}})
-    with pytest.raises(anthropic.BadRequestError, match="no call can be forced"):
+    with pytest.raises(anthropic.BadRequestError, match="there are no tools"):
         create(messages=USER, tool_choice={"type": "any"}, **MESSAGE)
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
         create(messages=USER, **{**MESSAGE, "model": "huge"})
@@ -134,5 +134,5 @@ def test_a_response_with_tools(responses: "openai.OpenAI") -> None:
         instructions="Be brief.", input=[*USER, call, output], tools=[tool], **RESPONSE
     )
     assert told.output
-    with pytest.raises(openai.BadRequestError, match="no call can be forced"):
-        responses.responses.create(input=USER, tools=[tool], tool_choice="required", **RESPONSE)
+    with pytest.raises(openai.BadRequestError, match='must be "auto", "none"'):
+        responses.responses.create(input=USER, tools=[tool], tool_choice="always", **RESPONSE)

@@ -80,6 +80,10 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     told(history, 13.0, room)
     names = [record["request"] for record in views.requests(history)]
     assert names == ["room-5", "no", "one"]
+    pace = views.overview(history, 70.5, 60, 10)["pace"]
+    assert pace["ended"] == 3 and pace["first_token_seconds"] == 0.2
+    assert pace["tokens_per_second"] == 5 / 60 and pace["per_token_seconds"] == 0.8 / 4
+    assert views.overview(history, 99.0, 60, 10)["pace"]["first_token_seconds"] is None
     record = history.requests.find("room-5")
     assert record is not None and record["arrived_at"] == 12.0 and record["handed_on"]
     totals = views.overview(history, 13.0, 60, 10)["totals"]

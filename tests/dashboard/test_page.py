@@ -2,11 +2,9 @@
 through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,7 @@ from tasuki.engine.messages import Usage
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Opened, opened
+from tests.harness.pages import opened, picture
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
@@ -67,12 +65,6 @@ def counters(node: Node, name: str) -> dict[str, int]:
     return {match[1] or "": int(value) for match, value in found.items() if match is not None}
 
 
-def picture(seen: Opened, name: str) -> None:
-    folder = os.environ.get("TASUKI_SCREENSHOTS")
-    if folder is not None:
-        seen.page.screenshot(path=Path(folder) / f"{name}.png")
-
-
 def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -> None:
     with opened(demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
@@ -95,7 +87,6 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
         assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
             seen.text("#what-if")
         )
-        picture(seen, "hits")
         assert not seen.complaints and not seen.foreign
 
 
@@ -124,7 +115,6 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         assert taker is not None and f"{taker} took its place" in told
         demo.decode.client.explain(taker)
         request = last.get_attribute("data-request")
-        picture(seen, "sessions")
 
         seen.show("handovers")
         seen.page.click(f"#handover-rows tr[data-key='{request}']")
@@ -173,8 +163,73 @@ def test_it_works_by_keyboard_and_in_the_dark(demo: Demo) -> None:
         assert "prompt" in seen.text("#request")
         box = seen.page.locator("#request").bounding_box()
         assert box is not None and 0 <= box["y"] < 300, "in sight, however many rows are above"
-        picture(seen, "request-dark")
         assert not seen.complaints
+
+
+def test_a_telephone_shows_every_view_from_its_top_and_whole(demo: Demo) -> None:
+    with opened(demo.decode.http_address, path="/#requests") as seen:
+        seen.page.set_viewport_size({"width": 390, "height": 700})
+        seen.page.reload()
+        seen.page.wait_for_selector("#request-rows tbody tr")
+        for view in ("overview", "handovers", "faults", "requests"):
+            seen.show(view)
+            seen.page.wait_for_function("document.body.dataset.ended")
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, view
+        assert seen.page.evaluate("window.scrollY") == 0
+        shown = seen.page.locator("#request-rows tbody td").first.bounding_box()
+        assert shown is not None and shown["height"] < 40, "an id stands in one line"
+        assert not seen.complaints
+
+
+RIGHTMOST = """Math.max(...[...document.querySelectorAll("#totals td, #pools td")]
+  .map((cell) => cell.getBoundingClientRect().right))"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 2200])
+def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
+    demo: Demo, width: int, scheme: str
+) -> None:
+    with opened(demo.decode.http_address, scheme=scheme) as seen:
+        seen.page.set_viewport_size({"width": width, "height": 800})
+        seen.page.wait_for_selector("[data-total=prompt]")
+        for view in ("overview", "tree", "sessions", "handovers", "faults", "requests"):
+            seen.show(view)
+            seen.page.wait_for_selector(f"#{view}:not([hidden]) :is(td, rect)")
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width, view
+        seen.show("overview")
+        assert seen.page.evaluate(RIGHTMOST) <= width, "no number is cut off"
+        seen.show("requests")
+        assert "Choose a request" in seen.text("#request")
+        seen.page.locator("#request-rows tbody tr").last.click()
+        seen.page.wait_for_selector("#request dt")
+        told = seen.page.locator("#request").bounding_box()
+        assert told is not None and 0 <= told["y"] < 800
+        row = seen.page.locator("#request-rows tbody tr").first.bounding_box()
+        assert row is not None and (width == 390 or told["x"] > row["x"] + row["width"])
+        assert not seen.complaints and not seen.foreign
+
+
+def test_its_head_says_which_node_this_is_and_how_it_does(demo: Demo) -> None:
+    with opened(demo.decode.http_address) as seen:
+        seen.page.wait_for_selector("[data-total=prompt]")
+        about = seen.text("#about")
+        assert about.startswith("decode, embedded, ") and " up " in about
+        assert demo.decode.http_address in about and demo.decode.http_address in seen.page.title()
+        assert "each one after it" in seen.text("#pace") and "(medians)" in seen.text("#pace")
+        assert "Nothing waits or runs" in seen.text("#queue")
+        assert "Prefill nodes: 1 connected." in seen.text("#queue")
+        axes = seen.page.locator("#waterfall canvas, #slots canvas")
+        assert axes.count() == 2
+        assert "free: free" not in seen.text("#pools") and "in_transfer" not in seen.text("#pools")
+        seen.show("faults")
+        seen.page.wait_for_selector("#fault-counts tbody tr")
+        assert "peers_up" not in seen.text("#fault-counts")
+        assert seen.page.locator("#faults h2").count() == 2
+        seen.show("handovers")
+        heads = seen.page.locator("#handover-rows th").all_text_contents()
+        assert {"ended", "took"} <= set(heads)
+        assert "Choose a hand-over" in seen.text("#gantt")
 
 
 def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:

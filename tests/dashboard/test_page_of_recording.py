@@ -19,8 +19,9 @@ from tasuki.transfer.timeline import (
     SentWindow,
 )
 from tests.harness.daemons import random_prompt
+from tests.harness.imagined_traffic import traffic
 from tests.harness.offline_page import replaying
-from tests.harness.pages import opened
+from tests.harness.pages import opened, picture
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 SENT = tuple(
@@ -98,3 +99,32 @@ def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:
         seen.show("tree")
         seen.page.wait_for_selector("#icicle:has-text('a recording holds no tree')")
         assert not seen.foreign
+
+
+def test_five_busy_minutes_are_drawn_whole(tmp_path: Path) -> None:
+    events = list(traffic(1_700_000_000.0))
+    about = {"node": "decode-1", "role": "decode", "model": "qwen3.5-9b", "version": "0.1.0"}
+    with RecordingWriter(tmp_path / "busy.jsonl.gz", about) as kept:
+        for event in events:
+            kept.add(event)
+    usages = [event["usage"] for event in events if event["kind"] == "finished"]
+    usable = sum(usage["hit"]["usable_tokens"] for usage in usages)
+    with replaying(tmp_path / "busy.jsonl.gz") as address, opened(address) as seen:
+        seen.page.wait_for_selector("[data-total=prompt]")
+        assert seen.number("[data-total=prompt]") == sum(usage["prompt_tokens"] for usage in usages)
+        assert seen.number("[data-total=usable]") == usable > 0
+        assert "slots would recover" in seen.text("#what-if")
+        assert "In the engine: " in seen.text("#queue") and " Decoding" in seen.text("#queue")
+        seen.page.set_viewport_size({"width": 1280, "height": 1020})
+        picture(seen, "hits")
+        seen.page.set_viewport_size({"width": 1280, "height": 760})
+        seen.show("sessions")
+        seen.page.wait_for_selector("#session-rows [data-request]")
+        assert seen.page.locator("#session-rows [data-request]").count() == len(usages)
+        seen.page.locator("#session-rows [data-request]").nth(4).click()
+        picture(seen, "sessions")
+        seen.show("requests")
+        seen.page.locator("#request-rows tbody tr").nth(2).click()
+        seen.page.wait_for_selector("#request dt")
+        picture(seen, "requests")
+        assert not seen.complaints and not seen.foreign

@@ -11,6 +11,7 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample, stop_ids
@@ -20,6 +21,13 @@ from tests.kernels.adjustments_twin import naive_adjusted
 
 NEW = 16
 LENGTH = 184
+SCHEMA = Grammar(
+    GrammarKind.JSON_SCHEMA,
+    '{"type": "object", "properties": {"a": {"type": "integer", "minimum": -99, "maximum": 99},'
+    ' "b": {"enum": ["x", "yes", null]}}, "required": ["a"], "additionalProperties": false}',
+)
+WORDS = Grammar(GrammarKind.REGEX, "([a-z]{2,4} ){40}")
+BEHIND_THINKING = replace(SCHEMA, closing=37, gap=(10, 10))
 ADDED: dict[str, dict[str, object]] = {
     "presence": {"presence_penalty": 2.0, "seed": 1},
     "frequency": {"frequency_penalty": 1.9},
@@ -31,6 +39,12 @@ ADDED: dict[str, dict[str, object]] = {
     "min_tokens": {"min_tokens": 12, "stop_token_ids": tuple(range(100)), "ignore_eos": False},
     "min_p": {"min_p": 0.2},
     "top_logprobs": {"top_logprobs": 20},
+    "schema": {"grammar": SCHEMA, "stop_token_ids": (127,)},
+    "words": {
+        "grammar": Grammar(GrammarKind.REGEX, "([a-z]{2,4} ){40}"),
+        "logit_bias": ((113, 9.0),),
+    },
+    "thinking": {"grammar": BEHIND_THINKING},
 }
 ALL = {
     "presence_penalty": 0.5,
@@ -45,6 +59,7 @@ ALL = {
     "top_k": 60,
     "top_p": 0.95,
     "top_logprobs": 5,
+    "grammar": Grammar(GrammarKind.REGEX, "[0-9A-O ]*"),
 }
 CASES = ADDED | {"all": ALL}
 

@@ -59,7 +59,7 @@ class Watching(CpuRunner):
     """Remembers what came in which order."""
 
     def __init__(self, node: Lone) -> None:
-        super().__init__(node.parts.model, node.parts.arena, node.parts.steps)
+        super().__init__(node.parts.model, node.parts.arena, node.parts.steps, node.parts.grammars)
         self.log: list[str] = []
 
     def launch(self, plan: ForwardPlan) -> CpuForward:

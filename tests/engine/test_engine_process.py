@@ -1,6 +1,5 @@
 """An engine in a process of its own: its messages are plain values, and a socket carries them."""
 
-import multiprocessing
 import socket
 import threading
 from collections import deque
@@ -22,6 +21,7 @@ from tasuki.engine.build import build_cache, build_fused_engine
 from tasuki.engine.thread import EngineThread
 from tasuki.pycache.packed_events import PackedEvents
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.fork_server import forked
 from tests.harness.waiting import HANG_SECONDS
 
 PROMPTS = {name: np.arange(start, start + 70) % 128 for name, start in (("a", 0), ("b", 31))}
@@ -87,10 +87,8 @@ class Frames:
 
 def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
     """Every delivery, until the drain that ends THEN is answered."""
-    spawning = multiprocessing.get_context("spawn")
     ours, theirs = socket.socketpair()
-    process = spawning.Process(target=serve, args=(theirs, folder))
-    process.start()
+    process = forked(serve, theirs, folder)
     theirs.close()
     try:
         frames = Frames(ours)

@@ -2,6 +2,7 @@
 is cut short; the next turn is exact all the same."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def test_a_grant_of_nothing_goes_the_whole_way_and_writes_nothing() -> None:
 
 def test_a_state_for_which_no_slot_was_granted_is_no_part_of_the_room() -> None:
     layout = small_layout()
-    room = IncomingRoom(1, 1, Destination(2, (), None), layout)
+    room = IncomingRoom(1, 1, Destination(2, (), None), layout, threading.Condition())
     layers = len(layout.layer_kinds)
     with pytest.raises(OutOfBounds, match="carries a state"):
         room.pages_of(WindowHeader(0, 0, layers, 2, 0, True))

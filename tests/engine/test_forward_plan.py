@@ -161,7 +161,7 @@ def test_a_decode_step_of_256_long_contexts_is_small_and_fast_to_encode(spread: 
 def runner() -> CpuRunner:
     parts = tiny_parts()
     parts.arena.bytes.fill_(0xFF)
-    return CpuRunner(parts.model, parts.arena, parts.steps)
+    return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
 
 
 def prompt_plan(tokens: list[int]) -> ForwardPlan:

@@ -202,3 +202,14 @@ def test_what_was_sent_before_the_link_closes_arrives() -> None:
     closing.join()
     assert not ours.recv(1) and ends.empty(), "closing is no loss of the front"
     ours.close()
+
+
+def test_a_link_that_ended_may_be_closed_once_more() -> None:
+    """Its node stops while a worker of it dies: both close it."""
+    with a_link() as (link, end, come):
+        end.close()
+        assert isinstance(come(), Ended)
+        link.close_ended()
+        link.close_ended()
+        link.send([token(0)])
+        link.close()

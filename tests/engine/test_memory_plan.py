@@ -155,7 +155,9 @@ def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, 
     counted = MemoryPlan.of(model, config, H200, Role.FUSED)
     # The residual stream, its norm and their sum beside the block, in bfloat16.
     of_a_token = 2 * (3 * model.hidden + block)
-    assert counted.workspace == 4096 * of_a_token + 4 * (48 * 248_320) * 4
+    # The logits of the rows that are drawn, and of 32 of a prompt that is scored.
+    logits = 4 * (48 * 248_320) * 4 + 32 * 248_320 * 32
+    assert counted.workspace == 4096 * of_a_token + logits
     # The logits of graphs of 1, 2, 4, 8, 12, 16, 24, 32, 40 and 48 rows stay where they are.
     assert counted.graphs == 512 * MIB + 48 * of_a_token + 187 * 248_320 * 2
     assert counted.context == 1280 * MIB

@@ -1,6 +1,5 @@
 """Plans go through a pipe to a runner in another process, which draws the same tokens."""
 
-import multiprocessing as mp
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,6 +16,7 @@ from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.copies import CopyKind
 from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.fork_server import forked_peer
 from tests.harness.waiting import HANG_SECONDS
 
 SLABS = 18
@@ -27,7 +27,7 @@ def follow(channel: Connection) -> None:
     torch.set_num_threads(1)
     parts = tiny_parts(slabs=SLABS)
     parts.arena.bytes.fill_(0xFF)
-    runner = CpuRunner(parts.model, parts.arena, parts.steps)
+    runner = CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
     while data := channel.recv_bytes():
         channel.send(runner.launch(decode_plan(data)).result())
 
@@ -73,11 +73,7 @@ class PipeRunner:
 
 @pytest.fixture
 def pipe() -> Iterator[PipeRunner]:
-    context = mp.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=follow, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
+    process, ours = forked_peer(follow)
     yield PipeRunner(ours)
     ours.send_bytes(b"")
     process.join(HANG_SECONDS)

@@ -147,7 +147,7 @@ def test_no_forward_is_tried_on_a_device_that_is_lost(at_launch: bool) -> None:
     runners: list[Sticky] = []
 
     def sticky(parts: EngineParts, hands_on: bool) -> Sticky:
-        runners.append(Sticky(parts.model, parts.arena, parts.steps))
+        runners.append(Sticky(parts.model, parts.arena, parts.steps, parts.grammars))
         runners[0].at_launch = at_launch
         return runners[0]
 

@@ -16,7 +16,9 @@ from tasuki.engine.routing.cost_model import (
     should_pull,
 )
 
-FAST_LINK = Rates(Line(0.01, 1e-3), Line(0.05, 1e-4), Line(0.0, 1e-9), Line(0.002, 1e-9))
+FAST_LINK = Rates(
+    Line(0.01, 1e-3), Line(0.05, 1e-4), Line(0.0, 1e-9), Line(0.002, 1e-9), Line(0.01, 1e-3)
+)
 amounts = st.integers(1, 100_000)
 lines = st.builds(Line, st.floats(0, 1), st.floats(1e-9, 1e-2))
 
@@ -54,11 +56,18 @@ def test_what_is_sent_hides_behind_what_is_computed() -> None:
 
 def test_a_pull_pays_where_the_link_is_faster_than_the_forward() -> None:
     assert should_pull(FAST_LINK, 300, 10**6, at_least=999).choice is Choice.PULLED
-    slow = Rates(here=Line(5.0, 1e-5), pulled=Line(0.002, 1e-9))
+    slow = Rates(forwarded=Line(5.0, 1e-5), pulled=Line(0.002, 1e-9))
     decision = should_pull(slow, 300, 10**6, at_least=1)
     assert decision.choice is Choice.THERE, "the forward's fixed cost is no reason to pull"
     assert decision.estimates == {"pull": pytest.approx(0.003), "compute": pytest.approx(0.003)}
     assert should_pull(FAST_LINK, 0, 0, at_least=0) == RoutingDecision(Choice.THERE)
+
+
+def test_what_a_busy_node_makes_prompts_wait_is_no_reason_to_pull() -> None:
+    """A prompt takes 4 ms a token from its turn to its first token, of which 0.03 are computing."""
+    busy = Rates(here=Line(0.0, 4e-3), pulled=Line(0.5, 1e-9), forwarded=Line(0.01, 3e-5))
+    assert should_pull(busy, 150, 10**6, at_least=1).choice is Choice.THERE
+    assert should_pull(busy, 50_000, 10**6, at_least=1).choice is Choice.PULLED
 
 
 @given(lines, lines, lines, amounts, amounts, st.integers(0, 1000))
@@ -108,6 +117,17 @@ def test_few_samples_or_old_ones_say_nothing() -> None:
     assert meter.rates().here is None
     meter.here.add(100, 0.1)
     assert meter.rates().here is not None
+
+
+def test_what_is_old_is_tried_again_by_one_and_not_by_all_who_come_meanwhile() -> None:
+    meter = CostLearner()
+    for index in range(LEAST):
+        meter.here.add(100 * (index + 1), 0.1 * (index + 1))
+    tries = 0
+    for _ in range(10 * (FRESH + 2)):
+        tries += meter.rates().here is None
+        meter.judged()
+    assert tries == 10
 
 
 @given(st.lists(st.tuples(amounts, st.floats(0, 100)), min_size=LEAST, max_size=40))

@@ -1,5 +1,7 @@
 """One definition and one converter serve both protocols; the bytes are those of the two before."""
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf.message import Message
 
@@ -19,6 +21,7 @@ from tasuki.engine.messages.proto import (
     usage_from_proto,
     usage_to_proto,
 )
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 
@@ -76,6 +79,13 @@ def test_a_node_of_the_version_before_reads_and_is_read(message: Message, wire: 
     assert type(message).FromString(wire) == message
 
 
+def test_a_choice_comes_back_as_it_went() -> None:
+    bid = m.PrefillBid("p0", "a:1", 64, 0.5, 0.25, 0.125, 9.0, True)
+    choice = m.PrefillChoice("cost", (bid, replace(bid, chosen=False)), 12, 64, 0.5, "b:1")
+    usage = replace(USAGE, prefill_choice=choice)
+    assert usage_from_proto(usage_to_proto(usage)).prefill_choice == choice
+
+
 def test_a_usage_comes_back_as_it_went() -> None:
     assert usage_from_proto(usage_to_proto(USAGE)) == USAGE
     ended_early = m.Usage(900, 0, None, None, "local", True, 0.5, 1.0)
@@ -120,10 +130,17 @@ def test_a_tickets_sampling_comes_back_exactly() -> None:
         bad_words=((1,), (2, 3)),
         allowed_token_ids=(8, 9),
         top_logprobs=20,
+        grammar=Grammar(GrammarKind.REGEX, "[a-z]*", closing=0, opening=7, gap=(3, 3)),
     )
     assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+    plain = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, "{}"))
+    assert sampling_from_proto(sampling_to_proto(plain)) == plain
     with pytest.raises(ValueError, match="max_new_tokens"):
         sampling_from_proto(handover_pb2.Sampling())
+    wire = sampling_to_proto(plain)
+    wire.grammar.kind = "poem"
+    with pytest.raises(ValueError, match="grammar is of a kind not known here: 'poem'"):
+        sampling_from_proto(wire)
 
 
 @pytest.mark.parametrize(

@@ -1,43 +1,36 @@
 """Logs that cannot be written stop nothing: both daemons serve with their stderr on a full disk."""
 
-import json
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tasuki.cli import main as cli
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tests.harness.daemons import flags, meet, random_prompt
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.running_nodes import needs_nixl
-from tests.harness.waiting import HANG_SECONDS
 
 FULL_DISK = Path("/dev/full")
+
+
+def serve(arguments: list[str]) -> int:
+    with FULL_DISK.open("w") as full:
+        os.dup2(full.fileno(), 2)
+    return cli.main(arguments)
 
 
 @contextmanager
 def logging_to_a_full_disk(command: str, *more: str) -> Iterator[str]:
     """Its HOST:PORT."""
-    arguments = [command, *flags(arena_mib=16), *more, "--bind", "127.0.0.1:0"]
-    with (
-        FULL_DISK.open("w") as full,
-        subprocess.Popen(
-            [sys.executable, "-m", "tasuki.cli.main", *arguments, "--exit-with-parent"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=full,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        try:
-            yield json.loads(process.stdout.readline())["ready"]
-        finally:
-            process.terminate()
-            assert process.wait(HANG_SECONDS) == 0
+    daemon = ForkedDaemon(command, [*flags(arena_mib=16), *more], main=serve)
+    try:
+        yield daemon.wait_ready()
+    finally:
+        assert daemon.stop() == 0
 
 
 @needs_nixl

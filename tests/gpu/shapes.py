@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
 from tasuki.engine.build import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
@@ -12,6 +13,7 @@ from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.transfer.windows.step_counter import StepCounter
 from tests.harness import model_shapes
+from tests.harness.engines import GrammarsAtOnce
 
 VOCAB = 1000
 
@@ -51,4 +53,5 @@ def parts_of(shape: str, config: EngineConfig) -> EngineParts:
     device = torch.device(config.device)
     weights = assemble(model, RandomSource(3), dtype, device)
     arena = build_arena(config, model, device)
-    return EngineParts(model, build_model(model, weights), arena, StepCounter())
+    grammars = GrammarsAtOnce(made_up_vocabulary(model.vocab))
+    return EngineParts(model, build_model(model, weights), arena, StepCounter(), grammars=grammars)

@@ -8,11 +8,13 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.gpu.shapes import VOCAB, parts_of
 from tests.harness.engines import Lone, submit
 
 NEW = 12
+SCHEMA = '{"type": "array", "items": {"enum": ["yes", "no", 12]}, "minItems": 40}'
 KINDS: dict[str, dict[str, object]] = {
     "plain": {},
     "drawn": {"temperature": 1.0, "top_p": 0.9},
@@ -23,6 +25,9 @@ KINDS: dict[str, dict[str, object]] = {
     "bad words": {"bad_words": ((5, 5), (10,), tuple(range(3)))},
     "min_p": {"min_p": 0.2, "temperature": 3.0},
     "top_logprobs": {"top_logprobs": 20},
+    "schema": {"grammar": Grammar(GrammarKind.JSON_SCHEMA, SCHEMA), "temperature": 1.0},
+    "words": {"grammar": Grammar(GrammarKind.REGEX, "([a-z]{2,4} ){40}"), "presence_penalty": 1.5},
+    "thinking": {"grammar": Grammar(GrammarKind.REGEX, "[a-z ]*", closing=VOCAB - 2)},
     "all": {
         "presence_penalty": 0.5,
         "frequency_penalty": 0.5,
@@ -43,7 +48,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 def engine(device: str) -> Lone:
     config = EngineConfig(model="dense", dtype="float32", device=device, arena_mib=512)
-    parts = parts_of("dense", EngineConfig("", "float32", device=device, arena_mib=512))
+    parts = parts_of("dense", EngineConfig("", dtype="float32", device=device, arena_mib=512))
     made = Lone(config, parts=parts)
     made.flush()
     return made
@@ -100,9 +105,10 @@ def test_plain_rows_beside_adjusted_ones_are_drawn_as_without_them() -> None:
 
 def test_adjusted_rows_that_leave_and_come_back_are_told_every_token() -> None:
     """More requests than rows of a forward take turns on their lanes."""
-    config = EngineConfig("dense", "float32", device="cuda", arena_mib=512, max_batch=3)
+    config = EngineConfig("dense", dtype="float32", device="cuda", arena_mib=512, max_batch=3)
     gpu = Lone(
-        config, parts=parts_of("dense", EngineConfig("", "float32", device="cuda", arena_mib=512))
+        config,
+        parts=parts_of("dense", EngineConfig("", dtype="float32", device="cuda", arena_mib=512)),
     )
     gpu.flush()
     cpu = engine("cpu")

@@ -25,7 +25,7 @@ def engine_of(shape: str, device: str, chunk: int, max_batch: int) -> Lone:
         max_batch=max_batch,
     )
     # Neither chunks nor batches change the arena, so engines of one device share parts.
-    shared = EngineConfig("", "float32", device=device, arena_mib=512)
+    shared = EngineConfig("", dtype="float32", device=device, arena_mib=512)
     return Lone(config, parts=parts_of(shape, shared))
 
 

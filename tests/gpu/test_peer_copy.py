@@ -1,6 +1,5 @@
 """peer_copy between two processes on two GPUs: bytes, gate, fences, and the death of either."""
 
-import multiprocessing as mp
 import multiprocessing.connection
 import os
 import signal
@@ -15,6 +14,7 @@ import torch
 
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.windows.descriptors import Pieces
+from tests.harness.fork_server import forked_peer
 from tests.harness.peer_wire import PeerWire, serve
 
 pytestmark = pytest.mark.skipif(
@@ -151,9 +151,7 @@ def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None
 
 
 def test_a_killed_senders_writes_end_with_it_and_the_receiver_lives(wire: Wire) -> None:
-    channel, theirs = wire.context.Pipe()
-    sender = wire.context.Process(target=flooding_sender, args=(theirs,))
-    sender.start()
+    sender, channel = forked_peer(flooding_sender)
     channel.send_bytes(wire.metadata)
     assert channel.poll(120) and channel.recv() == "flooding"
     before = wire.ask("sum")
@@ -164,7 +162,7 @@ def test_a_killed_senders_writes_end_with_it_and_the_receiver_lives(wire: Wire) 
     assert sender.pid is not None
     pidfd = os.pidfd_open(sender.pid)
     os.kill(sender.pid, signal.SIGKILL)
-    mp.connection.wait([pidfd], 20)
+    multiprocessing.connection.wait([pidfd], 20)
     os.close(pidfd)
     time.sleep(wire.transport.settle_seconds)
     after = wire.ask("sum")

@@ -14,6 +14,7 @@ from tasuki.engine.handover.accept_window import AcceptWindow
 from tasuki.engine.role import Role
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_room import OutgoingHandover
+from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.sending.sender import Sender
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, tiny_parts
@@ -99,7 +100,10 @@ def test_a_queue_of_many_is_emitted_once_for_each_time_that_it_moves(tmp_path: P
     assert places == sorted(places, reverse=True) and len(set(places)) > 40
 
 
-def waiting_room(progress_seconds: float, room: int = 1) -> OutgoingHandover:
+def waiting_room(
+    progress_seconds: float, outgoing: list[pb.SenderMessage], room: int = 1
+) -> OutgoingHandover:
+    """outgoing: gets what it says."""
     ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
     made = OutgoingHandover(
         m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
@@ -108,34 +112,35 @@ def waiting_room(progress_seconds: float, room: int = 1) -> OutgoingHandover:
         Mock(spec=Sender),
         progress_seconds,
         Mock(),
+        outgoing.append,
     )
     made.begin()
     return made
 
 
-def said(room: OutgoingHandover) -> list[int]:
-    found = []
-    while not room.outgoing.empty():
-        message = room.outgoing.get_nowait()
-        assert message is not None and message.WhichOneof("message") == "queued"
-        found.append(message.queued.position)
+def said(outgoing: list[pb.SenderMessage]) -> list[int]:
+    """Since the last time."""
+    assert all(message.WhichOneof("message") == "queued" for message in outgoing)
+    found = [message.queued.position for message in outgoing]
+    outgoing.clear()
     return found
 
 
 def test_a_place_is_said_at_once_and_while_the_queue_runs_fast_with_the_repetition() -> None:
     async def body() -> None:
-        room = waiting_room(0.05)
+        outgoing: list[pb.SenderMessage] = []
+        room = waiting_room(0.05, outgoing)
         for place in range(1000, 500, -1):
             room.moved_to(place)
-        assert said(room) == [1000], "not one for each move"
+        assert said(outgoing) == [1000], "not one for each move"
         # The last of them is not lost.
         await asyncio.sleep(0.1)
-        repeated = said(room)
+        repeated = said(outgoing)
         assert set(repeated) == {501} and repeated
         room._position_said_at -= 10
         room.moved_to(501)
-        assert said(room) == [], "it did not move"
+        assert said(outgoing) == [], "it did not move"
         room.moved_to(500)
-        assert said(room) == [500], "a queue that moves slowly is said to move when it does"
+        assert said(outgoing) == [500], "a queue that moves slowly is said to move when it does"
 
     asyncio.run(body())

@@ -18,6 +18,7 @@ from tasuki.prefill_node.handover_room import (
     OutgoingHandover,
     RoomEvent,
 )
+from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.caller import ANYBODY, Caller
 from tasuki.server.auth.request_context import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
@@ -135,6 +136,7 @@ def test_script(script: Script) -> None:
 def test_a_parked_room_ends_without_having_asked_the_engine(event: RoomEvent, said: str) -> None:
     async def body() -> None:
         posted: list[m.Inbox] = []
+        outgoing: list[pb.SenderMessage] = []
         ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
         room = OutgoingHandover(
             m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
@@ -143,6 +145,7 @@ def test_a_parked_room_ends_without_having_asked_the_engine(event: RoomEvent, sa
             Mock(spec=Sender),
             0.01,
             Mock(),
+            outgoing.append,
             awaits_gateway=True,
         )
         running = asyncio.create_task(room.run())
@@ -151,9 +154,7 @@ def test_a_parked_room_ends_without_having_asked_the_engine(event: RoomEvent, sa
         assert not posted
         room.put(event)
         await running
-        message = room.outgoing.get_nowait()
-        assert message is not None and message.WhichOneof("message") == said
-        assert room.outgoing.get_nowait() is None
+        assert [message.WhichOneof("message") for message in outgoing] == [said]
         assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED
 
     asyncio.run(body())

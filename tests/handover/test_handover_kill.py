@@ -3,7 +3,6 @@ death."""
 
 import asyncio
 import importlib.util
-import multiprocessing as mp
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
+from tests.harness.fork_server import forked_peer
 from tests.harness.handover_nodes import SLABS, Inbound, grant_of, wanted
 from tests.harness.loopback_pair import POISON, small_layout
 from tests.harness.prefill_process import Script, main, source_ids, source_memory
@@ -50,6 +50,7 @@ class Decode:
     def kill(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(HANG_SECONDS)
 
     async def landed(self, windows: int) -> None:
         async with asyncio.timeout(HANG_SECONDS):
@@ -59,10 +60,7 @@ class Decode:
 
 @asynccontextmanager
 async def decode_node(script: Script) -> AsyncIterator[Decode]:
-    context = mp.get_context("spawn")
-    channel, theirs = context.Pipe()
-    process = context.Process(target=main, args=(theirs, script))
-    process.start()
+    process, channel = forked_peer(main, script)
     layout = small_layout()
     memory = np.full(SLABS * layout.slab_bytes, POISON, dtype=np.uint8)
     transport = NixlTransport("decode")
@@ -101,7 +99,6 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
         receiver.stop()
         transport.close()
         channel.close()
-        theirs.close()
 
 
 async def granted(node: Decode) -> m.Grant:

@@ -113,7 +113,7 @@ READERS: dict[str, tuple[type[Message], Callable[..., object]]] = {
     "done": (pb.Done, lambda told: decode_wire.done_from_wire(ROOM, told, NOWHERE)),
     "pull": (pb.Pull, lambda told: decode_wire.pull_from_wire(ROOM, told)),
     "windows": (pb.Done, lambda told: windows_from_wire(told.windows)),
-    "reserve": (pb.Reserve, prefill_wire.reserve_from_wire),
+    "reserve": (pb.Reserve, lambda told: prefill_wire.reserve_from_wire(told, "connection")),
     "grant": (pb.Grant, lambda told: prefill_wire.grant_from_wire(ROOM, told)),
     "node": (pb.Node, node_from_wire),
     "lease": (pb.Connected, lambda told: lease_from_wire(told.lease_seconds)),
@@ -294,7 +294,7 @@ def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> 
     ticket = pb.Ticket(room=1, sampling=sampling)
     prompt = np.zeros(4, dtype="<i4").tobytes()
     with pytest.raises(prefill_wire.InvalidReserve, match=field):
-        prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt))
+        prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
 
 
 @pytest.mark.parametrize(("field", "value"), [("salt", b"s"), ("caller", "c")])
@@ -303,7 +303,9 @@ def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | 
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
         ticket = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return prefill_wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt))
+        return prefill_wire.reserve_from_wire(
+            pb.Reserve(ticket=ticket, prompt=prompt), "connection"
+        )
 
     assert read(4096)
     with pytest.raises(prefill_wire.InvalidReserve, match=field):

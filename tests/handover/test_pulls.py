@@ -257,7 +257,8 @@ def test_a_fixed_route_is_not_moved_by_rates(tmp_path: object) -> None:
 
 
 def test_a_pull_that_takes_longer_than_the_forward_is_not_begun(prefill: Lone) -> None:
-    teach(prefill, here=1e-6, there=1.0)
+    for tokens in range(1, LEAST + 1):
+        costs_of(prefill).forwarded.add(tokens, tokens * 1e-6)
     for size in range(1, LEAST + 1):
         costs_of(prefill).pulled.add(size, 1.0)
     give(prefill, reserve(prompt_of(300), 200))

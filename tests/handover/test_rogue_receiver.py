@@ -18,7 +18,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 
-INVALID, FAILED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+FAILED = grpc.StatusCode.FAILED_PRECONDITION
 GARBAGE = b"\xff\xff\xff"
 
 
@@ -53,18 +53,17 @@ def test_transport_metadata_that_cannot_be_read_is_refused(rogue: Rogue, prefill
 def test_a_room_of_an_unknown_connection_or_without_reserve_is_refused(
     rogue: Rogue, prefill: Node
 ) -> None:
-    stranger = rogue.reserve()
-    stranger.reserve.connection_id = "nobody"
+    stranger = handover_pb2.ReceiverBatch(connection_id="nobody", messages=[rogue.reserve()])
+    for firsts in ([stranger], [handover_pb2.ReceiverBatch()], []):
+        with pytest.raises(grpc.RpcError) as caught:
+            list(rogue.stub.Transfer(iter(firsts), timeout=HANG_SECONDS))
+        assert caught.value.code() is FAILED and "connection_id" in caught.value.details()
     grant = handover_pb2.ReceiverMessage(grant=handover_pb2.Grant())
     abort = handover_pb2.ReceiverMessage(abort=handover_pb2.Abort(generation=1))
     empty = handover_pb2.ReceiverMessage()
-    for first, status in ((stranger, FAILED), (grant, INVALID), (abort, INVALID), (empty, INVALID)):
-        with pytest.raises(grpc.RpcError) as caught:
-            list(rogue.stub.Transfer(iter([first]), timeout=HANG_SECONDS))
-        assert caught.value.code() is status
-    with pytest.raises(grpc.RpcError) as caught:
-        list(rogue.stub.Transfer(iter([]), timeout=HANG_SECONDS))
-    assert caught.value.code() is INVALID
+    # They may have crossed the end of a room, and say nothing of any.
+    unknown = rogue.batch(grant, abort, empty)
+    assert not list(rogue.stub.Transfer(iter([unknown]), timeout=HANG_SECONDS))
     with pytest.raises(grpc.RpcError) as caught:
         rogue.stub.Abort(
             handover_pb2.AbortRequest(room=99, connection_id="nobody"), timeout=HANG_SECONDS
@@ -116,13 +115,15 @@ def test_a_receiver_that_hangs_up_in_its_room_holds_nothing(rogue: Rogue, prefil
         with grpc.insecure_channel(prefill.address) as channel:
             transfer = channel.stream_stream("/tasuki.handover.v1.Handover/Transfer")
             messages: SimpleQueue[bytes | None] = SimpleQueue()
-            messages.put(rogue.reserve().SerializeToString())
+            messages.put(rogue.batch(rogue.reserve()).SerializeToString())
             call = transfer(iter(messages.get, None))
             until(lambda: prefill.requests("AwaitingGrant") == 1, prefill.story)
             if garbage:
                 messages.put(garbage)
-                last = handover_pb2.SenderMessage.FromString([*call][-1])
-                assert "not the expected message" in last.failed.reason, last
+                batches = [handover_pb2.SenderBatch.FromString(data) for data in call]
+                told = [message for batch in batches for message in batch.messages]
+                failed = [message.failed for message in told if message.HasField("failed")]
+                assert ["not the expected message" in each.reason for each in failed] == [True]
             else:
                 call.cancel()
             messages.put(None)
@@ -142,8 +143,53 @@ def talk(
         until(lambda: rogue.is_over(told), "no end")
 
     try:
-        for message in rogue.stub.Transfer(requests(), timeout=HANG_SECONDS):
+        for message in rogue.rooms(requests()):
             told.append(message)
     except grpc.RpcError as error:
         raise AssertionError(f"{error.code()} {error.details()} after {told}") from error
-    return told
+    # Nothing but that it is over is said after the end.
+    assert told[-1] == handover_pb2.SenderMessage(
+        closed=handover_pb2.Closed(), room=reserve.reserve.ticket.room
+    )
+    return told[:-1]
+
+
+def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue, prefill: Node) -> None:
+    """One is refused, one makes no sense and one is done: a batch is only an envelope."""
+    sound, odd, refused = rogue.reserve(), rogue.reserve(), rogue.reserve(generation=2**63)
+    told: list[handover_pb2.SenderMessage] = []
+    rooms = [message.room for message in (sound, odd, refused)]
+
+    def heard(room: int, *kinds: str) -> bool:
+        return any(m.room == room and m.WhichOneof("message") in kinds for m in told)
+
+    def batches() -> Iterator[handover_pb2.ReceiverBatch]:
+        yield rogue.batch(sound, odd, refused)
+        until(lambda: all(heard(room, "accepted") for room in rooms[:2]), "deaf")
+        grants = [
+            handover_pb2.Grant(generation=7, pages=pages, slot=3)
+            for pages in ([0, 1, 2], [0, 1, 2**40])
+        ]
+        yield rogue.batch(
+            *(
+                handover_pb2.ReceiverMessage(grant=grant, room=room)
+                for grant, room in zip(grants, rooms, strict=False)
+            ),
+            handover_pb2.ReceiverMessage(abort=handover_pb2.Abort(generation=7), room=10**6),
+        )
+        until(lambda: rogue.is_over(told) and all(heard(room, "closed") for room in rooms), "open")
+
+    for batch in rogue.stub.Transfer(batches(), timeout=HANG_SECONDS):
+        told += batch.messages
+    kinds = {
+        room: [m.WhichOneof("message") for m in told if m.room == room and not m.HasField("queued")]
+        for room in rooms
+    }
+    assert kinds == {
+        rooms[0]: ["accepted", "ready", "done", "closed"],
+        rooms[1]: ["accepted", "failed", "closed"],
+        rooms[2]: ["closed"],
+    }
+    (why,) = [m.closed.reason for m in told if m.room == rooms[2]]
+    assert "ticket.generation" in why
+    prefill.assert_at_rest()

@@ -44,6 +44,14 @@ def window(**fields: int) -> pb.Window:
     return pb.Window(**{"end_layer": 8, "pages": 4, "carries_state": True, **fields})
 
 
+def said(to: pb.ReceiverBatch, *messages: Says) -> pb.SenderBatch:
+    """In the room of what was heard."""
+    batch = pb.SenderBatch(messages=messages)
+    for message in batch.messages:
+        message.room = to.messages[0].room
+    return batch
+
+
 class RogueSender(handover_pb2_grpc.HandoverServicer):
     """Accepts every room, then says what it was told to."""
 
@@ -68,17 +76,16 @@ class RogueSender(handover_pb2_grpc.HandoverServicer):
             await asyncio.sleep(0.1)
 
     async def Transfer(
-        self, request_iterator: AsyncIterator[pb.ReceiverMessage], context: object
-    ) -> AsyncIterator[Says]:
-        await anext(request_iterator)
-        yield Says(accepted=pb.Accepted())
-        await anext(request_iterator)
-        for message in self._script:
-            yield message
+        self, request_iterator: AsyncIterator[pb.ReceiverBatch], context: object
+    ) -> AsyncIterator[pb.SenderBatch]:
+        yield said(await anext(request_iterator), Says(accepted=pb.Accepted()))
+        granted = await anext(request_iterator)
+        # All in one batch: each message means what it would alone.
+        yield said(granted, *self._script)
         if not self._hangs_up:
-            async for message in request_iterator:
-                if message.WhichOneof("message") == "abort":
-                    yield Says(aborted=pb.Aborted(drain=pb.DRAIN_DRAINED))
+            async for batch in request_iterator:
+                if batch.messages[0].WhichOneof("message") == "abort":
+                    yield said(batch, Says(aborted=pb.Aborted(drain=pb.DRAIN_DRAINED)))
 
     async def Abort(self, request: pb.AbortRequest, context: object) -> pb.AbortResponse:
         return pb.AbortResponse(drain=pb.DRAIN_DRAINED)

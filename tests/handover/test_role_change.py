@@ -44,6 +44,7 @@ FIXED = frozenset(
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Addresses, and peers trusted with prompts and memory.
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),
+        *("http_etcd", "http_advertise"),
         *("prefill", "prefill_file", "prefill_ca"),
         # The model, and the settings that peers must share.
         *(
@@ -61,6 +62,7 @@ FIXED = frozenset(
         # Files, collectors, and the process itself.
         *("other_role_config", "otlp_endpoint", "log_format", "metrics", "metrics_compat"),
         "engine_process",
+        "front_workers",
         "exit_with_parent",
     }
 )

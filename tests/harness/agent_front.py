@@ -1,5 +1,6 @@
 """A front over a scripted engine whose template is an agent's: it opens thoughts, writes calls."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.chat_template import ChatTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_chat import AGENT_TEMPLATE
+from tests.harness.grpc_fixtures import THINKING_TAGS
 from tests.harness.http_fixtures import HttpFront, running_http
 
 END = 2
@@ -37,9 +39,16 @@ class AgentFront:
 
         def answer(submit: m.Submit) -> list[int]:
             text = left.pop(0) if len(left) > 1 else left[0]
-            return [*self.codec.require_tokenizer().encode(text), END]
+            return [*self._drawn(text), END]
 
         self.http.engine.answer = answer
+
+    def _drawn(self, text: str) -> list[int]:
+        """As a model draws it: each of the two tags is a token of its own."""
+        tokenizer = self.codec.require_tokenizer()
+        pieces = re.split("(" + "|".join(map(re.escape, THINKING_TAGS)) + ")", text)
+        added = {tag: [tokenizer.added_tokens[tag]] for tag in THINKING_TAGS}
+        return [id_ for piece in pieces for id_ in added.get(piece) or tokenizer.encode(piece)]
 
     def submits(self) -> list[m.Submit]:
         return self.http.engine.of(m.Submit)

@@ -18,12 +18,14 @@ from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import EngineParts, build_cache, build_fused_engine
 from tasuki.engine.runner import cpu_runner
 from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_routes import client_routes
+from tasuki.server.daemon.client_front import client_routes
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import served_model
@@ -148,6 +150,8 @@ def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
     config = engine_config(folder)
     codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)
     parts = tiny_parts_of(codec, arena_mib=32)
+    vocabulary = Vocabulary.load(folder, _VOCABULARY, parts.model_config.eos_ids)
+    parts = replace(parts, grammars=GrammarCompiler(vocabulary))
     dictation = Dictation()
     with pytest.MonkeyPatch.context() as patch, loop_on_a_thread() as loop:
         patch.setattr(cpu_runner, "sample", dictation.sample)

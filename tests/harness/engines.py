@@ -21,6 +21,9 @@ from tasuki.engine.engine import Engine
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar import Grammar
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
@@ -235,6 +238,14 @@ TINY = {
 }
 
 
+class GrammarsAtOnce(GrammarCompiler):
+    """Compiles where it is asked: a loop of tests ends where a step has nothing to do."""
+
+    def ready(self, grammar: Grammar) -> bool:
+        self.constraint(grammar, ())
+        return True
+
+
 def tiny_parts(arena_mib: float = 8.0, seed: int = 5, slabs: int | None = None) -> EngineParts:
     """A random two-kind model of four layers over a small arena, of so many slabs if given."""
     model_config = ModelConfig.from_dict(TINY)
@@ -242,7 +253,15 @@ def tiny_parts(arena_mib: float = 8.0, seed: int = 5, slabs: int | None = None) 
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
     weights = random_weights(model_config, seed, torch.float32)
     model = Qwen35Model(model_config, weights)
-    return EngineParts(model_config, model, Arena(layout, slabs), StepCounter())
+    grammars = GrammarsAtOnce(LETTERS)
+    return EngineParts(model_config, model, Arena(layout, slabs), StepCounter(), grammars=grammars)
+
+
+LETTERS = Vocabulary(
+    tuple(b"" if token == 127 else bytes([token]) for token in range(TINY["vocab_size"])), (127,)
+)
+"""A token of the tiny model is an ASCII character; the last one ends an answer, where a request
+makes it a stop token: the model itself has none."""
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

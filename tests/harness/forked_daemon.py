@@ -1,10 +1,8 @@
 """A daemon forked from a process that has imported everything already: a life costs a sixth of the
 processor time of one that starts with the interpreter.
 
-Owns the children it started. The fork server has imported torch and the daemons' modules and has
-started no thread; each child is a daemon of its own with its own transport and gRPC. A child has
-the environment and the folder of whoever starts it, and the namespaces of the fork server, which
-are those of the process at its first ForkedDaemon.
+Owns the children it started: each is a daemon of its own with its own transport and gRPC, in the
+namespaces of the fork server (fork_server.py) unless its `main` enters others.
 """
 
 import ctypes
@@ -14,15 +12,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import IO
 
 from tasuki.cli import main as cli
 from tasuki.cli.launcher import STOP_SECONDS, Daemon
 from tasuki.transfer import failpoints
+from tests.harness.fork_server import forked
 
-_PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.cli.main"]
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG."""
 
@@ -38,32 +35,29 @@ class ForkedDaemon(Daemon):
         environment: Mapping[str, str] | None = None,
         main: Callable[[list[str]], int] = cli.main,
     ) -> None:
-        """environment: what differs from this process's. main: a module's function, which takes
-        COMMAND and its flags. REQUIRES: this process is in the namespaces in which it started its
-        first ForkedDaemon."""
-        self._environment = dict(environment or {})
+        """environment: what differs from this process's. main: a module's function, or a
+        partial of one, which takes COMMAND and its flags."""
+        self._environment = environment
         self._main = main
         super().__init__(command, flags, bind)
 
     def _spawn(self, arguments: Sequence[str]) -> "_Forked":
-        environment = {**os.environ, **self._environment}
-        return _Forked(partial(self._main, list(arguments)), environment)
+        return _Forked(self._main, list(arguments), self._environment)
 
 
 class _Forked:
     """As much of a Popen as Daemon uses."""
 
-    def __init__(self, main: Callable[[], int], environment: dict[str, str]) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+    def __init__(
+        self,
+        main: Callable[[list[str]], int],
+        arguments: list[str],
+        environment: Mapping[str, str] | None,
+    ) -> None:
         self.stdin = None
         self.stdout, out = _pipe()
         self.stderr, err = _pipe()
-        # daemon: one that a test leaves behind is ended with the test's process, not waited for.
-        self._process = context.Process(
-            target=_live, args=(main, os.getcwd(), environment, out, err), daemon=True
-        )
-        self._process.start()
+        self._process = forked(_live, main, arguments, out, err, environment=environment)
         out.close()
         err.close()
 
@@ -101,22 +95,13 @@ def _pipe() -> tuple[IO[str], Connection]:
 
 
 def _live(
-    main: Callable[[], int],
-    folder: str,
-    environment: dict[str, str],
-    out: Connection,
-    err: Connection,
+    main: Callable[[list[str]], int], arguments: list[str], out: Connection, err: Connection
 ) -> None:
     """The child's whole life."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
     os.setsid()
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    # It may have children of its own, as any daemon that is started.
-    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     # Read once, when it was imported: before this child had an environment of its own.
     failpoints.ARMED = failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))  # type: ignore[misc]
-    sys.exit(main())
+    sys.exit(main(arguments))

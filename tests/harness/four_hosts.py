@@ -13,10 +13,10 @@ from pathlib import Path
 
 from scripts.load.tally import Tally
 from scripts.load.users import Users
-from tasuki.cli.launcher import Daemon
 from tests.harness.daemons import Node, flags
 from tests.harness.etcd_process import EtcdProcess, running_etcd
-from tests.harness.namespaces import DEVICE, host_address, inside
+from tests.harness.host_programs import daemon_of
+from tests.harness.namespaces import DEVICE, host_address
 from tests.harness.waiting import until
 
 NAMES = ("p1", "p2", "d1", "d2")
@@ -30,13 +30,12 @@ class FourHosts:
         self.nodes: dict[str, Node] = {}
         for number, (name, space) in enumerate(zip(NAMES, spaces, strict=True)):
             command = "prefill" if name.startswith("p") else "decode"
-            with inside(space):
-                node = Node(
-                    *(command, *flags(arena_mib=128), "--name", name, "--etcd", etcd.url),
-                    *("--insecure", "--api-key", KEY, "--drain-timeout", "60"),
-                    bind=f"{host_address(number)}:0",
-                    launch=Daemon,
-                )
+            node = Node(
+                *(command, *flags(arena_mib=128), "--name", name, "--etcd", etcd.url),
+                *("--insecure", "--api-key", KEY, "--drain-timeout", "60"),
+                bind=f"{host_address(number)}:0",
+                launch=daemon_of(space),
+            )
             stack.callback(node.stop)
             self.nodes[name] = node
         for node in self.nodes.values():

@@ -5,12 +5,13 @@ import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
+import numpy as np
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -31,6 +32,7 @@ Result = TypeVar("Result")
 TOKENS_ONLY = TextCodec(320, 4096, None, None)
 """Of a checkpoint without a tokenizer."""
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+THINKING_TAGS = ("<think>", "</think>")
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -40,17 +42,19 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of 320 entries with a ChatML template, in Hugging Face layout."""
+    """A byte-level BPE of at most 320 entries with a ChatML template, in Hugging Face layout. As in
+    those checkpoints the tags of thinking are tokens, and not special."""
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320,
+        vocab_size=320 - len(THINKING_TAGS),
         special_tokens=list(SPECIALS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     library.train_from_iterator(["it was a fine morning and the im end of the start"] * 8, trainer)
+    library.add_tokens([*THINKING_TAGS])
     library.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
 
@@ -66,6 +70,20 @@ def usage(prompt_tokens: int, completion_tokens: int) -> m.Usage:
     hit = m.HitBreakdown(prompt_tokens, 3, 2, {"new": prompt_tokens - 2}, "turn_end")
     transfer = m.TransferReport(4096, 4, 2, 0.03, 0.01)
     return m.Usage(prompt_tokens, completion_tokens, hit, transfer, "p0", False, 0.25, 1.25)
+
+
+def scored(request_id: m.RequestId, prompt: m.Tokens, top: int) -> m.PromptScored:
+    """Token number i of the prompt has logprob -i and rank i; likelier are the ids behind it."""
+    behind = np.arange(1, len(prompt))
+    others = prompt[1:, None] + np.arange(1, top + 1, dtype=np.int32)
+    return m.PromptScored(
+        request_id,
+        1,
+        -behind.astype(np.float64),
+        behind.astype(np.int32),
+        others.astype(np.int32),
+        -0.25 * np.ones((len(behind), top)) * np.arange(1, top + 1),
+    )
 
 
 @dataclass
@@ -145,6 +163,10 @@ class ScriptedEngine:
         if self.reject is not None:
             self.deliver(m.Rejected(submit.request_id, self.reject))
             return
+        if submit.prompt_logprobs is not None and len(submit.prompt) > 1:
+            self.deliver(scored(submit.request_id, submit.prompt, submit.prompt_logprobs))
+        for fork in submit.forks:
+            self._submit(replace(submit.of_fork(fork), prompt_logprobs=None))
         tokens = list(self.answer(submit))
         for index, token in enumerate(tokens):
             top = tuple(
@@ -160,13 +182,23 @@ class ScriptedEngine:
         self.deliver(m.Finished(submit.request_id, reason, usage(len(submit.prompt), tokens)))
 
 
+class Served(Protocol):
+    """A server's address."""
+
+    @property
+    def address(self) -> str: ...
+
+
 @dataclass
 class Front:
+    """http: where front workers answer it, as they do gRPC; else None."""
+
     engine: ScriptedEngine
     client: EngineClient
-    server: Server
+    server: Served
     loop: asyncio.AbstractEventLoop
     channel: grpc.Channel
+    http: Served | None = None
 
     @property
     def address(self) -> str:
@@ -207,12 +239,20 @@ def running_front(
     queue_limit: int = 4096,
     engine: ScriptedEngine | None = None,
     services: Callable[[EngineClient], Sequence[Service]] | None = None,
+    workers: int = 1,
     **observers: Any,
 ) -> Iterator[Front]:
     """A real gRPC server on loopback, on an event loop of its own thread. services: in place of the
-    front's own. observers: EngineClient's."""
+    front's own. workers: front workers that answer in its place, where there are more than one;
+    each call of `channel` is then on a connection of its own. observers: EngineClient's."""
     config = config or ServerConfig()
     engine = engine or ScriptedEngine()
+    if workers > 1:
+        from tests.harness.worker_fixtures import running_workers
+
+        with running_workers(codec, config, engine, workers, **observers) as front:
+            yield front
+        return
     with loop_on_a_thread() as loop:
         client = EngineClient(
             engine.post,

@@ -51,7 +51,7 @@ _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
 _PLACES = {
     "client.trace": "client._traceparent",
     "client.events": "client._rooms.*._next",
-    "client.stream": "client._rooms.*._stream._said.get",
+    "client.stream": "client._rooms.*._stream._outbox.take",
     "client.fence": "client._rooms.*.fence.hold",
     "client.pull.events": "client._pulls.*._next",
     "service.events": "service._rooms.*._next",
@@ -145,7 +145,7 @@ class HandoverWorld:
             tracks["peer"] = list(self.peer.answers)
             for node, inbound in self._inbound.items():
                 for message in inbound.messages[self._read[node] :]:
-                    if not isinstance(message, m.PeersChanged):
+                    if not isinstance(message, m.PeersChanged | m.ReadUsable):
                         of_pull = " pull" if isinstance(message, _PULLS) else ""
                         track = f"{node} {room_of(message)}{of_pull}"
                         tracks.setdefault(track, []).append(_shown(message))
@@ -338,7 +338,7 @@ class HandoverWorld:
         hanging: dict[str, Callable[..., object]] = {
             "verify": lambda *_: over.wait(HANG_SECONDS),
             "abort": lambda _: Future(),
-            "get": asyncio.Event().wait,
+            "take": asyncio.Event().wait,
         }
         self._stack.callback(setattr, owner, name, whole)
         self._stack.callback(over.set)

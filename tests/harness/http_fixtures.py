@@ -5,17 +5,17 @@ import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_routes import client_routes
+from tasuki.server.daemon.client_front import client_routes
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.grpc_fixtures import TOKENS_ONLY, Front, ScriptedEngine, running_front
+from tests.harness.grpc_fixtures import TOKENS_ONLY, Front, ScriptedEngine, Served, running_front
 from tests.harness.http_calls import JSON, Reply, ask, connect
 from tests.harness.waiting import HANG_SECONDS
 
@@ -23,7 +23,7 @@ from tests.harness.waiting import HANG_SECONDS
 @dataclass
 class HttpFront:
     front: Front
-    server: HttpServer
+    server: Served
 
     @property
     def engine(self) -> ScriptedEngine:
@@ -31,7 +31,9 @@ class HttpFront:
 
     def dial(self) -> socket.socket:
         """A connection for raw bytes."""
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=HANG_SECONDS)
+        return socket.create_connection(
+            ("127.0.0.1", int(self.server.address.rpartition(":")[2])), timeout=HANG_SECONDS
+        )
 
     def connect(self) -> http.client.HTTPConnection:
         return connect(self.server.address)
@@ -73,10 +75,18 @@ def running_http(
     routes: Sequence[web.AbstractRouteDef] | None = None,
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
     model: ServedModel | None = None,
+    workers: int = 1,
 ) -> Iterator[HttpFront]:
     """A real server on loopback, beside the gRPC server of running_front. routes: in place of
-    OpenAI's. model: in place of one that is called tiny."""
+    OpenAI's. model: in place of one that is called tiny. workers: as running_front's, which then
+    answer by their own routes and model."""
     config = config or ServerConfig()
+    if workers > 1:
+        config = replace(config, http_bind="127.0.0.1:0")
+        with running_front(codec, config, workers=workers) as front:
+            assert front.http is not None
+            yield HttpFront(front, front.http)
+        return
     with running_front(codec, config, queue_limit) as front:
         served = model or ServedModel("tiny", 1_700_000_000, 1000, codec, sampling_defaults)
 
@@ -86,9 +96,8 @@ def running_http(
                 client_routes(front.client, served, config) if routes is None else routes,
                 lambda: front.client.lost,
                 config.access,
-                admit=front.client.admit,
+                admitted=front.client.admitted,
                 calls=front.client.calls,
-                is_taken=front.client.is_in_flight,
             )
 
         server = front.run(start())

@@ -24,11 +24,13 @@ class ManualPeer:
 
     def __init__(self, both: Nodes, stack: AsyncExitStack) -> None:
         self.answers: list[str] = []
-        """All but Queued, and how a call ended."""
+        """All but Queued, how a call ended, and why a room was closed."""
         self._both = both
         self._stack = stack
         self._own = ""
         self._call: Any = None
+        self._room = 0
+        """Of which what is written is."""
 
     async def _stub(self) -> Any:
         address = f"127.0.0.1:{self._both.port}"
@@ -70,22 +72,33 @@ class ManualPeer:
 
     async def transfer(self, number: str, change: str = "", of: str = "decode") -> None:
         """Reserve. change: fields of the message that are others."""
-        reserve = wire.reserve(self.connection_of(of), wanted(int(number)))
+        reserve = wire.reserve(wanted(int(number)), "")
         text_format.Merge(change, reserve)
+        self._room = reserve.room or reserve.reserve.ticket.room
         await self._open("Transfer")
-        await self._call.write(reserve)
+        await self._write(reserve, self.connection_of(of))
 
     async def transfer_with(self, message: str) -> None:
         """message: in place of Reserve."""
         await self._open("Transfer")
         await self.write(message)
 
+    async def batch(self, number: str, count: str) -> None:
+        """So many grants at once, on the stream that is open."""
+        grants = [pb.ReceiverMessage(grant=pb.Grant(), room=int(number))] * int(count)
+        await self._call.write(pb.ReceiverBatch(messages=grants))
+
     async def silent(self, call: str) -> None:
         """Open a call and write nothing."""
         await self._open(call)
 
     async def write(self, message: str) -> None:
-        await self._call.write(text_format.Parse(message, pb.ReceiverMessage()))
+        parsed = text_format.Parse(message, pb.ReceiverMessage())
+        await self._write(parsed, self.connection_of("decode"))
+
+    async def _write(self, message: pb.ReceiverMessage, connection: str) -> None:
+        message.room = self._room
+        await self._call.write(pb.ReceiverBatch(connection_id=connection, messages=[message]))
 
     async def _open(self, call: str) -> None:
         self._call = getattr(await self._stub(), call)()
@@ -94,12 +107,21 @@ class ManualPeer:
 
     async def _listen(self, call: Any) -> None:
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                kind = message.WhichOneof("message")
-                if kind == "failed":
-                    drain = pb.Drain.Name(message.failed.drain)
-                    self.answers.append(f"failed({drain}: {message.failed.reason})")
-                elif kind != "queued":
-                    self.answers.append(kind)
+            while (batch := await call.read()) is not grpc.aio.EOF:
+                for message in getattr(batch, "messages", ()):
+                    self._hear(message)
         except grpc.aio.AioRpcError as error:
             self.answers.append(f"{error.code().name}({error.details()})")
+
+    def _hear(self, message: pb.SenderMessage) -> None:
+        match message.WhichOneof("message"):
+            case "failed":
+                drain = pb.Drain.Name(message.failed.drain)
+                self.answers.append(f"failed({drain}: {message.failed.reason})")
+            case "closed":
+                if message.closed.reason:
+                    self.answers.append(f"closed({message.closed.reason})")
+            case "queued":
+                pass
+            case kind:
+                self.answers.append(str(kind))

@@ -1,16 +1,15 @@
 """This process sends and a child receives, over a transport that the test file chooses."""
 
-import multiprocessing as mp
 import os
 import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import numpy as np
 
 from tasuki.transfer.transports.base import TransferState, Transport
+from tests.harness.fork_server import forked_peer
 from tests.harness.waiting import HANG_SECONDS
 
 Answers = dict[str, Callable[..., object]]
@@ -45,11 +44,7 @@ class PeerWire:
 
     def __init__(self, transport: Transport, child: Callable[[Connection], None]) -> None:
         self.transport = transport
-        self.context = mp.get_context("spawn")
-        self.channel, theirs = self.context.Pipe()
-        self.process: BaseProcess = self.context.Process(target=child, args=(theirs,))
-        self.process.start()
-        theirs.close()
+        self.process, self.channel = forked_peer(child)
         assert self.channel.poll(HANG_SECONDS)
         self.metadata = self.channel.recv_bytes()
         self.endpoint = transport.connect(self.metadata)

@@ -35,6 +35,11 @@ def engine_of(daemon: int) -> int:
     return found
 
 
+def workers_of(daemon: int) -> list[int]:
+    """The processes of a daemon's front workers."""
+    return [child for child in _children(daemon) if b"worker_main" in _command(child)]
+
+
 def _children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

@@ -1,8 +1,9 @@
 """A decode node that speaks to a real prefill daemon by hand, over NIXL."""
 
 import secrets
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from tests.harness.daemons import Node, random_prompt
 from tests.harness.waiting import HANG_SECONDS
 
 SLABS = 4
-ENDS = ("done", "failed", "refused", "aborted")
+ENDS = ("done", "failed", "refused", "aborted", "closed")
 
 
 def contract_of(stub: Any) -> dict[str, str]:
@@ -77,7 +78,6 @@ class Rogue:
     def reserve(self, **ticket: object) -> pb.ReceiverMessage:
         self._rooms += 1
         reserve = pb.Reserve(
-            connection_id=self._connection,
             ticket=pb.Ticket(
                 **{
                     "room": self._rooms,
@@ -90,7 +90,32 @@ class Rogue:
             ),
             prompt=np.array(random_prompt(130, 0), dtype="<i4").tobytes(),
         )
-        return pb.ReceiverMessage(reserve=reserve)
+        return pb.ReceiverMessage(reserve=reserve, room=reserve.ticket.room)
+
+    def batch(self, *messages: pb.ReceiverMessage) -> pb.ReceiverBatch:
+        return pb.ReceiverBatch(connection_id=self._connection, messages=messages)
+
+    def rooms(
+        self, messages: Iterable[pb.ReceiverMessage], seconds: float = HANG_SECONDS
+    ) -> Iterator[pb.SenderMessage]:
+        """What the sender says, up to Closed, to a room's messages on a stream of their own."""
+        closed = Event()
+
+        def batches() -> Iterator[pb.ReceiverBatch]:
+            room = 0
+            for message in messages:
+                room = message.room or room
+                sent = pb.ReceiverMessage(room=room)
+                # A copy: whoever gave the message may send it to other rooms too.
+                sent.MergeFrom(message)
+                yield self.batch(sent)
+            closed.wait(seconds)
+
+        for batch in self.stub.Transfer(batches(), timeout=seconds):
+            for message in batch.messages:
+                if message.WhichOneof("message") == "closed":
+                    closed.set()
+                yield message
 
     def is_over(self, told: list[pb.SenderMessage]) -> bool:
         """Whether the room is over; its bytes land only while their receiver looks."""

@@ -9,37 +9,35 @@ import sys
 import time
 from collections.abc import Callable
 
-from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions
-from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, inside, ip
+from tests.harness.host_programs import daemon_of
+from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, ip
 from tests.harness.pair_moments import handed_over, in_transfer
 from tests.harness.waiting import until
 
-LONG, SHORT = range(2)
+SHORT, LONG = range(2)
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 OFF_LOOPBACK = ("--insecure", "--api-key", "a-key-of-this-test")
 
 
 class TwoHosts(Pair):
-    def __init__(self, prefill_space: str, decode_space: str) -> None:
+    def __init__(self, prefill_space: str, decode_space: str, lengths: tuple[int, ...]) -> None:
+        """lengths: of the questions' prompts."""
         self.decode_space = decode_space
-        self._questions = questions((4000, 600))
+        self._questions = questions(lengths)
         self._salts = 0
         os.environ["UCX_NET_DEVICES"] = DEVICE
         small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", *OFF_LOOPBACK]
-        with inside(prefill_space):
-            self.prefill = Node(
-                *("prefill", *flags(), *small, *COUNTED_WINDOWS),
-                bind=f"{PREFILL_ADDRESS}:0",
-                launch=Daemon,
-            )
-        self.prefill.wait_ready()
+        self.prefill = Node(
+            *("prefill", *flags(), *small, *COUNTED_WINDOWS),
+            bind=f"{PREFILL_ADDRESS}:0",
+            launch=daemon_of(prefill_space),
+        ).wait_ready()
         self._target = self.prefill.address
         self.decode = Node(
             *("decode", *flags(), *OFF_LOOPBACK, "--prefill", self._target),
             bind=f"{DECODE_ADDRESS}:0",
-            launch=Daemon,
         ).wait_ready()
         self.mend()
 
@@ -69,15 +67,17 @@ def link_goes_down_and_up(pair: TwoHosts) -> None:
     handed_over(pair, SHORT)
 
 
-SCENARIOS: dict[str, Callable[[TwoHosts], None]] = {
-    scenario.__name__: scenario for scenario in (works, link_goes_down_and_up)
+SCENARIOS: dict[str, tuple[Callable[[TwoHosts], None], tuple[int, ...]]] = {
+    works.__name__: (works, (600,)),
+    link_goes_down_and_up.__name__: (link_goes_down_and_up, (600, 4000)),
 }
 
 
-def main(prefill_space: str, decode_space: str, scenario: str) -> None:
-    pair = TwoHosts(prefill_space, decode_space)
+def main(prefill_space: str, decode_space: str, name: str) -> None:
+    scenario, lengths = SCENARIOS[name]
+    pair = TwoHosts(prefill_space, decode_space, lengths)
     try:
-        SCENARIOS[scenario](pair)
+        scenario(pair)
     finally:
         pair.link("up")
         pair.stop()

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tests.harness.engines import LETTERS
+from tests.model.grammar_twin import naive_tokens
 
 Row = NDArray[np.float32]
 _OUT = np.float32(-math.inf)
@@ -20,11 +22,16 @@ def naive_adjusted(
     prompt: Sequence[int],
     output: Sequence[int],
 ) -> Row:
-    """ends: tokens that would end the answer. The whole prompt and output, in order."""
+    """ends: tokens that would end the answer. The whole prompt and output, in order. A grammar's
+    tokens are LETTERS."""
     row = logits.copy()
     for token in range(len(row)):
         if params.allowed_token_ids and token not in params.allowed_token_ids:
             row[token] = _OUT
+    if params.grammar is not None:
+        followed = naive_tokens(params.grammar, LETTERS, output)
+        kept = [token for token in followed if np.isfinite(row[token])]
+        row = np.where([token in (kept or followed) for token in range(len(row))], logits, _OUT)
     without = row.copy()
     for word in params.bad_words:
         before = list(word[:-1])

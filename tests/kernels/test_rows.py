@@ -73,7 +73,7 @@ class Filling(CpuRunner):
 def filling(rows: DeviceBatch) -> tuple[Lone, Filling]:
     parts = tiny_parts()
     engine = Lone(EngineConfig(model="tiny", dtype="float32"), parts=parts)
-    runner = Filling(parts.model, parts.arena, parts.steps)
+    runner = Filling(parts.model, parts.arena, parts.steps, parts.grammars)
     runner.rows = rows
     engine.engine._plans = PlanStream(
         runner, engine.engine._cache, engine.engine._scheduler.progress

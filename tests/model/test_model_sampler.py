@@ -145,7 +145,7 @@ def test_seed_and_position_both_matter() -> None:
         {"top_p": 1e-7},
         {"top_p": 1.0001},
         {"top_p": math.nan},
-        {"max_new_tokens": 0},
+        {"max_new_tokens": -1},
         {"min_p": -0.1},
         {"min_p": 1.1},
         {"min_p": math.nan},

@@ -26,6 +26,7 @@ LEVEL = {
     "engine": 4,
     "model": 3,
     "transfer": 3,
+    "routing": 3,
     "pycache": 2,
     "utils": 1,
     "proto": 0,
@@ -137,6 +138,7 @@ def test_a_folder_shows_its_design_at_a_glance() -> None:
 ENGINE_SURFACE = {("engine", "messages"), ("engine", "config"), ("engine", "role")}
 ASSEMBLY = {
     ("server", "daemon"),
+    ("server", "workers"),
     *((room, file) for room in ("prefill_node", "decode_node") for file in ("node", "engine_side")),
 }
 

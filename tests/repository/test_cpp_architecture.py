@@ -12,6 +12,7 @@ LEVEL = {
     "cache": 6,
     "placement": 5,
     "requests": 4,
+    "fleet": 4,
     "events": 3,
     "view": 3,
     "tree": 2,

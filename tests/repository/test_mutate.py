@@ -1,5 +1,6 @@
 """The mutants of `make mutate`: where they are, how they are named, and that a trial tells."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from scripts.mutate.results import Results, Verdict, digest_of_tests
 from scripts.mutate.targets import CPP as CPP_TARGETS
 from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
 from scripts.mutate.targets import Target, aims
-from scripts.mutate.workshop import Workshop
+from scripts.mutate.workshop import Baselines, Workshop
 from scripts.package_copy import CPP_TESTS
 
 ROOT = Path(__file__).parents[2]
@@ -138,8 +139,8 @@ def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path)
     aim = replace(aim, target=Target("fences", "evidence", ("test_fence",)))
     blind = replace(aim, target=Target("fences", "evidence", ("test_unserved",)))
     before = (ROOT / aim.path).read_bytes()
-    workshop = Workshop(ROOT, tmp_path)
-    assert workshop.try_out(aim)[0] is Status.CAUGHT
-    assert (workshop.place / aim.path).read_bytes() == before
-    assert workshop.try_out(blind)[0] is Status.SURVIVED
+    with closing(Workshop(ROOT, tmp_path, Baselines())) as workshop:
+        assert workshop.try_out(aim)[0] is Status.CAUGHT
+        assert (workshop.place / aim.path).read_bytes() == before
+        assert workshop.try_out(blind)[0] is Status.SURVIVED
     assert (ROOT / aim.path).read_bytes() == before

@@ -1,5 +1,5 @@
-"""A turn that a client sends back as it came resumes at its exact end: conversations of ten turns
-over HTTP with a real engine, by each published Qwen template."""
+"""A turn that a client sends back as it came, over chats, Messages or Responses, or goes on from by
+its id, resumes at its exact end: over HTTP with a real engine, by each published Qwen template."""
 
 import json
 from collections.abc import Iterator
@@ -33,6 +33,8 @@ TOOLS = [
         },
     }
 ]
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+TURNS = 10
 # Whether a template keeps what was thought before the last question.
 KEEPS = {"qwen3_8"}
 KEEPS_WHERE_ASKED = {"qwen3_6", "qwen3_8"}
@@ -51,6 +53,24 @@ def node(template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Di
         yield running
 
 
+class Ends:
+    """Where the turns of a conversation ended and resumed."""
+
+    def __init__(self) -> None:
+        # Tokens of the turn before, and those that the next turn found of them.
+        self.turns: list[tuple[int, int]] = []
+        self._before = 0
+
+    def add(self, cached: int, prompt: int, answer: int) -> None:
+        self.turns.append((self._before, cached))
+        self._before = prompt + answer
+
+    def exact(self) -> list[bool]:
+        """For each turn but the first, whether it resumed at the exact end of the one before: all
+        of its tokens but the very last, which was drawn and not computed."""
+        return [cached == before - 1 for before, cached in self.turns[1:]]
+
+
 class Chat:
     """A client that sends back every message as it got it."""
 
@@ -60,9 +80,7 @@ class Chat:
         self.fields = {"tools": TOOLS, "temperature": 0, "max_tokens": 200, **fields}
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         self.hybrid: list[dict[str, Any]] = []
-        # Tokens of the turn before, and those that the next turn found of them.
-        self.turns: list[tuple[int, int]] = []
-        self._before = 0
+        self.ends = Ends()
 
     def say(self, role: str, content: str) -> None:
         calls = self.messages[-1].get("tool_calls", [])
@@ -82,14 +100,9 @@ class Chat:
             message, usage = told["choices"][0]["message"], told["usage"]
             self.hybrid.append(usage["prompt_tokens_details"]["hybrid"])
         self.messages.append(message)
-        self.turns.append((self._before, usage["prompt_tokens_details"]["cached_tokens"]))
-        self._before = usage["total_tokens"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        self.ends.add(cached, usage["prompt_tokens"], usage["completion_tokens"])
         return usage
-
-    def exact(self) -> list[bool]:
-        """For each turn but the first, whether it resumed at the exact end of the one before: all
-        of its tokens but the very last, which was drawn and not computed."""
-        return [cached == before - 1 for before, cached in self.turns[1:]]
 
 
 def assembled(reply: Reply) -> dict[str, Any]:
@@ -155,7 +168,7 @@ def test_ten_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, tem
             assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < 12
         chat.say("tool", f"line {turn}")
     chat.answer(thought(template, "Done.") + "That is all.", True)
-    assert chat.exact() == [True] * 9, chat.turns
+    assert chat.ends.exact() == [True] * 9, chat.ends.turns
 
 
 @pytest.mark.parametrize("asked", [None, True])
@@ -168,7 +181,7 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
         chat.say("user", f"What is {turn} and one?")
         chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", False)
     keeps = KEEPS_WHERE_ASKED if asked else KEEPS
-    assert chat.exact() == [template in keeps] * 9, chat.turns
+    assert chat.ends.exact() == [template in keeps] * 9, chat.ends.turns
     for turn, told in enumerate(chat.hybrid[1:], 1):
         causes = {cause for cause, tokens in told["causes"].items() if tokens}
         changed = told.get("template_changed_at")
@@ -177,8 +190,98 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
             continue
         # A state is kept at the page boundary before the first answer that changed, which its
         # opening's few tokens may have left behind.
-        _, cached = chat.turns[turn]
+        _, cached = chat.ends.turns[turn]
         assert causes - {"alignment"} == {"new", "template_changed"}
         assert 0 <= changed - cached < PAGE_TOKENS + 8, (changed, cached)
         # The question and the answer's opening.
         assert told["causes"]["new"] < 40
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+def test_a_message_that_comes_back(node: DictatedNode, template: str, display: str) -> None:
+    tool = {"name": "look", "input_schema": SCHEMA}
+    fields = {
+        "tools": [tool],
+        "temperature": 0,
+        "max_tokens": 200,
+        "cache_salt": display,
+        "output_config": {"effort": "high"},
+    }
+    if template != "qwen3_5_nothink":
+        fields["thinking"] = {"type": "adaptive", "display": display}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "What is in the file?"}]
+    ends = Ends()
+    for turn in range(TURNS):
+        body = {**fields, "messages": messages}
+        counted = node.post("/v1/messages/count_tokens", body).json["input_tokens"]
+        node.dictate_behind(
+            counted, thought(template, f"Now {turn}.") + call(template, {"path": f"a{turn}"})
+        )
+        told = node.post("/v1/messages", body).json
+        assert told["stop_reason"] == "tool_use"
+        usage = told["usage"]
+        cached = usage["cache_read_input_tokens"]
+        assert usage["input_tokens"] + cached == counted
+        ends.add(cached, counted, usage["output_tokens"])
+        use = told["content"][-1]
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": f"line {turn}"}
+        messages += [
+            {"role": "assistant", "content": told["content"]},
+            {"role": "user", "content": [result]},
+        ]
+    assert ends.exact() == [True] * (TURNS - 1), ends.turns
+
+
+def responded(node: DictatedNode, body: dict[str, Any], text: str) -> dict[str, Any]:
+    probe = {**body, "cache_salt": "probe", "max_output_tokens": 1, "store": False}
+    usage = node.post("/v1/responses", probe).json["usage"]
+    node.dictate_behind(usage["input_tokens"], text)
+    reply = node.post("/v1/responses", body)
+    assert reply.status == 200, reply
+    told: dict[str, Any] = reply.json
+    assert told["usage"]["input_tokens"] == usage["input_tokens"]
+    return told
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_response_that_is_gone_on_from(node: DictatedNode, template: str, by_id: bool) -> None:
+    tool = {"type": "function", "name": "look", "parameters": SCHEMA}
+    fields = {
+        "tools": [tool],
+        "temperature": 0,
+        "max_output_tokens": 200,
+        "instructions": "Be brief.",
+        "cache_salt": f"by id {by_id}",
+        "reasoning": {"effort": "high"},
+    }
+    given: list[dict[str, Any]] = [{"role": "user", "content": "What is in the file?"}]
+    name: str | None = None
+    ends = Ends()
+    for turn in range(TURNS):
+        body = {**fields, "input": given, "previous_response_id": name, "store": by_id}
+        told = responded(
+            node, body, thought(template, f"Now {turn}.") + call(template, {"path": f"a{turn}"})
+        )
+        usage = told["usage"]
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        ends.add(cached, usage["input_tokens"], usage["output_tokens"])
+        call_id = told["output"][-1]["call_id"]
+        result = {"type": "function_call_output", "call_id": call_id, "output": f"line {turn}"}
+        name = told["id"] if by_id else None
+        given = [result] if by_id else [*given, *told["output"], result]
+    assert ends.exact() == [True] * (TURNS - 1), ends.turns
+
+
+def test_a_new_question_behind_a_stored_response(node: DictatedNode, template: str) -> None:
+    """Also where the template, given the whole conversation, would drop what was thought."""
+    fields = {"temperature": 0, "max_output_tokens": 200, "cache_salt": "questions"}
+    name: str | None = None
+    ends = Ends()
+    for turn in range(TURNS):
+        body = {**fields, "input": f"What is {turn}?", "previous_response_id": name}
+        told = responded(node, body, f"{thought(template, f'Now {turn}.')}It is {turn}.")
+        usage = told["usage"]
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        ends.add(cached, usage["input_tokens"], usage["output_tokens"])
+        name = told["id"]
+    assert ends.exact() == [True] * (TURNS - 1), ends.turns

@@ -1,5 +1,7 @@
 """`explain` tells again what the client was told, and says so where nothing is known."""
 
+from dataclasses import replace
+
 import pytest
 
 from tasuki.cli.explain import main, story
@@ -26,6 +28,26 @@ def test_a_finished_request_is_told_as_its_client_was(capsys: pytest.CaptureFixt
     for part in ("request r1", ": stop", "4 tokens, 3 with KV", "2 usable", "turn_end", "new"):
         assert part in said
     assert "75% hidden" in said and "prefill  p0" in said
+
+
+def bid(node: str, wait: float, cost: float, *, chosen: bool = False) -> m.PrefillBid:
+    return m.PrefillBid(node, f"{node}:50051", 4096, 0.25, wait, 0.0, cost, chosen)
+
+
+def test_each_candidate_s_cost_is_shown_and_why_one_was_chosen() -> None:
+    bids = (bid("p1", 7.5, 11.5), bid("p2", 0.125, 4.125, chosen=True))
+    choice = m.PrefillChoice("moved", bids, 2, 4096, 1.5, "p1:50051")
+    ended = replace(usage(4, 1), prefill_choice=choice)
+    report = pb.ExplainResponse(
+        request_id="r",
+        finished=finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended)),
+    )
+    lines = [line for line in story(report) if "cost" in line or "node " in line]
+    assert len(lines) == 3
+    head, first, second = lines
+    assert "second choice" in head and "p1:50051 had it before" in head and "1.500 s" in head
+    assert "  p1 p1:50051" in first and "wait 7.500 s" in first and "11.500" in first
+    assert "> p2 p2:50051" in second and "prefill 0.250 s behind 4096 usable tokens" in second
 
 
 def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

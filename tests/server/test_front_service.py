@@ -43,6 +43,7 @@ def held_turn(front: Front, *tokens: int) -> tuple[str, Any]:
     return session, call
 
 
+@pytest.mark.usefixtures("each_front")
 def test_generate_streams_tokens_text_and_usage(
     front: Front, calls: GrpcCalls, codec: TextCodec
 ) -> None:
@@ -77,6 +78,7 @@ def test_messages_carry_their_ends_as_marks(front: Front, calls: GrpcCalls) -> N
     assert len(submit.marks) == 2 and submit.marks[1] < len(submit.prompt)
 
 
+@pytest.mark.usefixtures("each_front")
 @pytest.mark.parametrize("tokens_before", [0, 3])
 def test_a_client_that_leaves_aborts_its_request(
     front: Front, calls: GrpcCalls, tokens_before: int
@@ -91,6 +93,7 @@ def test_a_client_that_leaves_aborts_its_request(
     assert front.engine.wait_for(m.Abort)[0].request_id == "r"
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_deadline_aborts_the_request(front: Front, calls: GrpcCalls) -> None:
     front.engine.hold = True
     request = pb.GenerateRequest(request_id="r", token_ids=ids(1))
@@ -99,6 +102,7 @@ def test_a_deadline_aborts_the_request(front: Front, calls: GrpcCalls) -> None:
     assert front.engine.wait_for(m.Abort)[0].request_id == "r"
 
 
+@pytest.mark.usefixtures("each_front")
 def test_an_abort_ends_the_stream_and_may_be_repeated(front: Front, calls: GrpcCalls) -> None:
     call = held(front)
     calls.abort("r")
@@ -107,6 +111,7 @@ def test_an_abort_ends_the_stream_and_may_be_repeated(front: Front, calls: GrpcC
     assert len(front.engine.wait_for(m.Abort, 2)) == 2
 
 
+@pytest.mark.usefixtures("each_front")
 def test_an_id_in_flight_is_refused_and_free_again_afterwards(
     front: Front, calls: GrpcCalls
 ) -> None:
@@ -173,7 +178,7 @@ def test_bad_requests_name_the_field(
 @pytest.mark.parametrize(
     ("sampling", "part"),
     [
-        (pb.Sampling(max_new_tokens=0), "sampling.max_new_tokens"),
+        (pb.Sampling(max_new_tokens=-1), "sampling.max_new_tokens"),
         (pb.Sampling(max_new_tokens=-5), "sampling.max_new_tokens"),
         (pb.Sampling(temperature=-1), "sampling.temperature"),
         (pb.Sampling(temperature=float("nan")), "sampling.temperature"),
@@ -270,6 +275,7 @@ def test_a_lost_engine_ends_what_is_in_flight(front: Front, calls: GrpcCalls) ->
     assert refusal(calls.stats).message == "the engine died"
 
 
+@pytest.mark.usefixtures("each_front")
 def test_admin_tells_counts_and_drains_after_the_last_request(
     front: Front, calls: GrpcCalls
 ) -> None:
@@ -286,6 +292,7 @@ def test_admin_tells_counts_and_drains_after_the_last_request(
     assert list(call)[-1].finished.reason == pb.FINISH_REASON_ABORT
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_drain_that_is_taken_back_tells_who_waits_for_it(front: Front, calls: GrpcCalls) -> None:
     call = held(front)
     draining = calls.admin.Drain.future(pb.DrainRequest())
@@ -313,6 +320,7 @@ def test_health_names_every_service_and_ends_with_the_server(front: Front) -> No
     watch.cancel()
 
 
+@pytest.mark.usefixtures("each_front")
 def test_turns_send_only_what_is_new(front: Front, calls: GrpcCalls, codec: TextCodec) -> None:
     tokenizer, template = codec.require_tokenizer(), codec.require_template()
     front.engine.answer = lambda submit: [*tokenizer.encode("good"), 2]
@@ -333,6 +341,7 @@ def test_turns_send_only_what_is_new(front: Front, calls: GrpcCalls, codec: Text
     assert second.marks[: len(first.marks)] == first.marks and len(second.marks) == 3
 
 
+@pytest.mark.usefixtures("each_front")
 def test_an_answer_cut_by_length_is_closed_before_the_next_message(
     front: Front, calls: GrpcCalls, codec: TextCodec
 ) -> None:
@@ -347,6 +356,7 @@ def test_an_answer_cut_by_length_is_closed_before_the_next_message(
     assert list(second).count(2) == 3
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_session_outlives_any_number_of_turns_that_end_without_an_answer(
     front: Front, calls: GrpcCalls
 ) -> None:
@@ -362,6 +372,7 @@ def test_a_session_outlives_any_number_of_turns_that_end_without_an_answer(
     assert tuple(front.engine.of(m.Submit)[-1].prompt.tolist()) in prompts
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_turn_that_did_not_finish_leaves_the_log_as_it_was(
     front: Front, calls: GrpcCalls
 ) -> None:
@@ -384,6 +395,7 @@ def test_a_turn_that_did_not_finish_leaves_the_log_as_it_was(
     assert front.engine.of(m.Submit)[-1].prompt.tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("each_front")
 def test_forks_go_separate_ways(front: Front, calls: GrpcCalls) -> None:
     origin = calls.open(b"s")
     calls.append(origin, 1, 2)
@@ -397,6 +409,7 @@ def test_forks_go_separate_ways(front: Front, calls: GrpcCalls) -> None:
     assert [(submit.cursor, submit.salt) for submit in submits] == [(1, b"s"), (2, b"s")]
 
 
+@pytest.mark.usefixtures("each_front")
 def test_closing_a_session_closes_its_cursor_once(front: Front, calls: GrpcCalls) -> None:
     session = calls.open()
     calls.close(session)
@@ -407,6 +420,7 @@ def test_closing_a_session_closes_its_cursor_once(front: Front, calls: GrpcCalls
         assert repr(session) in refused.message
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
     front: Front, calls: GrpcCalls
 ) -> None:
@@ -418,6 +432,7 @@ def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
     assert front.engine.wait_for(m.CloseCursor)[0].cursor == 1
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_turn_taken_back_takes_its_cursor_along(front: Front, calls: GrpcCalls) -> None:
     """The engine may have published the lost answer under it, and a cursor vouches unread."""
     session, call = held_turn(front, 1)
@@ -430,6 +445,7 @@ def test_a_turn_taken_back_takes_its_cursor_along(front: Front, calls: GrpcCalls
     assert [submit.cursor for submit in front.engine.of(m.Submit)] == [1, 2, 2]
 
 
+@pytest.mark.usefixtures("each_front")
 def test_sessions_are_limited(codec: TextCodec) -> None:
     with running_front(codec, ServerConfig(max_sessions=1)) as front:
         calls = front.calls
@@ -440,6 +456,7 @@ def test_sessions_are_limited(codec: TextCodec) -> None:
         calls.open()
 
 
+@pytest.mark.usefixtures("each_front")
 def test_idle_sessions_give_way(codec: TextCodec) -> None:
     config = ServerConfig(max_sessions=1, session_idle_seconds=0.0)
     with running_front(codec, config) as front:
@@ -448,6 +465,7 @@ def test_idle_sessions_give_way(codec: TextCodec) -> None:
         assert front.engine.wait_for(m.CloseCursor)[0].cursor == 1
 
 
+@pytest.mark.usefixtures("each_front")
 def test_empty_and_oversized_sessions_are_refused(front: Front, calls: GrpcCalls) -> None:
     session = calls.open()
     unfilled = refusal(calls.turn, session)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.server.config import ServerConfig
 from tasuki.server.openai.routes import served_model
 from tasuki.server.openai.sampling_defaults import GenerationConfigError, SamplingDefaults
@@ -21,18 +22,24 @@ ASKED: dict[str, dict[str, Any]] = {
     COMPLETION: {"prompt": [5, 6, 7]},
 }
 SCHEMA = {"type": "object"}
+RULES = 'root ::= "a"'
+FOLLOWED: dict[str, tuple[Any, str, str]] = {
+    "response_format": ({"type": "json_object"}, "json_schema", '{"type": "object"}'),
+    "structured_outputs": ({"json": SCHEMA, "regex": None}, "json_schema", '{"type": "object"}'),
+    "guided_json": (SCHEMA, "json_schema", '{"type": "object"}'),
+    "guided_regex": ("a+", "regex", "a+"),
+    "guided_choice": (["a", "b", "a"], "lark", 'start: "a" | "b"'),
+    "guided_grammar": (RULES, "lark", RULES),
+    "json_schema": ("{}", "json_schema", "{}"),
+    "regex": ("a+", "regex", "a+"),
+    "ebnf": (RULES, "lark", RULES),
+    "structural_tag": ('{"format": {"type": "regex", "pattern": "a"}}', "lark", "start: /a/"),
+}
 REFUSED: dict[str, Any] = {
-    "n": 2,
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"json": SCHEMA},
-    "structural_tag": "{}",
-    "guided_json": SCHEMA,
-    "guided_regex": "a+",
-    "guided_choice": ["a", "b"],
-    "guided_grammar": "root ::= 'a'",
-    "json_schema": "{}",
-    "regex": "a+",
-    "ebnf": "root ::= 'a'",
+    "use_beam_search": True,
+    "guided_decoding": {"json": SCHEMA},
+    "guided_whitespace_pattern": " ",
+    "grammar": "root ::= 'a'",
     "logits_processors": ["a.b"],
     "thinking_budget": 100,
     "thinking_token_budget": 0,
@@ -41,15 +48,15 @@ REFUSED: dict[str, Any] = {
     "continue_final_message": True,
     "documents": [{"text": "a"}],
     "truncate_prompt_tokens": 5,
-    "prompt_logprobs": 0,
+    "suffix": "a",
     "return_token_ids": True,
     "skip_special_tokens": False,
-    "echo": True,
 }
 HARMLESS: dict[str, Any] = {
     "presence_penalty": 0.0,
     "repetition_penalty": 1.0,
     "structured_outputs": None,
+    "response_format": {"type": "text"},
     "guided_choice": [],
     "bad_words": [],
     "allowed_token_ids": None,
@@ -73,6 +80,43 @@ def test_what_cannot_be_honoured_is_refused_by_name(http: HttpFront, path: str, 
     assert (reply.status, error["param"]) == (400, field), error
     assert error["message"].startswith(f"{field} is not supported here: leave it out")
     assert not http.engine.of(m.Submit)
+
+
+def test_a_chat_has_no_echo(http: HttpFront) -> None:
+    assert http.chat(echo=False).status == 200
+    assert http.chat(echo=True).error["param"] == "echo"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("field", FOLLOWED)
+def test_what_the_answer_follows_reaches_the_engine(http: HttpFront, path: str, field: str) -> None:
+    value, kind, source = FOLLOWED[field]
+    assert http.post(path, ASKED[path] | {field: value}).status == 200
+    (submit,) = http.engine.of(m.Submit)
+    assert submit.sampling.grammar == Grammar(GrammarKind(kind), source)
+
+
+def _nested(depth: int) -> str:
+    return '{"type":"or","elements":[' * depth + '{"type":"any_text"}' + "]}" * depth
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "part"),
+    [
+        ("guided_json", '{"items":' * 900 + "{}" + "}" * 900, "nested too deeply"),
+        ("guided_json", '{"items":' * 9000 + "{}" + "}" * 9000, "not JSON"),
+        ("guided_json", '{"enum":[' + "[]," * 200_000 + "1]}", "at most 262144 bytes"),
+        ("structural_tag", f'{{"format":{_nested(300)}}}', "nested too deeply"),
+        ("structural_tag", "[" * 300_000, "at most 262144 bytes"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_json_in_a_string_is_bounded_as_a_body_is(
+    http: HttpFront, field: str, value: str, part: str
+) -> None:
+    reply = http.post(COMPLETION, ASKED[COMPLETION] | {field: value})
+    assert (reply.status, reply.error["param"]) == (400, field), reply
+    assert part in reply.error["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -147,6 +191,8 @@ def test_defaults_of_penalties_reach_the_engine_where_none_is_asked_for(codec: T
         ('{"temperature": -1}', "temperature must be 0, or in"),
         ('{"temperature": "warm"}', "temperature must be a number"),
         ('{"top_p": 0}', "top_p must be in"),
+        ('{"max_new_tokens": 0}', "max_new_tokens must be at least 1"),
+        ('{"max_new_tokens": true}', "max_new_tokens must be a number"),
         ("[]", "is not a JSON object"),
         ("{", "is not JSON"),
     ],
@@ -161,6 +207,15 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: str, part:
 def test_a_folder_without_the_file_is_an_error_where_it_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(GenerationConfigError, match="auto, vllm, or a folder with the file"):
         SamplingDefaults.load(str(tmp_path), tmp_path)
+
+
+def test_the_file_may_bound_every_answer(codec: TextCodec, tmp_path: Path) -> None:
+    defaults = SamplingDefaults.load("auto", folder(tmp_path, max_new_tokens=9))
+    with running_http(codec, sampling_defaults=defaults) as http:
+        for ask in (http.chat, http.complete):
+            for asked, meant in (({}, 9), ({"max_tokens": 5}, 5), ({"max_tokens": 20}, 9)):
+                assert ask(**asked).status == 200
+                assert http.engine.of(m.Submit)[-1].sampling.max_new_tokens == meant
 
 
 def test_a_request_s_own_fields_come_before_the_defaults(codec: TextCodec) -> None:

@@ -88,8 +88,11 @@ def test_a_bomb_is_never_inflated(http: HttpFront, bomb: bytes, path: str, key: 
     "encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity", "nonsense"]
 )
 @pytest.mark.parametrize("more", ["Content-Length: 1000", "Transfer-Encoding: chunked"])
-def test_an_encoding_is_refused_by_its_header(http: HttpFront, encoding: str, more: str) -> None:
+def test_an_encoding_is_refused_by_its_header(
+    http: HttpFront, encoding: str, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No byte of the body has been sent when the answer is there."""
+    monkeypatch.setattr("tasuki.server.http.body._SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Encoding: {encoding}", more))
     assert answer.split()[1] == b"415" and closed
 
@@ -137,7 +140,11 @@ def test_a_refusal_reaches_a_client_that_speaks_before_it_listens(http: HttpFron
     connection.close()
 
 
-def test_a_body_over_the_size_is_refused_by_its_header(http: HttpFront) -> None:
+def test_a_body_over_the_size_is_refused_by_its_header(
+    http: HttpFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing of the body comes.
+    monkeypatch.setattr("tasuki.server.http.body._CALLER_SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Length: {LIMIT + 1}"))
     assert answer.split()[1] == b"413" and closed
 

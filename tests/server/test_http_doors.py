@@ -1,6 +1,7 @@
 """What HTTP clients meet around the APIs: keys, ids, origins, probes, names, tokens, silence."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tasuki.server.http.event_stream import EventStream
 from tasuki.server.openai.generation import ANY_NAME, ServedModel
 from tasuki.server.openai.routes import served_model
 from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
+from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.rendering.compiled_template import CompiledTemplate
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.http_calls import Reply
 from tests.harness.http_fixtures import HttpFront, running_http
@@ -186,6 +189,21 @@ def test_tokens_of_a_text_and_back(http: HttpFront, codec: TextCodec) -> None:
     chat = tokenized(http, messages=[{"role": "user", "content": "it"}])["tokens"]
     text = http.post("/detokenize", {"tokens": chat}).json["prompt"]
     assert text == "<|im_start|>user\nit<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_what_a_client_renders_by_itself_with(codec: TextCodec) -> None:
+    tokenizer = codec.require_tokenizer()
+    names = {"eos_token": "<|im_end|>"}
+    named = ChatTemplate(codec.require_template().source, tokenizer, names)
+    messages = [{"role": "user", "content": "it"}]
+    with running_http(replace(codec, template=named)) as http:
+        info = http.ask("GET", "/tokenizer_info").json
+        theirs = tokenized(http, messages=messages)["tokens"]
+        text = http.post("/detokenize", {"tokens": theirs}).json["prompt"]
+    template = info.pop("chat_template")
+    absent = dict.fromkeys(("bos_token", "pad_token", "unk_token"))
+    assert info == {**absent, **names, "model_max_length": codec.max_tokens}
+    assert CompiledTemplate(template, {}).text(messages, True, [], {}) == text
 
 
 @pytest.mark.parametrize(

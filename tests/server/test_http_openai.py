@@ -8,7 +8,7 @@ import pytest
 from tests.harness.daemons import Node, flags
 from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair, refused_start
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 KEY = "a-key-of-this-test"
 SERVED = (*HTTP, "--api-key", KEY)
@@ -144,7 +144,8 @@ def test_a_prefill_node_answers_probes_alone(pair: Front) -> None:
 
 
 def test_a_drain_lets_the_answer_in_flight_end() -> None:
-    with fused_node(*SERVED) as node, connected(node) as client:
+    patient = ("--drain-timeout", str(HANG_SECONDS))
+    with fused_node(*SERVED, *patient) as node, connected(node) as client:
         chat = client.chat.completions.create
         stream = chat(**STREAM, max_tokens=200, extra_body={"ignore_eos": True})
         next(iter(stream))

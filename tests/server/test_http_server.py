@@ -114,6 +114,7 @@ def test_what_is_no_request_is_refused_in_openais_shape(
         (m.ErrorKind.TOO_LONG, 400, "context_length_exceeded", None),
         (m.ErrorKind.DRAINING, 503, "draining", "1"),
         (m.ErrorKind.QUEUE_TIMEOUT, 503, "queue_timeout", "1"),
+        (m.ErrorKind.OVERLOADED, 429, "overloaded", "1"),
         (m.ErrorKind.INTERNAL, 500, "internal", None),
     ],
 )

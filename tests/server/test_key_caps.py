@@ -73,6 +73,7 @@ def end(stream: Any) -> pb.Finished:
     return finished
 
 
+@pytest.mark.usefixtures("each_front")
 def test_another_key_s_session_is_one_that_never_was(keys: str) -> None:
     with front_of(keys) as (_, calls_of):
         ann, never = calls_of("ann"), "0" * 32
@@ -91,6 +92,7 @@ def test_another_key_s_session_is_one_that_never_was(keys: str) -> None:
         ann.close(mine)
 
 
+@pytest.mark.usefixtures("each_front")
 def test_one_key_never_has_all_sessions(keys: str) -> None:
     with front_of(keys, max_sessions=6) as (_, calls_of):
         ann, ben = calls_of("ann"), calls_of("ben")
@@ -110,6 +112,7 @@ def test_the_cap_of_sessions_is_half_of_all_unless_it_is_given(given_cap: int | 
     assert ServerConfig(max_sessions=1).key_sessions == 1
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_key_over_its_cap_gives_up_its_own_idle_sessions_only(keys: str) -> None:
     with front_of(keys, max_sessions=4, session_idle_seconds=0.0) as (_, calls_of):
         ann, ben = calls_of("ann"), calls_of("ben")
@@ -134,6 +137,7 @@ class SlowToOpen(ScriptedEngine):
 @pytest.mark.parametrize(
     "cap", [{"max_sessions": 2, "sessions_per_key": 0}, {"sessions_per_key": 2}], ids=str
 )
+@pytest.mark.usefixtures("each_front")
 def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -> None:
     engine = SlowToOpen()
     with front_of(keys, engine=engine, **cap) as (_, calls_of):
@@ -152,6 +156,7 @@ def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -
         assert len({call.result().session_id for call in calls}) == 2
 
 
+@pytest.mark.usefixtures("each_front")
 def test_two_keys_may_call_their_requests_the_same(keys: str) -> None:
     with front_of(keys) as (front, calls_of):
         front.engine.hold = True
@@ -169,6 +174,7 @@ def test_two_keys_may_call_their_requests_the_same(keys: str) -> None:
         assert end(first).reason == pb.FINISH_REASON_ABORT
 
 
+@pytest.mark.usefixtures("each_front")
 def test_nobody_ends_another_s_request_but_an_operator(keys: str) -> None:
     with front_of(keys) as (front, calls_of):
         front.engine.hold = True
@@ -183,6 +189,7 @@ def test_nobody_ends_another_s_request_but_an_operator(keys: str) -> None:
         assert end(stream).reason == pb.FINISH_REASON_ABORT
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_story_is_told_to_who_asked_and_to_operators(keys: str) -> None:
     with front_of(keys) as (_, calls_of):
         ann, ben, root = calls_of("ann"), calls_of("ben"), calls_of("root")
@@ -204,6 +211,7 @@ def test_a_story_is_told_to_who_asked_and_to_operators(keys: str) -> None:
         root.explain("r~2")
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_key_has_so_many_requests_at_once(keys: str) -> None:
     with front_of(keys, requests_per_key=2, requests_per_minute=3) as (front, calls_of):
         front.engine.hold = True
@@ -237,6 +245,7 @@ def test_a_gateway_s_key_stands_for_many_callers(keys: str) -> None:
             stream.cancel()
 
 
+@pytest.mark.usefixtures("each_front")
 def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
     bearer = headers(KEYS["ann"])
     with running_http(config=ServerConfig(api_keys=keys, requests_per_key=1)) as running:

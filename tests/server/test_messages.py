@@ -72,7 +72,7 @@ def test_an_answer_is_a_message(front: AgentFront) -> None:
     usage = told["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(submit.prompt)
     assert (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) == (2, 0)
-    assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"]
+    assert usage["output_tokens_details"]["thinking_tokens"] == 0 < usage["output_tokens"]
 
 
 def test_thinking_text_and_calls_are_blocks(front: AgentFront) -> None:
@@ -370,11 +370,13 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ),
         ({"system": [IMAGE]}, "system[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{**TOOL, "strict": "yes"}]}, "tools[0].strict"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
-        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "every"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
@@ -382,6 +384,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{}]}, "mcp_servers"),

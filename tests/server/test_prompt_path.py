@@ -24,7 +24,7 @@ import numpy as np
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.client_routes import client_routes
+from tasuki.server.daemon.client_front import client_routes
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node
 from tasuki.server.openai.routes import served_model

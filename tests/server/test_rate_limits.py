@@ -95,6 +95,7 @@ def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float,
         assert within <= 2 * limit
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_call_over_the_limit_is_told_when_to_come_back() -> None:
     with running_front(config=ServerConfig(requests_per_minute=1)) as front:
         assert len(list(front.calls.generate(1, 2))) > 1
@@ -104,6 +105,7 @@ def test_a_call_over_the_limit_is_told_when_to_come_back() -> None:
         assert len(front.engine.of(m.Submit)) == 1, "what is refused reaches no engine"
 
 
+@pytest.mark.usefixtures("each_front")
 def test_a_session_pays_as_well() -> None:
     with (
         running_front(config=ServerConfig(tokens_per_minute=60)) as front,
@@ -118,6 +120,7 @@ def test_a_session_pays_as_well() -> None:
         assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 60
 
 
+@pytest.mark.usefixtures("each_front")
 def test_http_says_429_with_retry_after(codec: TextCodec) -> None:
     with running_http(codec, ServerConfig(requests_per_minute=2)) as http:
         assert [http.complete().status, http.chat().status] == [200, 200]
@@ -128,6 +131,7 @@ def test_http_says_429_with_retry_after(codec: TextCodec) -> None:
         assert http.ask("GET", "/health").status == 200
 
 
+@pytest.mark.usefixtures("each_front")
 def test_each_key_of_a_file_has_a_minute_of_its_own(tmp_path: Path) -> None:
     keys = keys_file(tmp_path, f"ann {SECRETS[0]}\n\nben {SECRETS[1]}  # a comment\n")
     config = ServerConfig(requests_per_minute=1, api_keys=keys, api_key="a-third")

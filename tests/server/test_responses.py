@@ -79,7 +79,7 @@ def test_an_answer_is_a_message(front: AgentFront) -> None:
     assert usage["input_tokens"] == len(front.submits()[-1].prompt)
     assert usage["input_tokens_details"] == {"cached_tokens": 2}
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 0 < usage["output_tokens"]
 
 
 def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
@@ -181,6 +181,37 @@ def test_a_conversation_is_rendered_as_the_chat_s(front: AgentFront) -> None:
     )
     ours, theirs = front.submits()
     assert front.text(ours.prompt) == front.text(theirs.prompt)
+
+
+def test_items_of_a_stored_response_are_sent_by_their_names(front: AgentFront) -> None:
+    front.say(f"{THOUGHT}I look.\n\n{CALL}")
+    first = made(front, tools=[TOOL])
+    turn = turn_of(front)
+    streamed = response_of(ask(front, tools=[TOOL], stream=True))
+    given = {"role": "user", "content": "it was"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "rain"}
+    for output in (first["output"], streamed["output"]):
+        assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
+        named = [{"type": "item_reference", "id": item["id"]} for item in output]
+        made(front, tools=[TOOL], input=[given, *named, result])
+        assert front.submits()[-1].prompt[: len(turn)].tolist() == turn
+
+
+def test_an_item_that_is_not_stored_is_refused_by_its_name(
+    codec: TextCodec, tmp_path: Path
+) -> None:
+    config = ServerConfig(api_keys=keys_file(tmp_path, "ann k1\nbob k2\n"))
+    with running_agent_front(codec, config) as front:
+        (item,) = ask(front, headers("k1")).json["output"]
+        unstored = ask(front, headers("k1"), store=False).json["output"][0]["id"]
+        others = f"{item['id']}7"
+        for key, name in (("k2", item["id"]), ("k1", unstored), ("k1", others), ("k1", "msg_1")):
+            refused = ask(front, headers(key), input=[{"type": "item_reference", "id": name}])
+            assert (refused.status, refused.error["param"]) == (400, "input[0].id")
+        refused = ask(front, headers("k1"), input=[{"type": "item_reference"}])
+        assert (refused.status, refused.error["param"]) == (400, "input[0].id")
+        asked = [{"type": "item_reference", "id": item["id"]}, {"role": "user", "content": "so"}]
+        assert ask(front, headers("k1"), input=asked).status == 200
 
 
 @pytest.mark.parametrize("sent", ["whole", "without content", "without reasoning's id"])
@@ -410,10 +441,12 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "weather"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "none"}}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True}, "background"),

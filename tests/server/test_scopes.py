@@ -183,7 +183,7 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         *(
             f"/tasuki.handover.v1.Handover/{name}"
-            for name in ("Connect", "Heartbeat", "Transfer", "Abort")
+            for name in ("Connect", "Heartbeat", "Transfer", "Abort", "Usable")
         ),
     }
     opened = {path for (_, path), needs in HTTP.items() if suffices(needs, None)}
@@ -192,7 +192,7 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
     assert granted == {
         *("/version", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{name}"),
-        *("/v1/{path}", "/tokenize", "/detokenize"),
+        *("/v1/{path}", "/tokenize", "/detokenize", "/tokenizer_info"),
     }
 
 

@@ -65,6 +65,9 @@ def test_streams_between_nodes() -> None:
     calls: dict[str, Call] = {
         "Handover.Heartbeat": lambda channel: handover_pb2_grpc.HandoverStub(channel).Heartbeat(),
         "Handover.Transfer": lambda channel: handover_pb2_grpc.HandoverStub(channel).Transfer(),
+        "Handover.Usable": lambda channel: handover_pb2_grpc.HandoverStub(channel).Usable(
+            handover_pb2.UsableRequest()
+        ),
     }
     assert set(calls) == streams(handover_pb2)
 

@@ -253,14 +253,32 @@ def usage_of(hit: m.HitBreakdown) -> m.Usage:
     transfer = m.TransferReport(4096, 4, 2, 0.03, 0.01)
     route = m.RouteReport("here", {"here": 0.5})
     pulled = m.PullReport(64, 4096, 0.1)
+    bid = m.PrefillBid("p0", "a:1", hit.usable_tokens, 0.5, 0.25, 0.0, 9.0, True)
     return m.Usage(
-        hit.prompt_tokens, 1, hit, transfer, "p0", True, 0.25, 1.25, pulled=pulled, route=route
+        hit.prompt_tokens,
+        1,
+        hit,
+        transfer,
+        "p0",
+        True,
+        0.25,
+        1.25,
+        pulled=pulled,
+        route=route,
+        prefill_choice=m.PrefillChoice("cost", (bid,), 1, hit.usable_tokens, 0.0),
     )
 
 
 TENANT = RequestContext(Caller("ann", tenant="ann"), tenant="ann")
 SHARING = RequestContext(Caller("ann"))
 OPERATOR = RequestContext(Caller("ops", frozenset({Scope.OPERATOR})))
+
+
+def test_only_operators_see_what_other_nodes_had_to_do() -> None:
+    usage = usage_of(hit_of((128, *(0 for _ in CAUSES))))
+    assert visible_usage(usage, OPERATOR).prefill_choice is not None
+    assert visible_usage(usage, TENANT).prefill_choice is None
+    assert visible_usage(usage, SHARING).prefill_choice is None
 
 
 @given(COUNTS)

@@ -295,6 +295,35 @@ def test_tokens_that_come_before_they_are_read_go_to_the_reader() -> None:
     played(script())
 
 
+def test_one_callback_feeds_all_answers_of_a_turn(
+    http: HttpFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback a stream and step would cost as much as what the stream is written."""
+    http.engine.hold = True
+    http.engine.answer = lambda submit: [70]
+    names = [f"s{number}" for number in range(12)]
+    streams = [Streamed(http, name) for name in names]
+    for stream in streams:
+        stream.head()
+        assert texts(stream.write()) == "d"
+    scheduled: list[object] = []
+    call_soon = http.front.loop.call_soon
+
+    def counted(callback: Any, *args: Any, **kwargs: Any) -> Any:
+        scheduled.append(callback)
+        return call_soon(callback, *args, **kwargs)
+
+    monkeypatch.setattr(http.front.loop, "call_soon", counted)
+    http.front.client.deliver([token(1, 71, name) for name in names])
+    for stream in streams:
+        assert texts(stream.write()) == "e"
+    fed = [callback for callback in scheduled if "_feed" in repr(callback)]
+    assert len(fed) == 1
+    monkeypatch.undo()
+    for stream in streams:
+        stream.close()
+
+
 def test_what_a_sink_raises_the_reader_gets() -> None:
     async def script() -> None:
         def broken(tokens: Sequence[m.TokenOut]) -> bool:

@@ -51,6 +51,30 @@ def test_a_priority_reaches_the_engine_from_every_surface(http: HttpFront) -> No
     assert submitted(http).priority == 0
 
 
+def test_a_target_for_the_first_token_reaches_the_engine_from_every_surface(
+    http: HttpFront,
+) -> None:
+    name = "x-slo-ttft-ms"
+    slow = http.front.bearing("ann-key", (name, "1500"))
+    list(slow.generate(5))
+    assert submitted(http).ttft_target == 1.5
+    turns = slow.open()
+    slow.append(turns, 5)
+    list(slow.turn(turns))
+    assert submitted(http).ttft_target == 1.5
+    http.complete(headers("ann-key") | {name: "250"}, prompt=[5])
+    assert submitted(http).ttft_target == 0.25
+    http.complete(headers("ann-key"), prompt=[5])
+    assert submitted(http).ttft_target is None
+
+
+@pytest.mark.parametrize("target", ["0", "-1", "nan", "inf", "soon", ""])
+def test_a_target_that_is_no_time_is_refused(http: HttpFront, target: str) -> None:
+    reply = http.complete(headers("ann-key") | {"x-slo-ttft-ms": target}, prompt=[5])
+    assert reply.status == 400 and "x-slo-ttft-ms" in str(reply.body)
+    assert not http.engine.of(m.Submit)
+
+
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])
 def test_a_priority_that_is_no_small_integer_is_refused(http: HttpFront, priority: object) -> None:
     reply = http.complete(headers("ann-key"), prompt=[5], priority=priority)

@@ -25,7 +25,7 @@ from tasuki.server.smg.usable_blocks import (
 )
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.server.unread_answer import AnswerPart
-from tests.harness.grpc_fixtures import usage, write_tokenizer
+from tests.harness.grpc_fixtures import text_codec, usage, write_tokenizer
 from tests.harness.smg_process import require_protocol
 
 require_protocol()
@@ -75,7 +75,12 @@ def test_a_room_names_its_prefill_node() -> None:
         (request(tokenized=pb.TokenizedInput()), "input_ids is empty"),
         (request(tokenized=pb.TokenizedInput(input_ids=[2**32 - 1])), "vocabulary"),
         (request(tokenized=pb.TokenizedInput(input_ids=[1] * 100)), "input_ids has 100"),
-        (request(sampling_params=pb.SamplingParams(regex="a")), "regex"),
+        (
+            request(sampling_params=pb.SamplingParams(structural_tag="{}")),
+            "sampling_params.structural_tag",
+        ),
+        (request(sampling_params=pb.SamplingParams(json_schema="{")), "sampling_params.json_sch"),
+        (request(sampling_params=pb.SamplingParams(custom_params={"a": 1})), "custom_params"),
         (request(sampling_params=pb.SamplingParams(n=2)), "sampling_params.n"),
         (request(sampling_params=pb.SamplingParams(min_p=1.5)), "sampling_params.min_p"),
         (request(sampling_params=pb.SamplingParams(presence_penalty=3)), "presence_penalty"),
@@ -117,6 +122,49 @@ def test_what_changes_the_logits_reaches_the_engine() -> None:
     assert got.logit_bias == ((2, -100.0), (3, 1.0))
     plain = read_gateway_request(request(), MODEL).submit.sampling
     assert not plain.adjusts and plain.repetition_penalty == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "source"),
+    [
+        (pb.SamplingParams(json_schema='{"type": "null"}'), "json_schema", '{"type": "null"}'),
+        (pb.SamplingParams(regex="a+"), "regex", "a+"),
+        (pb.SamplingParams(ebnf_grammar='root ::= "a"'), "lark", 'root ::= "a"'),
+        (
+            pb.SamplingParams(structural_tag='{"format": {"type": "regex", "pattern": "a"}}'),
+            "lark",
+            "start: /a/",
+        ),
+    ],
+)
+def test_what_the_answer_follows_reaches_the_engine(
+    tmp_path: Path, wanted: pb.SamplingParams, kind: str, source: str
+) -> None:
+    codec = text_codec(tmp_path)
+    think = codec.require_tokenizer().added_tokens
+    for opened in (False, True):
+        ids = [5, 6, *([think["<think>"]] if opened else [])]
+        asked = request(sampling_params=wanted, tokenized=pb.TokenizedInput(input_ids=ids))
+        grammar = read_gateway_request(asked, MODEL, codec=codec).submit.sampling.grammar
+        assert grammar is not None and (grammar.kind, grammar.source) == (kind, source)
+        assert grammar.closing == (think["</think>"] if opened else None)
+        # Another node draws the answer, and is sent the same.
+        assert read_gateway_request(asked, MODEL).submit.sampling.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        (pb.SamplingParams(json_schema='{"not": {}}'), "sampling_params.json_schema .*not"),
+        (pb.SamplingParams(regex="(?=a)"), "sampling_params.regex"),
+        (pb.SamplingParams(ebnf_grammar="start: b"), "sampling_params.ebnf_grammar"),
+    ],
+)
+def test_what_no_answer_can_follow_is_named(
+    tmp_path: Path, wanted: pb.SamplingParams, named: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=named):
+        read_gateway_request(request(sampling_params=wanted), MODEL, codec=text_codec(tmp_path))
 
 
 def test_the_likeliest_tokens_are_told() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -75,6 +76,43 @@ def leave_in_the_middle(gateway: Smg, model: str) -> None:
         assert reply.status == 200 and reply.read(64)
 
 
+def schema_format(schema: dict[str, Any]) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def assert_answers_follow(client: "openai.OpenAI", model: str) -> None:
+    """What the gateway passes on: schemas, regular expressions, rules."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bath", "York"]}, "days": {"enum": [1, 2]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    asked: tuple[tuple[dict[str, Any], str], ...] = (
+        (
+            {"response_format": schema_format(schema)},
+            r'\{\s*"city"\s*:\s*"(Bath|York)"\s*,\s*"days"\s*:\s*[12]\s*\}',
+        ),
+        ({"extra_body": {"regex": "[a-f]{3}-[0-9]{2}"}}, "[a-f]{3}-[0-9]{2}"),
+        ({"extra_body": {"ebnf": 'root ::= "x" [0-9]'}}, "x[0-9]"),
+    )
+    for fields, shape in asked:
+        options = {**GREEDY, "max_tokens": 200, **fields}
+        (choice,) = client.chat.completions.create(model=model, **options).choices
+        assert choice.finish_reason == "stop"
+        assert re.fullmatch(shape, choice.message.content or ""), choice
+    # The gateway makes a schema of a forced call, and a call of the JSON that follows it.
+    function: Any = {"name": "weather", "parameters": schema}
+    options = {**GREEDY, "max_tokens": 300, "tool_choice": "required", "parallel_tool_calls": False}
+    (choice,) = client.chat.completions.create(
+        model=model, tools=[{"type": "function", "function": function}], **options
+    ).choices
+    assert choice.finish_reason == "tool_calls" and choice.message.tool_calls, choice
+    for call in choice.message.tool_calls:
+        assert call.type == "function" and call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Bath", "York")
+
+
 def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(embedded_model(), folder)
@@ -99,12 +137,13 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             assert gateway.metric(announced) * 64 == node_usable(node)
             for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
                 assert gateway.metric(bad) == 0
+            assert_answers_follow(client, "model")
             # What cannot be honoured is refused by name before a stream begins.
             for streams in (False, True):
-                with pytest.raises(openai.BadRequestError, match="grammar"):
+                with pytest.raises(openai.BadRequestError, match="uniqueItems"):
                     client.chat.completions.create(
                         model="model",
-                        response_format={"type": "json_object"},
+                        response_format=schema_format({"type": "array", "uniqueItems": True}),
                         stream=streams,
                         **GREEDY,
                     )
@@ -141,6 +180,9 @@ def test_a_pair_behind_the_gateway(tmp_path: Path, apart: tuple[str, ...]) -> No
         assert prefill.stats().tree["usable_tokens"] == warm + hot
         assert prefill.stats().tree["prompt_tokens"] == 3 * prompt
         assert decode.landed() > 0 and decode.stats().tree["leased_requests"] == 0
+        landed = decode.landed()
+        assert_answers_follow(client, "embedded")
+        assert decode.landed() > landed
         leave_in_the_middle(gateway, "embedded")
         until(lambda: not decode.stats().requests, decode.story)
         until(lambda: prefill.at_rest() and decode.at_rest(), decode.story)

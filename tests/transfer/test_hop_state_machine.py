@@ -92,8 +92,11 @@ class Direction:
 
 @dataclass
 class Room:
+    """peer: the connection that it was opened on, which a cut may have ended."""
+
     number: int
     way: Direction
+    peer: str
     slabs: list[int]
     source_slabs: list[int]
     sender: Machine[SenderState, SenderEvent]
@@ -234,7 +237,7 @@ class Hops(RuleBasedStateMachine):
             if way.back
             else (sender_machine(), receiver_machine())
         )
-        room = Room(self.issued, way, slabs, list(range(SLABS_OF_ROOM)), *machines)
+        room = Room(self.issued, way, way.peer, slabs, list(range(SLABS_OF_ROOM)), *machines)
         way.receiver.expect(room.number, room.number, room.destination)
         way.sender.open(room.number, room.number, way.peer, room.destination, room.ends.append)
         if way.back:
@@ -345,7 +348,7 @@ class Hops(RuleBasedStateMachine):
 
     def stop(self, room: Room) -> None:
         room.says(SenderEvent.STOP)
-        room.drained = room.way.sender.abort(room.number, room.way.peer)
+        room.drained = room.way.sender.abort(room.number, room.peer)
         if room.receives:
             room.hears(ReceiverEvent.LOSE)
         self.settle()
@@ -402,7 +405,7 @@ class Hops(RuleBasedStateMachine):
         try:
             self.pair.fabric.let_go()
             for room in list(self.rooms):
-                room.way.sender.abort(room.number, room.way.peer).result(10)
+                room.way.sender.abort(room.number, room.peer).result(10)
                 room.way.receiver.forget(room.number)
                 self.release(room)
             self.nothing_is_written_to_ids_that_are_free()

@@ -1,7 +1,6 @@
 """What a dead or severed writer leaves behind: bytes wait in the kernel for a receiver that is held
 up, and no granted page may be free before they have landed; and which connections are broken."""
 
-import multiprocessing as mp
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from tasuki.transfer.transports.nixl.inbound_sockets import InboundSockets, list
 from tasuki.transfer.transports.nixl.tcp_table import is_ours, owned_connections
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tasuki.transfer.windows.digest import WindowDigester
+from tests.harness.fork_server import forked_peer
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -56,10 +56,7 @@ class HeldUp:
     """A receiver's memory whose writer has posted more than has landed."""
 
     def __init__(self) -> None:
-        context = mp.get_context("spawn")
-        channel, theirs = context.Pipe()
-        self.process = context.Process(target=writer, args=(theirs,))
-        self.process.start()
+        self.process, channel = forked_peer(writer)
         layout = small_layout()
         slabs = PIECES * PIECE // layout.slab_bytes + 1
         self.memory = np.zeros(slabs * layout.slab_bytes, dtype=np.uint8)

@@ -31,13 +31,17 @@ _STATE = {
 @dataclass(frozen=True)
 class PrefillNodeStatus:
     """address: as configured. name: its own, None until it was connected once. differences: why it
-    was refused. progress: as its last beat said; None while it is not connected."""
+    was refused. progress: as its last beat said; None while it is not connected. usable_prefixes:
+    that it is known to hold, None where that is not asked of it; wait_seconds: of prefill, as it
+    said last, None until then."""
 
     address: str
     name: str | None
     state: PrefillNodeState
     differences: tuple[Difference, ...] = ()
     progress: NodeProgress | None = None
+    usable_prefixes: int | None = None
+    wait_seconds: float | None = None
 
     def message(self) -> pb.PrefillNode:
         return pb.PrefillNode(
@@ -50,6 +54,8 @@ class PrefillNodeStatus:
             ],
             engine_seconds=None if self.progress is None else self.progress.engine_seconds,
             front_seconds=None if self.progress is None else self.progress.front_seconds,
+            usable_prefixes=self.usable_prefixes,
+            wait_seconds=self.wait_seconds,
         )
 
 

@@ -1,10 +1,12 @@
 """One room on the receiving side: which windows have landed, with which digests, and what is still
 missing.
 
-Owns that record. Does not know threads, transports or clocks: Receiver calls it under its lock.
+Owns that record, and wakes who waits for it. Does not know transports or clocks: Receiver calls it
+under its lock.
 Invariant: a window counts once, however often it is announced.
 """
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 
@@ -20,8 +22,16 @@ from tasuki.transfer.windows.window import WindowHeader
 
 class IncomingRoom:
     def __init__(
-        self, room: int, generation: int, destination: Destination, layout: CacheLayout
+        self,
+        room: int,
+        generation: int,
+        destination: Destination,
+        layout: CacheLayout,
+        changed: threading.Condition,
     ) -> None:
+        """changed: over the receiver's lock; notified when a window has landed, or the room was
+        forgotten."""
+        self.changed = changed
         self.room = room
         self.generation = generation
         self.destination = destination
@@ -90,6 +100,10 @@ class IncomingRoom:
     def missing(self, sent: Sequence[WindowDigest]) -> list[int]:
         """Sequence numbers of windows that were sent and have not landed."""
         return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
+
+    def wait_for(self, sent: Sequence[WindowDigest], timeout: float) -> None:
+        """Until all of them have landed, the room is forgotten, or `timeout` seconds are over."""
+        self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
 
     def verify(self, sent: Sequence[WindowDigest]) -> None:
         """Raises WindowsMissing or DigestMismatch unless exactly `sent` landed and fills the whole

@@ -8,7 +8,6 @@ may write beside it; a barrier whose room is forgotten stays open for the layers
 and never opens for the others.
 """
 
-import threading
 from collections.abc import Callable
 
 from tasuki.transfer.timeline import BarrierWait
@@ -17,11 +16,9 @@ from .incoming_room import IncomingRoom
 
 
 class LayerBarrier:
-    def __init__(
-        self, incoming: IncomingRoom, changed: threading.Condition, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, incoming: IncomingRoom, clock: Callable[[], float]) -> None:
         self._incoming = incoming
-        self._changed = changed
+        self._changed = incoming.changed
         self._clock = clock
         self._closed = False
 

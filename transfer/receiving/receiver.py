@@ -64,9 +64,11 @@ class Receiver:
         self._decoding = threading.Lock()
         """Held while a part of a window is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
+        self._lock = threading.Lock()
+        """Of the rooms; who waits for one waits for that one's windows alone."""
         self._passes = 0
         """Of the thread's loop: each moves what has arrived into the arena."""
-        self._changed = threading.Condition()
+        self._passed = threading.Condition()
         self._expecting = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-receiver", daemon=True)
@@ -77,8 +79,8 @@ class Receiver:
     def stop(self) -> None:
         self._stopping.set()
         self._expecting.set()
-        with self._changed:
-            self._changed.notify_all()
+        with self._passed:
+            self._passed.notify_all()
         self._thread.join()
 
     def expect(self, room: int, generation: int, destination: Destination) -> None:
@@ -88,44 +90,45 @@ class Receiver:
         """
         for arena in self._arenas:
             destination.check(self._layout, arena.slabs)
-        with self._changed:
+        changed = threading.Condition(self._lock)
+        with self._lock:
             if room in self._rooms:
                 raise DuplicateRoom(f"room {room} is expected already")
-            self._rooms[room] = IncomingRoom(room, generation, destination, self._layout)
+            self._rooms[room] = IncomingRoom(room, generation, destination, self._layout, changed)
         self._expecting.set()
 
     def forget(self, room: int) -> None:
         """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
-        with self._changed:
+        with self._lock:
             incoming = self._rooms.pop(room, None)
             if incoming is not None:
                 incoming.forgotten = True
+                incoming.changed.notify_all()
             if not self._rooms:
                 self._expecting.clear()
-            self._changed.notify_all()
         # Whoever decodes has seen it then, or is through with its part.
         with self._decoding:
             pass
 
     def windows_landed(self, room: int) -> int:
         """How far the room is; 0 for a room that is not expected. Its growth is progress."""
-        with self._changed:
+        with self._lock:
             incoming = self._rooms.get(room)
             return 0 if incoming is None else incoming.windows_landed
 
     def barrier(self, room: int) -> LayerBarrier | None:
         """The layer barrier of a room, to be waited at by one thread; None for a room that is not
         expected."""
-        with self._changed:
+        with self._lock:
             incoming = self._rooms.get(room)
         if incoming is None:
             return None
-        return LayerBarrier(incoming, self._changed, self._clock)
+        return LayerBarrier(incoming, self._clock)
 
     def track(self, room: int, phases: PhaseClock) -> ReceiverTrack:
         """What of the room happened until now, counted from the start of `phases`; empty for a room
         that is not expected."""
-        with self._changed:
+        with self._lock:
             incoming = self._rooms.get(room)
             landings = () if incoming is None else tuple(incoming.landings)
             waits = () if incoming is None else tuple(incoming.waits)
@@ -138,16 +141,13 @@ class Receiver:
 
         The sender's last message may overtake the last notifications, hence the wait.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._arrived(room, sent), timeout)
+        with self._lock:
             incoming = self._rooms.get(room)
-            if incoming is None or incoming.generation != generation:
+            if incoming is not None and incoming.generation == generation:
+                incoming.wait_for(sent, timeout)
+            if incoming is None or incoming.generation != generation or incoming.forgotten:
                 raise WindowsMissing(f"room {room}, generation {generation} is not expected")
             incoming.verify(sent)
-
-    def _arrived(self, room: int, sent: Sequence[WindowDigest]) -> bool:
-        incoming = self._rooms.get(room)
-        return incoming is None or not incoming.missing(sent)
 
     def wait_settled(self) -> None:
         """Block until what connections had brought that are broken by now is in the arena, however
@@ -163,23 +163,23 @@ class Receiver:
 
     def _wait_passes(self) -> None:
         """Until a whole pass has begun and ended."""
-        with self._changed:
+        with self._passed:
             enough = self._passes + 2
-            self._changed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
+            self._passed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
 
     def _loop(self) -> None:
         name_this_thread()
         pace = PollBackoff()
+        poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
         while not self._stopping.is_set():
             pace.begin()
             arrived = sum([self._pass(arena) for arena in self._arenas])
-            with self._changed:
+            with self._passed:
                 self._passes += 1
-                self._changed.notify_all()
+                self._passed.notify_all()
             if arrived:
                 pace.reset()
             elif self._expecting.is_set():
-                poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
                 self._stopping.wait(pace.wait_seconds(poll_seconds))
             else:
                 # Unexpected notifications are still drained, only less often. Whoever begins to
@@ -213,7 +213,7 @@ class Receiver:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
             return
-        with self._changed:
+        with self._lock:
             incoming = self._rooms.get(room)
             if incoming is None:
                 self.counters.unknown_room += 1
@@ -243,10 +243,10 @@ class Receiver:
             arena.window_sink, incoming, header, pages, slot
         ):
             return
-        with self._changed:
+        with self._lock:
             incoming.land(header, digest, landed_at, self._clock())
             self.counters.landed += 1
-            self._changed.notify_all()
+            incoming.changed.notify_all()
         reach(Place.RECEIVER_AFTER_LANDED, header.sequence)
 
     def _decoded(

@@ -7,8 +7,6 @@ Invariants: nothing is awaited between the room and its next event; between two 
 looked at once in `look` seconds, so that one on which nothing moves is noticed.
 """
 
-import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from tasuki.transfer.liveness.progress_watch import ProgressWatch
 from tasuki.transfer.protocol.handover_states import IllegalTransition, Machine
 from tasuki.transfer.timeline import PhaseClock
 
+from .event_queue import EventQueue
 from .room_deadlines import StateDeadlines
 
 State = TypeVar("State", bound=Enum)
@@ -71,7 +70,7 @@ class Room(ABC, Generic[State, Step, Event]):
         self._deadlines = deadlines
         self._look = look
         self._watch = ProgressWatch(look)
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: EventQueue[Event] = EventQueue(look)
 
     @property
     def is_over(self) -> bool:
@@ -84,29 +83,34 @@ class Room(ABC, Generic[State, Step, Event]):
 
     def put(self, event: Event) -> None:
         """Events of a room that is over are dropped with it."""
-        self._events.put_nowait(event)
+        self._events.put(event)
 
     def unread(self) -> list[Event]:
         """Take out what came too late for the room; call after its end."""
-        return [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return self._events.take_all()
 
     async def _live(self) -> None:
         """Take events until the room is over. Raises what breaks outside of one."""
-        while not self.is_over:
-            event = await self._next()
-            try:
-                self._move(event)
-            except (IllegalTransition, PeerInvalid) as error:
-                self._contradicted(error)
-            except Exception as error:
-                self._broke(error)
+        try:
+            while not self.is_over:
+                self._take(await self._next())
+        finally:
+            self._events.close()
+
+    def _take(self, event: Event | Stalled) -> None:
+        try:
+            self._move(event)
+        except (IllegalTransition, PeerInvalid) as error:
+            self._contradicted(error)
+        except Exception as error:
+            self._broke(error)
 
     async def _next(self) -> Event | Stalled:
         while True:
             if (stalled := self._stood_still()) is not None:
                 return stalled
-            with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(self._events.get(), self._look)
+            if (event := await self._events.next()) is not None:
+                return event
 
     def _stood_still(self) -> Stalled | None:
         """What comes before the queue because nothing moves; None while that is allowed. Called at

@@ -7,6 +7,7 @@ nothing more is taken out to post; the room ends exactly once, and only when not
 flight.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -104,6 +105,16 @@ class OutgoingRoom:
     @property
     def stopped(self) -> bool:
         return self.stop_reason is not None
+
+    @property
+    def has_something_to_end(self) -> bool:
+        """A window in flight, or the room itself."""
+        return bool(self.posted) or self.stopped or self.complete
+
+    @property
+    def next_tick(self) -> float:
+        """From which on there is a window to post; math.inf where none waits."""
+        return math.inf if self.stopped or not self.waiting else self.waiting[0].tick
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
         """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then

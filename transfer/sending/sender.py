@@ -15,6 +15,7 @@ Invariants:
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ from .direct_source import LoadedWindow
 from .fair_queue import FairQueue
 from .link import Link, SourceArena
 from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
+from .tick_alarm import TickAlarm
 from .write_leases import WriteLeases
 
 log = logging.getLogger(__name__)
@@ -89,8 +91,7 @@ class Sender:
         self._digests = ThreadPoolExecutor(
             1, thread_name_prefix="tasuki-digests", initializer=name_this_thread
         )
-        for arena in self._arenas:
-            arena.steps.subscribe(self._wake.set)
+        self._alarms = [TickAlarm(arena.steps, self._wake.set) for arena in self._arenas]
 
     def start(self) -> None:
         self._thread.start()
@@ -263,14 +264,32 @@ class Sender:
             with self._lock:
                 rooms = list(self._rooms.values())
             self._wake.clear()
+            seen = [arena.steps.value for arena in self._arenas]
             pace.begin()
-            moved = [self._turn(room, self._advance) for room in rooms]
+            unwritable = {
+                peer for peer in {room.peer for room in rooms} if not self._leases.writable(peer)
+            }
+            moved = [
+                self._turn(room, self._advance)
+                for room in rooms
+                if room.has_something_to_end or room.peer in unwritable
+            ]
             posted = self._post_in_turns(rooms)
             self._close_endpoints()
             if any(moved) or posted:
                 pace.reset()
-            else:
+            elif not self._await_ticks(rooms, seen):
                 self._rest(rooms, pace)
+
+    def _await_ticks(self, rooms: Sequence[OutgoingRoom], seen: Sequence[int]) -> bool:
+        """Have a tick that makes a window ready wake this thread; whether one has come already.
+        seen: each arena's ticks before the rooms were looked at. What was ready then, and was not
+        posted, waits for a flush."""
+        come = False
+        for arena, alarm, before in zip(self._arenas, self._alarms, seen, strict=True):
+            ticks = [room.next_tick for room in rooms if room.link.source is arena]
+            come |= alarm.set(min((tick for tick in ticks if tick > before), default=math.inf))
+        return come
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
         """Until polling can show something new, or another thread wakes this one."""
@@ -305,11 +324,12 @@ class Sender:
         """Post a window for each of the rooms, or more of one and fewer of another, as is fair;
         whether any was."""
         posted = False
+        able = [room for room in rooms if self._may_post(room)]
         for _ in rooms:
-            able = [room for room in rooms if self._may_post(room)]
             if not able:
                 break
             posted |= self._turn(self._turns.next(able), self._post_next)
+            able = [room for room in able if self._may_post(room)]
         return posted
 
     def _may_post(self, room: OutgoingRoom) -> bool:
@@ -367,10 +387,8 @@ class Sender:
     def _post(self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float) -> bool:
         """Whether it was; if not, the room is stopped."""
         header, link = window.header, room.link
-        finished = [
-            link.source.steps.time_of(window.tick - later)
-            for later in reversed(range(header.end_layer - header.first_layer))
-        ]
+        layers_of_it = header.end_layer - header.first_layer
+        finished = link.source.steps.times_of(window.tick - layers_of_it + 1, window.tick + 1)
         pieces = loaded.pieces(room.destination)
         reach(Place.SENDER_BEFORE_POST, header.sequence)
         # Between this and the post nothing may take time.

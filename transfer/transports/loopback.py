@@ -155,9 +155,9 @@ class LoopbackTransport(Transport):
             transfer.state = TransferState.DONE
         elif fault is Fault.BREAK:
             transfer.error = "loopback: the transfer broke"
-        elif self.bytes_per_second is not None:
+        elif (bytes_per_second := self.bytes_per_second) is not None:
             begins = max(time.monotonic(), self._through_at)
-            self._through_at = begins + int(transfer.pieces[:, 2].sum()) / self.bytes_per_second
+            self._through_at = begins + int(transfer.pieces[:, 2].sum()) / bytes_per_second
             transfer.due = self._through_at
         else:
             transfer.land()

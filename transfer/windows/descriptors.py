@@ -39,16 +39,28 @@ def window_pieces(
     remote_slot.
     """
     parts: list[Pieces] = []
+    # Pages of every layer make the same runs, so many bytes further on.
+    runs: Pieces | None = None
     for layer in range(header.first_layer, header.end_layer):
         if layout.layer_kinds[layer] is LayerKind.FULL:
-            local = page_offsets(layout, layer, local_pages)
-            remote = page_offsets(layout, layer, remote_pages)
-            parts.append(merge_runs(local, remote, layout.block_bytes))
+            if runs is None:
+                runs = _page_runs(layout, local_pages, remote_pages)
+            part = runs.copy()
+            part[:, :2] += layout.page_span(layer, 0).offset
+            parts.append(part)
         elif local_slot is not None and remote_slot is not None:
             span = layout.state_span(layer, local_slot)
             target = layout.state_span(layer, remote_slot)
             parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))
     return np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
+
+
+def _page_runs(layout: CacheLayout, local: Sequence[int], remote: Sequence[int]) -> Pieces:
+    """Of a layer whose page 0 lies at byte 0."""
+    size = layout.block_bytes
+    here = np.asarray(local, dtype=np.int64) * size
+    there = np.asarray(remote, dtype=np.int64) * size
+    return merge_runs(here, there, size)
 
 
 def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import RowDigester
+from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
 from tasuki.pycache.layout import CacheLayout, LayerKind
 
 from .descriptors import page_offsets
@@ -28,6 +29,8 @@ from .window import WindowHeader
 MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NOTHING = np.empty(0, dtype=np.int64)
+_WORD = 8
+"""Bytes."""
 _STATE = 2**32
 """Stands where a page's logical index would; no prompt has that many pages."""
 
@@ -94,13 +97,20 @@ def window_rows(
             length = lengths.state_layer_bytes
             parts.append((np.array([span.offset]), length, splitmix64_all(seed ^ place)))
     return WindowRows(
-        np.concatenate([_NOTHING, *(offsets // 8 for offsets, _, _ in parts)]),
+        np.concatenate([_NOTHING, *(offsets // _WORD for offsets, _, _ in parts)]),
         np.repeat(
-            np.array([length // 8 for _, length, _ in parts], dtype=np.int64),
+            np.array([length // _WORD for _, length, _ in parts], dtype=np.int64),
             [len(offsets) for offsets, _, _ in parts],
         ),
         np.concatenate([_NOTHING, *(seeds.view(np.int64) for _, _, seeds in parts)]),
     )
+
+
+def _layer_place(layout: CacheLayout, layer: int) -> tuple[bool, int]:
+    """Whether it keeps pages; the word at which its page 0, or its state of slot 0, begins."""
+    if layout.layer_kinds[layer] is LayerKind.FULL:
+        return True, layout.page_span(layer, 0).offset // _WORD
+    return False, layout.state_span(layer, 0).offset // _WORD
 
 
 class Digester(ABC):
@@ -145,6 +155,33 @@ class WindowDigester(Digester):
         super().__init__(layout, sizes)
         longest = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._rows = RowDigester(memory, longest)
+        lengths = layout if sizes is None else sizes
+        self._windows = CompiledDigester(
+            self._rows,
+            [_layer_place(layout, layer) for layer in range(len(layout.layer_kinds))],
+            layout.block_bytes // _WORD,
+            layout.slab_bytes // _WORD,
+            lengths.block_bytes // _WORD,
+            lengths.state_layer_bytes // _WORD,
+        )
+
+    def digest(
+        self,
+        room: int,
+        generation: int,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        return self._windows.digest(
+            room,
+            generation,
+            header.first_layer,
+            header.end_layer,
+            header.first_page,
+            pages,
+            slot,
+        )
 
     def digest_rows(self, rows: WindowRows) -> int:
         return self._rows.digest(rows.offsets, rows.lengths, rows.seeds)

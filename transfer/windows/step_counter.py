@@ -67,8 +67,15 @@ class StepCounter:
     def time_of(self, tick: int) -> float | None:
         """When the value became `tick`, seconds of the counter's clock; None if too long ago or yet
         to come."""
+        (time_of_it,) = self.times_of(tick, tick + 1)
+        return time_of_it
+
+    def times_of(self, first: int, end: int) -> list[float | None]:
+        """time_of() of ticks [first, end)."""
         with self._changed:
-            age = self._value - tick
-            if tick < 1 or not 0 <= age < len(self._times):
-                return None
-            return self._times[-1 - age]
+            value, times = self._value, self._times
+            oldest = max(1, value - len(times) + 1)
+            return [
+                times[tick - value - 1] if oldest <= tick <= value else None
+                for tick in range(first, end)
+            ]

@@ -1,5 +1,6 @@
 """A model that costs nothing: its shape, and the forwards of it that no runner makes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import LayerHooks
+from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
@@ -50,8 +52,14 @@ class FreeModel(Qwen35Model):
         super().__init__(config, random_weights(config, 1, torch.float32))
         self._cost = cost
 
-    def forward(self, batch: Batch, arena: Arena, hooks: LayerHooks) -> Tensor:
-        """Reads and writes nothing of the arena."""
+    def forward(
+        self,
+        batch: Batch,
+        arena: Arena,
+        hooks: LayerHooks,
+        score: Callable[[HeadOf], None] | None = None,
+    ) -> Tensor:
+        """Reads and writes nothing of the arena. REQUIRES: nothing is scored."""
         nothing = torch.empty(0)
         for layer in range(self.config.layers):
             hooks.before_layer(layer)

@@ -2,15 +2,16 @@
 
 Everything is a function of (the request's fields, its prompt, its output so far), so that any node
 that has these draws the same token. In this order, as vLLM:
-1. allowed_token_ids: every other token is ruled out, as are those that complete one of bad_words
-   in the output, and what would end the answer while the output has fewer than min_tokens. A ruled
-   out token has a logit of -inf.
+1. grammar and allowed_token_ids: every other token is ruled out, as are those that complete one of
+   bad_words in the output, and what would end the answer while the output has fewer than
+   min_tokens. A ruled out token has a logit of -inf.
 2. logit_bias is added.
 3. repetition_penalty, of each token of the prompt or the output: a logit above 0 is divided by it,
    any other is multiplied. frequency_penalty times its count in the output is taken off, then
    presence_penalty where the count is not 0.
 4. min_p: a token less likely, at the temperature, than min_p times the likeliest is ruled out.
-Where bad_words and min_tokens would leave no token they rule out none.
+Where bad_words and min_tokens would leave no token they rule out none, and where none of
+allowed_token_ids is the grammar's, the grammar's tokens are allowed.
 
 All arithmetic is float32, an operation at a time, so that CPU and GPU agree in every bit; the bound
 of min_p is float64. Sparse: only the tokens that a row names or has seen are read and written.
@@ -26,6 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from tasuki.model.grammar.constraint import Constraint, Mask, keep_only, rule_out
 
 from .params import SamplingParams
 
@@ -57,14 +60,21 @@ class LogitAdjuster:
     tokens of prompt and output. One thread at a time."""
 
     def __init__(
-        self, params: SamplingParams, ends: frozenset[int], vocab: int, before: TokensBefore
+        self,
+        params: SamplingParams,
+        ends: frozenset[int],
+        vocab: int,
+        before: TokensBefore,
+        constraint: Constraint | None = None,
     ) -> None:
-        """ends: tokens that would end the answer (reference.stop_ids). REQUIRES: the params adjust;
-        their named_tokens and what was before are of the vocabulary."""
+        """ends: tokens that would end the answer (reference.stop_ids). constraint: of the params'
+        grammar, behind the output. REQUIRES: the params adjust; their named_tokens and what was
+        before are of the vocabulary."""
         self.params = params
         self._vocab = vocab
         self._ends = frozenset(token for token in ends if 0 <= token < vocab)
         self._allowed = frozenset(params.allowed_token_ids)
+        self._constraint = constraint
         self._output = before.output.tolist()
         self._counts_tokens = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
@@ -83,6 +93,8 @@ class LogitAdjuster:
         if not self.params.follows_output:
             return
         self._output.append(token)
+        if self._constraint is not None:
+            self._constraint.append(token)
         if self._counts_tokens:
             self._count(token, 1)
 
@@ -106,14 +118,29 @@ class LogitAdjuster:
         """How often each of the seen is in the output."""
         return self._counts[: len(self._places)]
 
+    def mask(self) -> Mask | None:
+        """Of the tokens that are not ruled out, where a grammar holds; None where none does."""
+        mask = None if self._constraint is None else self._constraint.mask()
+        if mask is None:
+            return None
+        if self._allowed:
+            mask = keep_only(mask, self._allowed)
+        tokens = self._named_out
+        return rule_out(mask, tokens) if tokens else mask
+
     @property
     def ruled_out(self) -> list[int]:
-        """By bad_words and min_tokens, ascending."""
+        """By bad_words and min_tokens, ascending, where no grammar holds."""
+        tokens = self._named_out
+        left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
+        return [] if left_none else sorted(tokens)
+
+    @property
+    def _named_out(self) -> set[int]:
         tokens = {word[-1] for word in self.params.bad_words if self._ends_in(word[:-1])}
         if len(self._output) < self.params.min_tokens:
             tokens |= self._ends
-        left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
-        return [] if left_none else sorted(tokens)
+        return tokens
 
     def _ends_in(self, tokens: tuple[int, ...]) -> bool:
         return not tokens or tuple(self._output[-len(tokens) :]) == tokens
@@ -130,8 +157,10 @@ class LogitAdjuster:
 @dataclass(frozen=True)
 class AdjustedRows:
     """Adjustments of a batch, each list flat with the row of every entry. Rows and tokens int64,
-    values float32; reaches [n] float64, one a row. allowing: rows with allowed tokens."""
+    values float32; reaches [n] float64, one a row. allowing: rows with allowed tokens. masks
+    [n, bytes of a mask] uint8, where a grammar holds in one of the rows; else [0, 0]."""
 
+    masks: Tensor
     allowing: Tensor
     allowed_rows: Tensor
     allowed: Tensor
@@ -152,8 +181,10 @@ class AdjustedRows:
     def of(adjusters: Sequence[LogitAdjuster]) -> "AdjustedRows":
         """Row i is adjusters[i]'s, on the CPU."""
         params = [item.params for item in adjusters]
-        allowed = [item.allowed_token_ids for item in params]
-        ruled_out = [item.ruled_out for item in adjusters]
+        masks = [item.mask() for item in adjusters]
+        free = [mask is None for mask in masks]
+        allowed = [item.allowed_token_ids if free[row] else () for row, item in enumerate(params)]
+        ruled_out = [item.ruled_out if free[row] else [] for row, item in enumerate(adjusters)]
         biased = [[token for token, _ in item.logit_bias] for item in params]
         biases = [[bias for _, bias in item.logit_bias] for item in params]
         seen = [item.seen for item in adjusters]
@@ -163,6 +194,7 @@ class AdjustedRows:
             return torch.tensor(penalties, dtype=torch.float32)[seen_rows]
 
         return AdjustedRows(
+            masks=_masks(masks),
             allowing=torch.tensor(
                 [row for row, ids in enumerate(allowed) if ids], dtype=torch.int64
             ),
@@ -193,6 +225,18 @@ class AdjustedRows:
         return AdjustedRows(**copies)
 
 
+def _masks(masks: Sequence[Mask | None]) -> Tensor:
+    """[n, bytes] uint8: bit t % 8 of byte t // 8 is token t's."""
+    words = next((len(mask) for mask in masks if mask is not None), 0)
+    if not words:
+        return torch.empty(0, 0, dtype=torch.uint8)
+    rows = np.full((len(masks), words), -1, dtype="<i4")
+    for row, mask in enumerate(masks):
+        if mask is not None:
+            rows[row] = mask
+    return torch.from_numpy(rows.view(np.uint8))
+
+
 def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
     """The row of every entry of the lists."""
     lengths = [len(items) for items in lists]
@@ -209,6 +253,8 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
     scores = logits.float()
     if scores is logits:
         scores = logits.clone()
+    if len(rows.masks):
+        scores.masked_fill_(_masked_out(rows.masks, scores.shape[1]), -torch.inf)
     kept = scores[rows.allowed_rows, rows.allowed]
     scores[rows.allowing] = -torch.inf
     scores[rows.allowed_rows, rows.allowed] = kept
@@ -218,6 +264,13 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
     scores[rows.seen_rows, rows.seen] = _penalized(scores[rows.seen_rows, rows.seen], rows)
     lowest = scores.amax(dim=-1, keepdim=True).double() + rows.reaches[:, None]
     return scores.masked_fill_(scores < _rounded_up(lowest), -torch.inf)
+
+
+def _masked_out(masks: Tensor, vocab: int) -> Tensor:
+    """[n, vocab] bool. It takes a byte a logit (engine/accounting/memory_plan.py)."""
+    bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)
+    bits = bits.bitwise_and_(1).bitwise_xor_(1)
+    return bits.view(torch.bool).view(len(masks), -1)[:, :vocab]
 
 
 def _penalized(seen: Tensor, rows: AdjustedRows) -> Tensor:

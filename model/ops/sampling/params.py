@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tasuki.model.grammar.grammar import Grammar
+
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 """Below it a draw is the greedy one for all logits that differ in float32."""
@@ -28,15 +30,20 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_ALLOWED_TOKENS = 1 << 14
 MAX_TOP_LOGPROBS = 20
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""Tokens and their logprobs, the likeliest first."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 keep every token. Noise is a function
-    of (seed, position) only, so that any split of the work over nodes or batches draws the same
-    tokens. The fields from min_p on change the logits before the draw, in the order and with the
-    meaning of logit_adjustments.py; top_logprobs: of so many of the likeliest tokens the logprob is
-    reported beside each token. bad_words: sequences of token ids. allowed_token_ids: every token is
-    allowed where it is empty.
+    """max_new_tokens 0: the prompt is computed and nothing is drawn. temperature 0 is greedy. top_k
+    0, top_p 1 and min_p 0 keep every token. Noise is a function of (seed, position) only, so that
+    any split of the work over nodes or batches draws the same tokens. The fields from min_p on
+    change the logits before the draw, in the order and with the meaning of logit_adjustments.py;
+    top_logprobs: of so many of the likeliest tokens the logprob is reported beside each token.
+    bad_words: sequences of token ids. allowed_token_ids: every token is allowed where it is empty.
+    grammar: the answer's text is one of its texts, or the beginning of one where something else
+    ends it.
 
     Raises ValueError that begins with the field's name where no row could hold it.
     """
@@ -57,10 +64,11 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be at least 0, not {self.max_new_tokens}")
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
             raise ValueError(
                 f"temperature must be 0, or in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE:g}], not "
@@ -119,12 +127,18 @@ class SamplingParams:
                 )
 
     @property
+    def draws(self) -> bool:
+        """Whether there is an answer."""
+        return self.max_new_tokens > 0
+
+    @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
         """Ids that must be of the vocabulary, since logits are changed at them, by field."""
         return {
             "logit_bias": tuple(token for token, _ in self.logit_bias),
             "bad_words": tuple(token for word in self.bad_words for token in word),
             "allowed_token_ids": self.allowed_token_ids,
+            "grammar": () if self.grammar is None else self.grammar.tokens,
         }
 
     @cached_property
@@ -146,6 +160,7 @@ class SamplingParams:
             or self.frequency_penalty
             or self.repetition_penalty != 1
             or self.min_tokens
+            or self.grammar is not None
             or any(len(word) > 1 for word in self.bad_words)
         )
 

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from .gumbel import gumbel, noise_key
-from .params import SamplingParams
+from .params import SamplingParams, TopLogprobs
 from .top_logprobs import top_logprobs
-
-TopLogprobs = tuple[tuple[int, float], ...]
-"""Tokens and their logprobs, the likeliest first."""
 
 
 @dataclass(frozen=True)

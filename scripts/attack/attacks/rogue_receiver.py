@@ -38,10 +38,18 @@ class Stranger(Rogue):
         self._rooms = secrets.randbits(62)
 
     def _beat(self) -> None:
-        self.is_beating = True
         with contextlib.suppress(grpc.RpcError, AssertionError):
             super()._beat()
-        self.is_beating = False
+
+    def is_connected(self) -> bool:
+        """Whether the node would take a room of it. Its heartbeat ends only a beat later."""
+        try:
+            list(self.stub.Transfer(iter([self.batch()]), timeout=_ROOM_SECONDS))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                return False
+            raise
+        return True
 
     def abort(self, room: int) -> None:
         """Under its own connection, whosever the room is."""
@@ -109,6 +117,9 @@ def damaged(metadata: bytes, rng: random.Random) -> bytes:
 def _rooms(attempt: Attempt, rogue: Rogue) -> None:
     tickets = examples(messages(pb.Ticket.DESCRIPTOR), attempt.rng, 6)
     answers = examples(messages(pb.ReceiverMessage.DESCRIPTOR), attempt.rng, 12)
+    for answer in answers:
+        # Of the room that it is sent in: of others it would be dropped unread.
+        answer.ClearField("room")
     reserves = []
     for ticket in tickets:
         reserve = rogue.reserve()
@@ -133,9 +144,10 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
         for message in script:
             yield message
             time.sleep(0.05)
+        yield pb.ReceiverMessage(hang_up=pb.HangUp())
 
     try:
-        for message in rogue.stub.Transfer(requests(), timeout=_ROOM_SECONDS):
+        for message in rogue.rooms(requests(), _ROOM_SECONDS):
             last = message.WhichOneof("message") or "nothing"
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
@@ -170,7 +182,7 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
             left.set()
 
     try:
-        for message in victim.stub.Transfer(requests(), timeout=2 * _ROOM_SECONDS):
+        for message in victim.rooms(requests(), 2 * _ROOM_SECONDS):
             received.append(message)
     except grpc.RpcError as error:
         judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)
@@ -179,7 +191,7 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
     elif left.is_set():
         # The end of its own stream aborts a room. A stranger's Abort would end it at once.
         attempt.tally.note("left by its receiver, on a busy machine")
-    elif not (victim.is_beating and _has_kind(received, "accepted", "aborted")):
+    elif not (_has_kind(received, "accepted", "aborted") and victim.is_connected()):
         # An Abort ends a room with no reason of the node's own. Severing what an earlier rogue was
         # granted breaks every connection, this one's too.
         attempt.tally.note("cut off or not accepted")

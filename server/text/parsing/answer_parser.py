@@ -21,6 +21,7 @@ class AnswerParser:
     ) -> None:
         """tools: the request's definitions; with none, calls are content. parallel_calls: an answer
         may hold more than one; else it is complete with the first."""
+        self.may_complete = not parallel_calls
         self._splitter = ReasoningSplitter(thinking)
         self._scanner = ToolCallScanner(tools, None if parallel_calls else 1)
         self._reasoning_tokens = 0
@@ -29,6 +30,11 @@ class AnswerParser:
     def complete(self) -> bool:
         """Nothing that comes is wanted, and the engine may stop."""
         return self._scanner.full
+
+    @property
+    def passes_content(self) -> bool:
+        """All that comes is content, as it is."""
+        return self._splitter.passing and self._scanner.passing
 
     def push(self, piece: Piece) -> list[AnswerItem]:
         """The parts that are certain now, in order."""

@@ -7,6 +7,8 @@ from uuid import uuid4
 from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallBegin
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION_TAG = "<function="
+"""Begins a call whose arguments are between tags; one of JSON begins with a brace."""
 
 
 class CallState(Enum):

@@ -15,11 +15,11 @@ from typing import Any
 from tasuki.server.text.answer_parts import AnswerItem, CallEnd
 from tasuki.server.text.stop_strings import held_back
 
-from .call_reader import CLOSE, CallState, call_arguments, call_begin
+from .call_reader import CLOSE, FUNCTION_TAG, CallState, call_arguments, call_begin
 from .parameter_types import json_of, json_types, parameter_schemas
 
 _LONGEST_NAME = 256
-_FUNCTION, _END_OF_FUNCTION = "<function=", "</function>"
+_FUNCTION, _END_OF_FUNCTION = FUNCTION_TAG, "</function>"
 _PARAMETER, _END_OF_PARAMETER = "<parameter=", "</parameter>"
 _NAME = re.compile(rf"([^>\n]{{1,{_LONGEST_NAME}}})>")
 _TAG = re.compile("|".join((_PARAMETER, _END_OF_FUNCTION, CLOSE)))

@@ -37,6 +37,11 @@ class ToolCallScanner:
         self.ended = 0
 
     @property
+    def passing(self) -> bool:
+        """All text is content."""
+        return not self._tools
+
+    @property
     def full(self) -> bool:
         return self.ended == self._most
 

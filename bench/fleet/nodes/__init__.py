@@ -1,0 +1,1 @@
+"""Simulated prefill nodes: what one computes and reports, and which of them live."""

@@ -1,0 +1,123 @@
+"""Outcomes as a file of rows, and the same as a table beside it.
+
+A row is kept with the machine, the commit and the versions that it was measured with; another one
+of the same settings takes its place. Raises what reading and writing files does.
+"""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from tasuki.bench.measure.host import Host
+
+from .settings import FleetSettings
+
+_COLUMNS = (
+    *("route", "what else", "seeds", "FLOPs saved", "below one cache", "hit rate"),
+    *("TTFT mean, s", "p95, s", "turns", "lost", "asked again"),
+    *("choice p99, CPU ms", "events/s", "CPU, s", "wall, s", "GiB"),
+)
+_SHARED = ("trace", "model", "nodes", "gb", "streams", "arrivals", "seconds", "warm_up")
+_RULES = ("policy", "tflops", "fixed_ms", "itl_ms")
+_FIELDS = tuple(field.name for field in fields(FleetSettings))
+
+
+def keep(path: Path, result: dict[str, Any], host: Host) -> None:
+    """path: of the JSON file; the table has its name and .md. host: described before the run, for
+    the tree may get another commit meanwhile."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    row = result | {"host": asdict(host)}
+    rows = [*(each for each in rows if _name(each) != _name(row)), row]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"bench": "fleet", "rows": rows}, indent=1) + "\n")
+    path.with_suffix(".md").write_text(_table(rows))
+
+
+def _name(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["trace"], row.get("seeds", 1), *(row[field] for field in _FIELDS))
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = ["# A simulated fleet", ""]
+    lines += ["By `tasuki simulate TRACE --out FILE`; what is modelled: docs/routing.md.", ""]
+    for shared in dict.fromkeys(_shared(row) for row in rows):
+        of_it = [row for row in rows if _shared(row) == shared]
+        lines += [_heading(of_it[0]), ""]
+        lines += [f"| {' | '.join(_COLUMNS)} |", "| --- " * len(_COLUMNS) + "|"]
+        lines += [f"| {' | '.join(_cells(row, of_it))} |" for row in of_it]
+        lines += ["", _source(of_it), ""]
+    return "\n".join(lines)
+
+
+def _shared(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in (*_SHARED, *_RULES))
+
+
+def _heading(row: dict[str, Any]) -> str:
+    played = "all of it" if row["seconds"] >= 1e9 else f"{row['seconds']:g} s"
+    prefill = "as measured"
+    if row["tflops"] is not None:
+        prefill = f"{row['tflops']:g} TFLOP/s + {row['fixed_ms']:g} ms, assumed"
+    return (
+        f"**{row['trace']}, {row['model']}, {row['nodes']} nodes of {row['gb']:g} GiB, "
+        f"{row['streams']} stream(s)**; {played}, arrivals {row['arrivals']}, the first "
+        f"{row['warm_up']:g} s not counted, policy {row['policy']}, prefill "
+        f"{prefill}, {row['itl_ms']:g} ms a token"
+    )
+
+
+def _cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
+    intervals = row.get("intervals", {})
+
+    def figure(name: str, digits: int) -> str:
+        text = f"{row[name]:.{digits}f}"
+        return f"{text} ± {intervals[name]:.{digits}f}" if name in intervals else text
+
+    bound = [each for each in beside if each["route"] == "one-cache"]
+    below = f"{100 * (bound[0]['flops_saved'] - row['flops_saved']):.1f}" if bound else ""
+    return [
+        row["route"],
+        _else(row),
+        str(row.get("seeds", 1)),
+        figure("flops_saved", 4),
+        below,
+        figure("hit_rate", 4),
+        figure("ttft_mean_seconds", 2),
+        figure("ttft_p95_seconds", 1),
+        str(row["turns"]),
+        str(row["lost_turns"]),
+        str(row["asked_again"]),
+        f"{row['choice_cpu_p99_ms']:.2f}" if "choice_cpu_p99_ms" in row else "",
+        f"{row['events_per_second']:.0f}",
+        f"{row['cpu_seconds']:.0f}",
+        f"{row['wall_seconds']:.0f}",
+        f"{row['memory_gib']:.1f}",
+    ]
+
+
+def _else(row: dict[str, Any]) -> str:
+    said = []
+    if row["route"] == "cost":
+        said += [f"{row['deciders']} deciders"]
+        said += [f"reports each {row['report_seconds']:g} s, {row['report_delay']:g} s late"]
+        said += [f"index {row['index_seconds']:g} s late"]
+    if row["route"] == "pull":
+        said += [f"links of {row['link_gb']:g} GB/s"]
+    if row["lost"]:
+        said += [f"{row['lost']:.0%} of messages lost, {row['snapshots']} snapshots"]
+    if row["dead"]:
+        said += [f"{row['dead']:.0%} of nodes die"]
+    return ", ".join(said)
+
+
+def _source(rows: list[dict[str, Any]]) -> str:
+    sources = []
+    for row in rows:
+        host = row["host"]
+        versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
+        sources.append(
+            f"{host['device']}, {host['cores']} cores, {host['date']}, commit {host['commit']}; "
+            f"{versions}"
+        )
+    return ". ".join(dict.fromkeys(sources)) + "."

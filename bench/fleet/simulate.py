@@ -1,0 +1,98 @@
+"""One simulation: a trace and settings become an outcome."""
+
+import time
+from dataclasses import asdict
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tasuki.bench.replay.replay import tree_config
+from tasuki.bench.replay.trace import Trace
+from tasuki.pycache._cpp_cache import PrefixCache
+
+from .cost_route import CostRoute
+from .index_feed import IndexFeed
+from .nodes.load_reports import LoadReports
+from .nodes.members import Members
+from .nodes.node_model import NodeModel
+from .nodes.prefill_server import PrefillServer
+from .outcome import outcome
+from .pull_route import Link, PullRoute
+from .routes import (
+    FewestRoomsRoute,
+    LeastWaitRoute,
+    RandomRoute,
+    Route,
+    StickyRoute,
+)
+from .settings import FleetSettings
+from .simulation import Simulation
+from .workload import Workload
+
+
+def simulate(
+    trace: Trace, settings: FleetSettings, model: NodeModel | None = None
+) -> dict[str, Any]:
+    """model: None for the published one that the settings name. Raises ReplayError,
+    ModelConfigError."""
+    began = time.monotonic(), time.process_time()
+    model = model or NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
+    layout, flops, seconds = model.layout, model.flops, model.seconds
+    workload = Workload(
+        trace, settings.streams, settings.arrivals, settings.itl_ms / 1e3, settings.seed
+    )
+    shared = settings.route == "one-cache"
+    gib = settings.gb * settings.nodes if shared else settings.gb
+    trees = [
+        PrefixCache(tree_config(layout, flops, gib, settings.policy))
+        for _ in range(1 if shared else settings.nodes)
+    ]
+    free_at = np.zeros(settings.nodes)
+    servers = [
+        PrefillServer(
+            node,
+            trees[node % len(trees)],
+            workload,
+            seconds,
+            LoadReports(settings.report_seconds, settings.report_delay),
+            free_at,
+        )
+        for node in range(settings.nodes)
+    ]
+    members = Members(servers)
+
+    def route(feed: IndexFeed | None, seed: int) -> Route:
+        match settings.route:
+            case "cost" | "pull" if feed is not None:
+                if settings.route == "cost":
+                    return CostRoute(members, workload, seconds, feed.index, seed)
+                link = Link.of_speed(layout, settings.link_gb)
+                return PullRoute(members, workload, seconds, feed.index, link)
+            case "sticky":
+                return StickyRoute(members, workload, seconds)
+            case "random":
+                return RandomRoute(members, workload, seconds, seed)
+            case "fewest-rooms":
+                return FewestRoomsRoute(members, workload, seconds)
+            case _:
+                return LeastWaitRoute(members, workload, seconds, free_at)
+
+    feed = None
+    if settings.route in ("cost", "pull"):
+        feed = IndexFeed(trees, settings.index_seconds, settings.lost, settings.seed)
+    many = settings.deciders if settings.route == "cost" else 1
+    deciders = [route(feed, settings.seed * 1_000_003 + number) for number in range(many)]
+    simulation = Simulation(members, deciders, workload, flops, feed)
+    counts = simulation.run(settings.seconds, settings.warm_up, _deaths(settings, workload))
+    spent = time.monotonic() - began[0], time.process_time() - began[1]
+    result = outcome(trace.name, settings, counts, spent, feed)
+    return result | {"prefill_seconds": asdict(seconds), "prefill_source": model.source}
+
+
+def _deaths(settings: FleetSettings, workload: Workload) -> list[tuple[float, int]]:
+    """When, and which node: all in the middle of what is played; one node is left."""
+    many = max(1, round(settings.dead * settings.nodes)) if settings.dead > 0 else 0
+    halfway = min(settings.seconds, workload.seconds) / 2
+    dying = Random(settings.seed).sample(range(settings.nodes), min(many, settings.nodes - 1))
+    return [(halfway, node) for node in dying]

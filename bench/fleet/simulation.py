@@ -1,0 +1,232 @@
+"""The events of a simulated fleet, in virtual time.
+
+Owns the clock and what is counted. A turn arrives, is sent, waits, is prefilled, is answered; then
+the turn that continues it arrives. What a node had when it died, and what is sent to it before
+others have noticed, is sent elsewhere; its time counts from its arrival. Thread rule: one thread.
+Deterministic.
+"""
+
+import heapq
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tasuki.model.flops import PrefillFlops
+
+from .index_feed import Change, IndexFeed
+from .nodes.members import Members
+from .nodes.prefill_server import Prompt, Served
+from .routes import Route
+from .workload import Turn, Workload
+
+RETRY_SECONDS = 1.0
+"""Until a broken link or a refused room is noticed."""
+LEASE_SECONDS = 5.0
+"""After its death a node is still a member for so long."""
+
+
+@dataclass
+class Counts:
+    """Sums over the turns that were answered, those of the warm-up left out; prompts in tokens and
+    FLOPs, ttft in seconds. arrived, answered: all turns, the warm-up's too. choices: seconds of CPU
+    of each."""
+
+    arrived: int = 0
+    answered: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    usable_tokens: int = 0
+    flops: float = 0.0
+    flops_saved: float = 0.0
+    ttft: list[float] = field(default_factory=list)
+    choices: list[float] = field(default_factory=list)
+    work: dict[int, float] = field(default_factory=dict)
+    events: int = 0
+    asked_again: int = 0
+    pulled_tokens: int = 0
+
+
+class _Event(Protocol):
+    def happen(self, fleet: "Simulation", now: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrives:
+    turn: Turn
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.arrive(self.turn, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _SentAgain:
+    turn: Turn
+    came: float
+    tried: frozenset[int]
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.send(self.turn, self.came, now, self.tried)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reaches:
+    node: int
+    prompt: Prompt
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.reach(self.node, self.prompt, now, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    node: int
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.end(self.node, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexed:
+    change: Change
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.follow(self.change, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dies:
+    node: int
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.lose(self.node, now)
+
+
+@dataclass(frozen=True, slots=True)
+class _LeaseEnds:
+    node: int
+
+    def happen(self, fleet: "Simulation", now: float) -> None:
+        fleet.forget(self.node)
+
+
+class Simulation:
+    def __init__(
+        self,
+        members: Members,
+        deciders: Sequence[Route],
+        workload: Workload,
+        flops: PrefillFlops,
+        feed: IndexFeed | None,
+    ) -> None:
+        """feed: of the index by which the deciders choose, if by any."""
+        self._members = members
+        self._deciders = deciders
+        self._workload = workload
+        self._flops = flops
+        self._feed = feed
+        self._events: list[tuple[float, int, _Event]] = []
+        self._pushed = 0
+        self._counts = Counts()
+        self._until = 0.0
+        self._from = 0.0
+
+    def run(self, seconds: float, warm_up: float, deaths: Iterable[tuple[float, int]]) -> Counts:
+        """Turns that arrive before `seconds`; those that arrive before warm_up are not counted.
+        deaths: when, and which node."""
+        self._from, self._until = warm_up, seconds
+        for turn in self._workload.first_turns():
+            self._arrive(turn, turn.seconds)
+        for at, node in deaths:
+            self._push(at, _Dies(node))
+        while self._events:
+            now, _, event = heapq.heappop(self._events)
+            self._counts.events += 1
+            event.happen(self, now)
+        return self._counts
+
+    def arrive(self, turn: Turn, now: float) -> None:
+        self._counts.arrived += 1
+        self.send(turn, now, now, frozenset())
+
+    def send(self, turn: Turn, came: float, now: float, tried: frozenset[int]) -> None:
+        """tried: nodes that did not answer."""
+        conversation = self._workload.request(turn).conversation or (turn.index, 0)
+        decider = self._deciders[(turn.stream * 7919 + conversation[0]) % len(self._deciders)]
+        began = time.thread_time()
+        choice = decider.choose(turn, now, tried)
+        self._counts.choices.append(time.thread_time() - began)
+        prompt = Prompt(turn, came, choice.work, choice.pulled)
+        if choice.pulled:
+            self._counts.pulled_tokens += choice.pulled
+            self._push(choice.ready, _Reaches(choice.node, prompt))
+        else:
+            self.reach(choice.node, prompt, now, tried)
+
+    def reach(self, node: int, prompt: Prompt, now: float, tried: frozenset[int]) -> None:
+        server = self._members.servers[node]
+        if not server.alive:
+            self._send_again(prompt, now, tried | {node})
+            return
+        self._began(node, server.put(prompt, now), now)
+
+    def end(self, node: int, now: float) -> None:
+        server = self._members.servers[node]
+        if not server.alive:
+            return
+        served, ends = server.end(now)
+        self._began(node, ends, now)
+        self._count(node, served)
+        answered = now + self._workload.answer_seconds(served.turn)
+        if (following := self._workload.next_turn(served.turn, answered)) is not None:
+            self._arrive(*following)
+
+    def follow(self, change: Change, now: float) -> None:
+        feed = self._feed
+        if feed is None or not self._members.servers[change.node].alive:
+            return
+        if (snapshot := feed.apply(change)) is not None:
+            self._push(now + feed.seconds, _Indexed(snapshot))
+
+    def lose(self, node: int, now: float) -> None:
+        for prompt in self._members.servers[node].lose():
+            self._send_again(prompt, now, frozenset((node,)))
+        self._push(now + LEASE_SECONDS, _LeaseEnds(node))
+
+    def forget(self, node: int) -> None:
+        self._members.drop(node)
+        if self._feed is not None:
+            self._feed.forget(node)
+
+    def _send_again(self, prompt: Prompt, now: float, tried: frozenset[int]) -> None:
+        self._counts.asked_again += 1
+        self._push(now + RETRY_SECONDS, _SentAgain(prompt.turn, prompt.came, tried))
+
+    def _began(self, node: int, ends: float | None, now: float) -> None:
+        if ends is not None:
+            self._push(ends, _Ends(node))
+        if self._feed is not None and (change := self._feed.changes(node)) is not None:
+            self._push(now + self._feed.seconds, _Indexed(change))
+
+    def _arrive(self, turn: Turn, at: float) -> None:
+        if at < self._until:
+            self._push(at, _Arrives(turn))
+
+    def _push(self, at: float, event: _Event) -> None:
+        self._pushed += 1
+        heapq.heappush(self._events, (at, self._pushed, event))
+
+    def _count(self, node: int, served: Served) -> None:
+        counts = self._counts
+        counts.answered += 1
+        if served.came < self._from:
+            return
+        tokens = self._workload.request(served.turn).prompt_tokens
+        counts.turns += 1
+        counts.prompt_tokens += tokens
+        counts.usable_tokens += served.usable
+        computed = self._flops.of(tokens) - self._flops.of(served.usable)
+        counts.flops += self._flops.of(tokens)
+        counts.flops_saved += self._flops.of(served.usable)
+        counts.ttft.append(served.ended - served.came)
+        counts.work[node] = counts.work.get(node, 0.0) + computed

@@ -1,0 +1,148 @@
+"""What is asked of a simulated fleet, and when: one trace, once or many times over.
+
+A stream is the trace under a salt of its own, so that streams share nothing. It begins at a random
+place of the trace and goes round: what stands before that place follows behind the end under
+another salt, so that nothing of it was asked before. The first stream of seed 0 is the trace as it
+was recorded. A request comes at its time, and never before the answer that it continues has ended,
+unless the arrivals are `open`; `closed` keeps the recorded pause behind that answer instead of the
+time. Deterministic.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.bench.replay.prompts import Prompts
+from tasuki.bench.replay.trace import Trace, TraceRequest
+
+Arrivals = Literal["recorded", "closed", "open"]
+JITTER_SECONDS = 60.0
+"""By up to so much a conversation of a stream is later than another seed's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request of a stream; `index` is its place in the trace. seconds: when it would come, by the
+    fleet's clock."""
+
+    stream: int
+    index: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """first: of the trace's requests. phase: of the trace's seconds. seed: of its jitter."""
+
+    first: int
+    phase: float
+    seed: int | None
+
+
+class Workload:
+    def __init__(
+        self, trace: Trace, streams: int, arrivals: Arrivals, token_seconds: float, seed: int
+    ) -> None:
+        """token_seconds: of an answer's token."""
+        self.trace = trace
+        self._prompts = Prompts(trace)
+        self._texts: dict[int, NDArray[np.int32]] = {}
+        self._arrivals = arrivals
+        self._token_seconds = token_seconds
+        self._after = _next_turns(trace) if arrivals != "open" else {}
+        self._times = [request.timestamp_ms / 1000 for request in trace.requests]
+        random = Random(seed)
+        self._streams = [
+            _Stream(0, 0.0, None) if seed == 0 and number == 0 else self._drawn(random)
+            for number in range(streams)
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """That a stream lasts."""
+        return self._times[-1]
+
+    def request(self, turn: Turn) -> TraceRequest:
+        return self.trace.requests[turn.index]
+
+    def tokens(self, turn: Turn) -> NDArray[np.int32]:
+        """Prompt and answer, one-dimensional. Read-only: turns of a conversation share memory."""
+        longest = self._prompts.longest(turn.index)
+        text = self._texts.get(longest)
+        if text is None:
+            text = self._texts[longest] = self._prompts.tokens(longest)
+        request = self.request(turn)
+        return text[: request.prompt_tokens + request.answer_tokens]
+
+    def prompt(self, turn: Turn) -> NDArray[np.int32]:
+        return self.tokens(turn)[: self.request(turn).prompt_tokens]
+
+    def salt(self, turn: Turn) -> bytes:
+        again = turn.index < self._streams[turn.stream].first
+        number = 2 * turn.stream + again
+        return number.to_bytes(4, "big") if number else b""
+
+    def session(self, turn: Turn) -> tuple[int, int]:
+        """The stream, and the conversation or, where a trace names none, the prompt's second
+        block."""
+        request = self.request(turn)
+        if request.conversation is not None:
+            return turn.stream, request.conversation[0]
+        blocks = request.block_ids
+        return turn.stream, int(blocks[min(1, len(blocks) - 1)])
+
+    def first_turns(self) -> Iterator[Turn]:
+        """Those that continue no answer, in no order."""
+        before = {after: index for index, after in self._after.items()}
+        for number, stream in enumerate(self._streams):
+            for index in range(len(self._times)):
+                continued = before.get(index)
+                if continued is None or continued < stream.first <= index:
+                    yield self._turn(number, index)
+
+    def next_turn(self, turn: Turn, ended: float) -> tuple[Turn, float] | None:
+        """The turn that continues the answer that ended then, and when it comes."""
+        index = self._after.get(turn.index)
+        if index is None or turn.index < self._streams[turn.stream].first <= index:
+            return None
+        following = self._turn(turn.stream, index)
+        if self._arrivals == "recorded":
+            return following, max(following.seconds, ended)
+        answered = turn.seconds + self.answer_seconds(turn)
+        return following, ended + max(0.0, following.seconds - answered)
+
+    def answer_seconds(self, turn: Turn) -> float:
+        return self.request(turn).answer_tokens * self._token_seconds
+
+    def _drawn(self, random: Random) -> _Stream:
+        phase = random.uniform(0, self._times[-1])
+        return _Stream(bisect_left(self._times, phase), phase, random.getrandbits(32))
+
+    def _turn(self, number: int, index: int) -> Turn:
+        stream = self._streams[number]
+        seconds = self._times[index] - stream.phase
+        if index < stream.first:
+            seconds += self._times[-1]
+        conversation = self.trace.requests[index].conversation
+        if stream.seed is not None and conversation is not None:
+            drawn = Random(stream.seed * 1_000_003 + conversation[0])
+            seconds += drawn.uniform(0, JITTER_SECONDS)
+        return Turn(number, index, seconds)
+
+
+def _next_turns(trace: Trace) -> dict[int, int]:
+    """By a request the next of its conversation."""
+    latest: dict[tuple[int, int], int] = {}
+    found = {}
+    for index, request in enumerate(trace.requests):
+        if request.conversation is None:
+            continue
+        if (before := latest.get(request.conversation)) is not None:
+            found[before] = index
+        latest[request.conversation] = index
+    return found

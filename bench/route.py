@@ -1,0 +1,125 @@
+"""`tasuki bench route`: what choosing a prefill node costs a decode node.
+
+Processor time of a choice among nodes that each hold as many prefixes, for one long prompt of which
+some of them hold parts, and the index's memory. Prints a JSON object. Nothing is sent.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+
+from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_load import PrefillNodeLoad
+from tasuki.decode_node.prefill_routing.prefill_router import PrefillRouter
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache._cpp_cache import prefix_hashes
+from tasuki.pycache.layout import PAGE_TOKENS
+
+_SALT = b"salt"
+_HELD = 80
+"""Nodes that hold a part of the prompt."""
+
+
+@dataclass
+class _Connection:
+    """As much of a PrefillConnection as a choice reads."""
+
+    number: int | None = None
+    alive: bool = True
+    load: PrefillNodeLoad = field(default_factory=PrefillNodeLoad)
+
+
+@dataclass(frozen=True, eq=False)
+class _Link:
+    target: str
+
+
+def measure(nodes: int, prefixes: int, tokens: int, choices: int) -> dict[str, Any]:
+    """prefixes: of each node. tokens: of the prompt. Times are this thread's processor time."""
+    random = Random(0)
+    router = PrefillRouter("cost", "decode", seed=0, follow=lambda *_: nullcontext())
+    prompt = np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32)
+    wanted = m.HandoverWanted(
+        m.RequestId("r"), m.Ticket(m.RoomId(1), 1, 0, SamplingParams(), _SALT), prompt
+    )
+    names = prefix_hashes(prompt, _SALT)
+    with ExitStack() as standing:
+        numbers = [_stand(router, standing, node, random) for node in range(nodes)]
+        before = _resident()
+        for number in numbers:
+            router.index.apply(number, _listed(prefixes, random), 0.0)
+        grown = _resident() - before
+        for number in random.sample(numbers, min(_HELD, nodes)):
+            pages = random.randrange(1, len(prompt) // PAGE_TOKENS)
+            held = pb.Prefixes(
+                names=names[pages], parents=names[pages - 1], tokens=[PAGE_TOKENS * pages]
+            )
+            router.index.apply(number, pb.UsableBatch(sequence=2, stored=held), 0.0)
+        seconds = _timed(lambda: router.choose(wanted, (), ()), choices)
+        return {
+            "nodes": nodes,
+            "prefixes": len(router.index),
+            "prompt_tokens": tokens,
+            "index_bytes": grown,
+            "choice_p50_ms": 1e3 * float(np.quantile(seconds, 0.5)),
+            "choice_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
+        }
+
+
+def _stand(router: PrefillRouter, standing: ExitStack, node: int, random: Random) -> int:
+    connection, now = _Connection(), time.monotonic()
+    load = pb.Load(wait_seconds=random.random(), fixed_seconds=0.01, token_seconds=1e-5)
+    connection.load.report(load, now, now)
+    link = _Link(f"10.0.{node // 250}.{node % 250}:50051")
+    standing.enter_context(
+        router.standing(cast(PrefillLink, link), cast(PrefillConnection, connection))
+    )
+    assert connection.number is not None
+    return connection.number
+
+
+def _listed(prefixes: int, random: Random) -> pb.UsableBatch:
+    stored = pb.Prefixes(
+        names=random.randbytes(16 * prefixes),
+        parents=random.randbytes(16 * prefixes),
+        tokens=[random.randrange(1, 100_000) for _ in range(prefixes)],
+    )
+    return pb.UsableBatch(sequence=1, snapshot=True, stored=stored)
+
+
+def _timed(choose: Callable[[], object], choices: int) -> Sequence[float]:
+    seconds = []
+    for _ in range(choices):
+        began = time.thread_time()
+        choose()
+        seconds.append(time.thread_time() - began)
+    return seconds
+
+
+def _resident() -> int:
+    """Bytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("tasuki bench route", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--prefixes", type=int, default=1000, help="that each node holds")
+    parser.add_argument("--tokens", type=int, default=110_000, help="of the prompt")
+    parser.add_argument("--choices", type=int, default=1000)
+    asked = parser.parse_args(argv)
+    figures = measure(asked.nodes, asked.prefixes, asked.tokens, asked.choices)
+    sys.stdout.write(f"{json.dumps(figures, indent=2)}\n")
+    return 0

@@ -1,0 +1,1 @@
+"""`tasuki dashboard`: asks nodes how they are, and serves one page of them all."""

@@ -1,0 +1,184 @@
+"""Asks each node of a fleet for its metrics, again and again.
+
+Owns one HTTP session and a task for each node. One event loop's thread. Invariants: only members
+are asked, redirects are not followed, and an answer costs bounded time and memory, so that no node
+keeps the page from the others. A node that does not answer is asked less often.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from tasuki.dashboard.fleet.exposition_text import LabelTexts, Samples, read_samples
+from tasuki.dashboard.fleet.fleet import Fleet
+from tasuki.dashboard.fleet.metric_names import WANTED
+
+from .node_address import is_here
+
+_PATH = "/metrics"
+_CHUNK = 1 << 16
+_SLOWEST_SECONDS = 60.0
+"""How seldom a node that never answers is asked."""
+
+_REFUSALS = {
+    401: "it wants a key: give --api-key-file",
+    403: "our key lacks its scope metrics",
+    404: "it serves no /metrics",
+    421: "it is not called by this name: see its --allowed-hosts",
+}
+
+
+@dataclass(frozen=True)
+class PollLimits:
+    """every_seconds: from one answer to the next question. answer_seconds: for an answer, whole.
+    at_a_time: questions in flight."""
+
+    every_seconds: float = 5.0
+    answer_seconds: float = 3.0
+    answer_bytes: int = 4 << 20
+    at_a_time: int = 64
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """key: borne to every node; empty for none. tls: nodes are asked by HTTPS and checked against
+    it; None: by HTTP. insecure: the key may leave this host in plain text."""
+
+    key: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = None
+    insecure: bool = False
+
+
+class NodeRefused(Exception):
+    """A node's answer is of no use; the message is why, in words of ours."""
+
+
+class NodePoll:
+    """`async with` it. REQUIRES: a running event loop."""
+
+    def __init__(self, fleet: Fleet, credentials: Credentials, limits: PollLimits) -> None:
+        self._fleet = fleet
+        self._credentials = credentials
+        self._limits = limits
+        self._turns = asyncio.Semaphore(limits.at_a_time)
+        self._label_texts = LabelTexts()
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> "NodePoll":
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._limits.at_a_time),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=self._limits.answer_seconds),
+            # A short answer could expand to any size.
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end(list(self._asking))
+        await self._session.close()
+
+    async def follow(self, members: AsyncIterator[tuple[str, ...]]) -> None:
+        """Ask the members, as they come and go. Returns where `members` ends."""
+        async for addresses in members:
+            await self.ask_these(addresses)
+
+    async def ask_these(self, addresses: Iterable[str]) -> None:
+        """From now on these and no others."""
+        wanted = list(dict.fromkeys(addresses))
+        self._fleet.set_members(wanted)
+        await self._end([address for address in self._asking if address not in set(wanted)])
+        fresh = [address for address in wanted if address not in self._asking]
+        for number, address in enumerate(fresh):
+            # Spread out, or all would be asked at once, every time.
+            later = self._limits.every_seconds * number / len(fresh) if number else 0.0
+            self._asking[address] = asyncio.create_task(self._keep_asking(address, later))
+
+    async def _end(self, addresses: list[str]) -> None:
+        tasks = [self._asking.pop(address) for address in addresses]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep_asking(self, address: str, later: float) -> None:
+        await asyncio.sleep(later)
+        every = pause = self._limits.every_seconds
+        while True:
+            try:
+                async with self._turns:
+                    samples = await self._ask(address)
+            except NodeRefused as error:
+                self._fleet.failed(address, time.time(), str(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, max(every, _SLOWEST_SECONDS))
+                continue
+            self._fleet.answered(address, time.time(), time.monotonic(), samples)
+            pause = every
+            await asyncio.sleep(every)
+
+    async def _ask(self, address: str) -> Samples:
+        """Raises NodeRefused."""
+        seconds = self._limits.answer_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                text = await self._fetch(address)
+            return read_samples(text, WANTED, self._label_texts)
+        except TimeoutError as error:
+            raise NodeRefused(f"no answer within {seconds:g} s") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise NodeRefused("its certificate is not signed by --ca") from error
+        except aiohttp.ClientSSLError as error:
+            raise NodeRefused("TLS fails: does it serve plain text?") from error
+        except aiohttp.ClientConnectorError as error:
+            raise NodeRefused(_unreachable(error.os_error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise NodeRefused("what answers is no HTTP") from error
+        except ValueError as error:
+            raise NodeRefused("its answer holds no metrics of tasuki") from error
+
+    async def _fetch(self, address: str) -> str:
+        credentials = self._credentials
+        headers = {}
+        if credentials.key:
+            if credentials.tls is None and not (credentials.insecure or is_here(address)):
+                raise NodeRefused("not asked: our key would go there in plain text, see --ca")
+            headers["Authorization"] = f"Bearer {credentials.key}"
+        scheme = "http" if credentials.tls is None else "https"
+        async with self._session.get(
+            f"{scheme}://{address}{_PATH}",
+            headers=headers,
+            allow_redirects=False,
+            ssl=credentials.tls or True,
+        ) as reply:
+            if 300 <= reply.status < 400:
+                raise NodeRefused("it sends us elsewhere, and redirects are not followed")
+            if reply.status != 200:
+                raise NodeRefused(_REFUSALS.get(reply.status, f"HTTP status {reply.status}"))
+            return await self._read(reply)
+
+    async def _read(self, reply: aiohttp.ClientResponse) -> str:
+        most = self._limits.answer_bytes
+        body = bytearray()
+        async for part in reply.content.iter_chunked(_CHUNK):
+            body += part
+            if len(body) > most:
+                reply.close()
+                raise NodeRefused(f"its answer is over {most >> 20} MiB")
+        return body.decode("utf-8", errors="replace")
+
+
+def _unreachable(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its name is not known"
+    return os.strerror(error.errno).lower() if error.errno else "cannot be reached"

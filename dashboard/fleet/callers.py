@@ -1,0 +1,80 @@
+"""Whether callers get what they were promised: at one node, and over all. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .exposition_text import by_label
+from .histogram import Buckets, add_buckets, buckets_by, observed, quantile, share_within
+from .metric_names import CALLER_ENDED, CALLER_FIRST_TOKEN, CALLER_PER_TOKEN
+from .recent_samples import RecentSamples
+from .targets import Targets
+
+MOST_CALLERS = 64
+
+_CALLER = "caller"
+
+
+@dataclass
+class CallerLoad:
+    """What was answered lately. per_minute: requests that ended. first_token: waits for it.
+    per_token: means over requests' later tokens."""
+
+    per_minute: float = 0.0
+    first_token: Buckets = field(default_factory=dict)
+    per_token: Buckets = field(default_factory=dict)
+
+    def add(self, other: "CallerLoad") -> None:
+        self.per_minute += other.per_minute
+        add_buckets(self.first_token, other.first_token)
+        add_buckets(self.per_token, other.per_token)
+
+
+def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
+    """By name."""
+    gained = recent.gained
+    if gained is None:
+        return {}
+    first = buckets_by(gained.added, CALLER_FIRST_TOKEN, _CALLER)
+    each = buckets_by(gained.added, CALLER_PER_TOKEN, _CALLER)
+    return {
+        name: CallerLoad(60 * count / gained.seconds, first.get(name, {}), each.get(name, {}))
+        for name, count in by_label(gained.added, CALLER_ENDED, _CALLER).items()
+    }
+
+
+def callers(
+    nodes: Iterable[Mapping[str, CallerLoad]], targets: Targets, wanted: str
+) -> dict[str, Any]:
+    """As JSON: those whose targets are missed most come first. nodes: the callers of each. wanted:
+    what the name is to contain."""
+    known: dict[str, CallerLoad] = {}
+    for node in nodes:
+        for name, load in node.items():
+            known.setdefault(name, CallerLoad()).add(load)
+    rows = [_row(name, load, targets) for name, load in known.items() if wanted in name.lower()]
+    rows.sort(key=lambda row: (_kept(row), -row["per_minute"], row["caller"]))
+    return {
+        "targets": {"ttft": targets.first_token, "itl": targets.per_token},
+        "known": len(known),
+        "matched": len(rows),
+        "rows": rows[:MOST_CALLERS],
+    }
+
+
+def _row(name: str, load: CallerLoad, targets: Targets) -> dict[str, Any]:
+    first, each = (dict(sorted(part.items())) for part in (load.first_token, load.per_token))
+    return {
+        "caller": name,
+        "per_minute": load.per_minute,
+        "answered": observed(first),
+        "ttft": {"p50": quantile(first, 0.5), "p95": quantile(first, 0.95)},
+        "itl": {"p50": quantile(each, 0.5), "p95": quantile(each, 0.95)},
+        "ttft_kept": share_within(first, targets.first_token),
+        "itl_kept": share_within(each, targets.per_token),
+    }
+
+
+def _kept(row: dict[str, Any]) -> float:
+    shares = (row["ttft_kept"], row["itl_kept"])
+    return min((share for share in shares if share is not None), default=1.0)

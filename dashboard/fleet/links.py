@@ -1,0 +1,119 @@
+"""Hand-overs from prefill to decode nodes: of one decode node, and of all as a matrix. Pure.
+
+Only decode nodes are read: each counts what came from whom, by the prefill node's own name.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .exposition_text import Samples
+from .metric_names import LINK_BYTES, LINK_EXPOSED, LINK_HANDOVERS, LINK_STATE
+from .recent_samples import RecentSamples
+from .trouble import CONNECTED
+
+MOST_LINES = 24
+"""Rows, and columns, that are shown; a matrix of more cannot be read."""
+
+_PEER = "peer"
+
+
+@dataclass(frozen=True)
+class Link:
+    """state: as the decode node sees it, empty where it lists the peer no more. bytes_rate: a
+    second. exposed_seconds: the mean of the hand-overs lately; None without any."""
+
+    state: str
+    handovers: float = 0.0
+    bytes_rate: float = 0.0
+    exposed_seconds: float | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state not in ("", CONNECTED)
+
+
+@dataclass(frozen=True)
+class LinkedNode:
+    """A decode node. links: by the peer's name."""
+
+    address: str
+    name: str
+    links: Mapping[str, Link]
+
+
+def links_of(recent: RecentSamples) -> dict[str, Link]:
+    """By the peer's name."""
+    states = {
+        named.get(_PEER, ""): named.get("state", "")
+        for named in map(dict, recent.latest.get(LINK_STATE, {}))
+    }
+    gained = recent.gained
+    if gained is None:
+        return {peer: Link(state) for peer, state in states.items()}
+    handovers = _by_peer(gained.added, LINK_HANDOVERS)
+    exposed = _by_peer(gained.added, LINK_EXPOSED)
+    brought = _by_peer(gained.added, LINK_BYTES)
+    found = {}
+    for peer in (*states, *(peer for peer in handovers if peer not in states)):
+        count = handovers.get(peer, 0.0)
+        mean = exposed.get(peer, 0.0) / count if count else None
+        rate = brought.get(peer, 0.0) / gained.seconds
+        found[peer] = Link(states.get(peer, ""), count, rate, mean)
+    return found
+
+
+def matrix(nodes: Iterable[LinkedNode], wanted: str) -> dict[str, Any]:
+    """As JSON. wanted: what a prefill or decode node's name or address is to contain. Of more than
+    MOST_LINES rows or columns those with lost links are shown, then those that carry most."""
+    shown = [(node, _matching(node, wanted)) for node in nodes]
+    shown = [(node, links) for node, links in shown if links]
+    senders: dict[str, tuple[int, float]] = {}
+    takers: dict[str, tuple[int, float]] = {}
+    for node, links in shown:
+        whole = (0, 0.0)
+        for peer, link in links.items():
+            lost, carried = senders.get(peer, (0, 0.0))
+            senders[peer] = (lost + link.is_lost, carried + link.bytes_rate)
+            whole = (whole[0] + link.is_lost, whole[1] + link.bytes_rate)
+        takers[node.address] = whole
+    rows, columns = _heaviest(senders), _heaviest(takers)
+    by_address = {node.address: (node, links) for node, links in shown}
+    return {
+        "prefill_nodes": len(senders),
+        "decode_nodes": len(takers),
+        "links": sum(len(links) for _, links in shown),
+        "lost": sum(lost for lost, _ in takers.values()),
+        "rows": rows,
+        "columns": [
+            {"address": address, "name": by_address[address][0].name} for address in columns
+        ],
+        "cells": [
+            {
+                "row": peer,
+                "column": address,
+                "state": known.state,
+                "bytes_rate": known.bytes_rate,
+                "exposed_seconds": known.exposed_seconds,
+            }
+            for address in columns
+            for peer in rows
+            if (known := by_address[address][1].get(peer)) is not None
+        ],
+    }
+
+
+def _matching(node: LinkedNode, wanted: str) -> Mapping[str, Link]:
+    if not wanted or wanted in node.name.lower() or wanted in node.address.lower():
+        return node.links
+    return {peer: link for peer, link in node.links.items() if wanted in peer.lower()}
+
+
+def _heaviest(weights: Mapping[str, tuple[int, float]]) -> list[str]:
+    """Ends of links: first those with links that are lost, then those that carry most."""
+    order = sorted(weights, key=lambda end: (-weights[end][0], -weights[end][1], end))
+    return order[:MOST_LINES]
+
+
+def _by_peer(samples: Samples, name: str) -> dict[str, float]:
+    return {dict(labels).get(_PEER, ""): value for labels, value in samples.get(name, {}).items()}

@@ -1,0 +1,1 @@
+"""What names nodes, links and callers where many are looked at."""

@@ -1,0 +1,103 @@
+// The table of nodes, the worst first; a name leads to the node's own page.
+
+import { element, find, legend } from "../dom.js";
+import { count, duration, percent, seconds, spoken } from "../format.js";
+import { CAUSES, OWNERS } from "../words.js";
+import { drawCards, mark, pair, spread, stacked } from "./parts.js";
+import { hitBar } from "./summary.js";
+
+const ROWS = 50;
+
+const TITLES = [
+  ["node", "text name"], ["role", "text"], ["up", "number"], ["first token", "number"], ["each after", "number"],
+  ["output", "number"], ["prompts", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["arena in use", "text wide-cell"],
+];
+
+export class NodeView {
+  // refresh: asks again, after another part of the table was chosen.
+  constructor(refresh) {
+    this.offset = 0;
+    find("sort").addEventListener("change", () => { this.offset = 0; refresh(); });
+    find("before").addEventListener("click", () => { this.offset = Math.max(0, this.offset - ROWS); refresh(); });
+    find("after").addEventListener("click", () => { this.offset += ROWS; refresh(); });
+    const named = [["usable", "usable"], ...CAUSES.map(([name]) => [name, spoken(name)])];
+    find("node-legend").replaceChildren(element("b", {}, "Hit rate: "), ...legend(named), element("br"),
+      element("b", {}, "Arena: "), ...legend(OWNERS.map(([name]) => [name, spoken(name)])));
+  }
+
+  path(filter) {
+    return `/fleet/nodes?${new URLSearchParams({ filter, sort: find("sort").value, offset: this.offset, count: ROWS })}`;
+  }
+
+  draw({ known, matched, rows }, { at, scheme, totals }) {
+    // A filter may have left less than was there.
+    if (!rows.length && this.offset) { this.offset = 0; return; }
+    const shown = rows.length < matched ? `, ${count(this.offset + 1)} to ${count(this.offset + rows.length)} shown` : "";
+    find("matched").textContent = matched === known ? `${count(known)} nodes${shown}` : `${count(matched)} of ${count(known)} nodes${shown}`;
+    find("pager").hidden = matched <= ROWS;
+    find("before").disabled = this.offset === 0;
+    find("after").disabled = this.offset + rows.length >= matched;
+    const routed = rows.some((row) => row.routing);
+    const titles = routed ? [...TITLES, ["routing", "number"]] : TITLES;
+    drawCards(find("node-rows"), titles, rows.map((row) => {
+      const cells = row.level === "dead" ? silentCells(row, at, scheme, totals.models, titles.length) : cellsOf(row, at, scheme, totals.models);
+      return routed && row.level !== "dead" ? [...cells, routing(row.routing)] : cells;
+    }));
+  }
+}
+
+function cellsOf(row, at, scheme, models) {
+  return [
+    nameOf(row, row.trouble.map((one) => element("small", { class: `trouble ${one.level}` }, one.text)), scheme),
+    roleOf(row, models),
+    row.started_at ? duration(at - row.started_at) : "-",
+    spread(row.ttft),
+    spread(row.itl),
+    rate(row.output_rate),
+    rate(row.prompt_rate),
+    row.waiting === null ? "-" : pair(`${count(row.waiting)} waiting`, `${count(row.running)} running`),
+    row.hit ? element("span", { class: "pair" }, percent(row.hit.usable, row.hit.prompt), hitBar(row.hit)) : "-",
+    row.pages ? element("span", { class: "pools" }, ...pool("pages", row.pages), ...pool("slots", row.slots ?? {})) : "-",
+  ];
+}
+
+function silentCells(row, at, scheme, models, number) {
+  const seen = row.answered_at ? `, last answered ${duration(at - row.answered_at)} ago` : ", never answered";
+  const since = row.silent_since ? `dead for ${duration(at - row.silent_since)}` : "dead";
+  const words = row.trouble.map((one) => element("small", { class: "trouble dead" }, `${since}: ${one.text}${seen}`));
+  return [nameOf(row, words, scheme), roleOf(row, models), ...Array(number - 2).fill("-")];
+}
+
+function nameOf(row, words, scheme) {
+  // The address was checked where it was configured: nothing of a node's answer is part of a link.
+  const link = element("a", { href: `${scheme}://${row.address}/`, target: "_blank", rel: "noopener noreferrer", "data-key": row.address }, row.name);
+  const address = row.name === row.address ? [] : [element("small", {}, row.address)];
+  return element("span", { class: "named" }, mark(row.level), element("span", { class: "pair" }, link, ...address, ...words));
+}
+
+// The head names the model where all nodes have one.
+function roleOf(row, models) {
+  return models.length > 1 && row.model ? pair(row.role || "-", row.model) : row.role || "-";
+}
+
+function rate(value) {
+  return value === null ? "-" : `${count(value)} tok/s`;
+}
+
+function pool(name, owners) {
+  const parts = OWNERS.map(([owner]) => [owner, owners[owner] ?? 0]);
+  const whole = parts.reduce((sum, [, amount]) => sum + amount, 0);
+  if (!whole) return [];
+  const words = parts.filter(([, amount]) => amount).map(([owner, amount]) => `${spoken(owner)} ${count(amount)}`).join(", ");
+  return [element("small", {}, name), stacked(parts, `${name}: ${words}`), element("small", { class: "used" }, percent(whole - (owners.free ?? 0) - (owners.evictable ?? 0), whole))];
+}
+
+// Why prefill nodes were chosen, and below what the choices cost beyond the best one.
+function routing(value) {
+  if (!value) return "-";
+  const whole = Object.values(value.reasons).reduce((sum, number) => sum + number, 0);
+  const [reason, number] = Object.entries(value.reasons).sort(([, one], [, other]) => other - one)[0];
+  const regret = value.regret_seconds === null ? "" : `${seconds(value.regret_seconds)} regret`;
+  const gap = value.gap === null ? "" : `${percent(value.gap, 1)} fewer usable`;
+  return pair(`${spoken(reason)} ${percent(number, whole)}`, [regret, gap].filter(Boolean).join(", "));
+}

@@ -1,0 +1,1 @@
+"""Which prefill node a prompt goes to: the index of who holds what, and the choice."""

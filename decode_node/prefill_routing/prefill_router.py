@@ -1,0 +1,234 @@
+"""Chooses the prefill node of each prompt among those that are connected.
+
+Owns what is known of each of them while its connection lives: its entries in the index, and what
+follows its stream of them. Its load is the connection's. Thread rule: the hand-over's
+event loop. Invariant: a node that is lost is forgotten at once, and its number given to none other
+before.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from hashlib import blake2b
+from random import Random
+
+from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
+from tasuki.engine import messages as m
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.routing.prefill_choice import Candidate
+from tasuki.routing.prefill_route import (
+    HOLDERS,
+    SAMPLED_ABOVE,
+    Reason,
+    RouteName,
+    by_hash,
+    by_rooms,
+    choose,
+    looked_at,
+    reason_of,
+)
+from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.sent_prefixes import SentPrefixes
+
+from .chosen_node import Chosen, Standing
+from .usable_index import UsableIndex
+from .usable_stream import following
+
+_UNKNOWN = PrefillSeconds(0.01, 1e-4, 0.0)
+"""Of a prefill on a node that has reported nothing yet."""
+_KEYED_TOKENS = 512
+"""Of a prompt's beginning, by which it is hashed where it continues no session."""
+_FRESH_FOR = 0.25
+"""Seconds for which it holds whether the index is fresh."""
+
+Follow = Callable[[PrefillConnection, UsableIndex, int], AbstractContextManager[None]]
+
+
+class PrefillRouter:
+    def __init__(
+        self,
+        route: RouteName,
+        node: str,
+        seed: int | None = None,
+        follow: Follow = following,
+    ) -> None:
+        """node: this decode node's name, under which its sessions are hashed. seed: of what is
+        drawn; by default another one in each process. follow: keeps a connection's entries of the
+        index up to date, inside `with`."""
+        self._follow = follow
+        self.index = UsableIndex()
+        self._route = route
+        self._node = node
+        self._random = Random(seed)
+        self._follows = route in ("auto", "cost")
+        """Whether it matters what nodes hold."""
+        self._sent = SentPrefixes()
+        self._standing: dict[int, Standing] = {}
+        self._numbers: list[int] = []
+        """Its keys, in an order of this node's own."""
+        self._first = self._random.getrandbits(32)
+        self._fresh, self._fresh_as_of = False, -math.inf
+
+    @contextmanager
+    def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
+        """Inside `with`, the connection is followed and may be chosen."""
+        number = connection.number = self.index.add()
+        self._standing[number] = link, connection
+        self._numbers = self._turned()
+        try:
+            with self._follow(connection, self.index, number) if self._follows else nullcontext():
+                yield
+        finally:
+            connection.number = None
+            del self._standing[number]
+            self._numbers = self._turned()
+            self.index.discard(number)
+
+    def _turned(self) -> list[int]:
+        """While nobody knows of a difference, not all decode nodes begin with the same one."""
+        numbers = [*self._standing]
+        first = self._first % len(numbers) if numbers else 0
+        return [*numbers[first:], *numbers[:first]]
+
+    def listed(self, connection: PrefillConnection) -> int | None:
+        """Prefixes that the index has of it; None where it is not followed. From any thread."""
+        number = connection.number
+        return None if number is None or not self._follows else self.index.entries(number)
+
+    def choose(
+        self,
+        wanted: m.HandoverWanted,
+        excluded: Collection[PrefillLink],
+        busy: Iterable[PrefillConnection],
+        named: str | None = None,
+        moved_from: str = "",
+    ) -> Chosen | None:
+        """Where the prompt is to go; its seconds are that node's from now on. excluded: where it
+        may not go. busy: the connections of live rooms. named: the target that it goes to: its
+        second choice where it has moved, else a gateway's. moved_from: where it was before, if it
+        has moved. None where no node is left."""
+        now = time.monotonic()
+        numbers = self._numbers
+        if excluded:
+            numbers = [number for number in numbers if self._link(number) not in excluded]
+        reason = reason_of(self._route, self._is_fresh(now))
+        picked = None
+        if named is not None:
+            reason = Reason.MOVED if moved_from else Reason.GATEWAY
+            picked = next((n for n in self._alive(numbers) if self._link(n).target == named), None)
+            if picked is None:
+                return None
+        elif reason is not Reason.COST and (alive := self._alive(numbers)):
+            picked = self._picked(reason, wanted, alive, busy)
+        chosen = self._weighed(reason, wanted, numbers, picked, now)
+        return None if chosen is None else replace(chosen, moved_from=moved_from)
+
+    def _alive(self, numbers: Iterable[int]) -> list[int]:
+        return [number for number in numbers if self._standing[number][1].alive]
+
+    def _link(self, number: int) -> PrefillLink:
+        return self._standing[number][0]
+
+    def _is_fresh(self, now: float) -> bool:
+        """Whether it is known of half of the nodes what they hold."""
+        if now - self._fresh_as_of > _FRESH_FOR:
+            fresh = sum(self.index.fresh(number, now) for number in self._standing)
+            self._fresh, self._fresh_as_of = 2 * fresh >= len(self._standing), now
+        return self._fresh
+
+    def _picked(
+        self,
+        reason: Reason,
+        wanted: m.HandoverWanted,
+        numbers: Sequence[int],
+        busy: Iterable[PrefillConnection],
+    ) -> int:
+        standing = (connection.number for connection in busy)
+        rooms = Counter(number for number in standing if number is not None)
+        if reason is Reason.FEWEST_ROOMS:
+            return by_rooms(numbers, rooms)
+        names = {number: self._link(number).target for number in numbers}
+        return by_hash(self._key(wanted), names, rooms)
+
+    def _weighed(
+        self,
+        reason: Reason,
+        wanted: m.HandoverWanted,
+        numbers: Sequence[int],
+        picked: int | None,
+        now: float,
+    ) -> Chosen | None:
+        """None where nobody of those that are looked at lives. REQUIRES: what is picked is among
+        the numbers, and lives."""
+        held, beginnings = self.index.look_up(
+            wanted.prompt,
+            wanted.ticket.salt,
+            len(numbers) if len(numbers) <= SAMPLED_ABOVE else HOLDERS,
+            self._random.getrandbits(64),
+        )
+        sent = self._sent.known(beginnings, now)
+        allowed = set(numbers)
+        known = [number for number in (*held, *sent) if number in allowed]
+        nodes = self._alive(looked_at(numbers, known, self._random))
+        if not nodes:
+            return None
+        if picked is not None and picked not in nodes:
+            nodes = [*nodes, picked]
+        standing = {number: self._standing[number] for number in nodes}
+        seconds = _mean(connection.load.seconds for _, connection in standing.values())
+        candidates = [
+            _candidate(
+                number, connection, held.get(number, 0), sent.get(number, 0), wanted, seconds, now
+            )
+            for number, (_, connection) in standing.items()
+        ]
+        tokens = len(wanted.prompt)
+        choice = choose(reason, candidates, tokens, seconds, picked)
+        chosen = choice.chosen
+        link, connection = standing[chosen.candidate.node]
+        connection.load.send(chosen.prefill + chosen.candidate.exposed, now)
+        self._sent.send(beginnings, chosen.candidate.node, now)
+        return Chosen(link, connection, choice, standing, tokens, seconds, now)
+
+    def _key(self, wanted: m.HandoverWanted) -> bytes:
+        """The session's, else that of the prompt's beginning."""
+        if wanted.session is not None:
+            return f"{self._node}/{wanted.session}".encode()
+        whole = len(wanted.prompt) // PAGE_TOKENS * PAGE_TOKENS
+        beginning = wanted.prompt[: min(_KEYED_TOKENS, whole or len(wanted.prompt))]
+        salt = blake2b(wanted.ticket.salt).digest()
+        return blake2b(beginning.tobytes(), key=salt, digest_size=16).digest()
+
+
+def _candidate(
+    number: int,
+    connection: PrefillConnection,
+    usable: int,
+    sent: int,
+    wanted: m.HandoverWanted,
+    seconds: PrefillSeconds,
+    now: float,
+) -> Candidate:
+    """Also what this node offers is usable there, where pulling it takes less than computing it."""
+    load, offered, exposed = connection.load, wanted.ticket.offered, 0.0
+    if load.pull is not None and offered > usable:
+        fixed, each = load.pull
+        pulled = fixed + each * (offered - usable)
+        if pulled < seconds.between(usable, offered):
+            usable, exposed = offered, pulled
+    return Candidate(number, usable, load.wait(now), exposed, load.stored(now), sent)
+
+
+def _mean(reported: Iterable[PrefillSeconds | None]) -> PrefillSeconds:
+    """One for all, so that nodes which measured themselves a little differently stay equal."""
+    known = [seconds for seconds in reported if seconds is not None]
+    if not known:
+        return _UNKNOWN
+    return PrefillSeconds(
+        sum(each.fixed for each in known) / len(known),
+        sum(each.token for each in known) / len(known),
+        sum(each.context for each in known) / len(known),
+    )

@@ -1,0 +1,1 @@
+"""Grammars that answers must follow: what a request gives, compiled, and a token mask from it."""

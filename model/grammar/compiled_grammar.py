@@ -1,0 +1,191 @@
+"""A grammar compiled over a vocabulary, by llguidance, within bounds.
+
+The only place that imports llguidance: it is imported where the first grammar is compiled, and its
+absence is GrammarsUnavailable. Bounds, all llguidance's own: symbols of a grammar, work of its
+lexer at the compilation and at each step, items of a step, states of the lexer. Where a step passes
+one, the matcher fails and allows nothing any more (constraint.py). Compiling leaves the interpreter
+to other threads; building a vocabulary's tree does not: a second for 248 thousand tokens.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .grammar import Grammar, GrammarError, GrammarKind, GrammarsUnavailable
+from .vocabulary import Vocabulary
+
+Matcher = Any
+"""llguidance.LLMatcher: it has no state of a request yet; deep_copy() is what one consumes with."""
+
+# White space between the values of a JSON text: some, so that a model may write as it has learnt
+# to, and bounded, so that every answer ends. Escapes: those without which a character cannot be
+# written, so that no key is written in two ways, of which a schema's rules would see one.
+JSON_OPTIONS: Mapping[str, Any] = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": "[ ]{1,2}|\\n[ \\t]{0,32}",
+    "json_allowed_escapes": 'nrbtf\\"',
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+_LIMITS = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 25_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+# Any tokens that make up the text are allowed, not the tokenizer's own choice of them alone, which
+# would be asked for at each step.
+_FREE_TOKENS = '%llguidance {"no_forcing": true}'
+_LONGEST_COMPLAINT = 300
+# Keywords whose values are no schemas.
+_VALUES = frozenset({"const", "enum", "default", "examples", "example"})
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_CONTROL_IN_PATTERN = re.compile(
+    r"(?<!\\)(\\\\)*\\([acv0]|x7f|u007f|(x|u00)[01]|[xu]\{0*(1?[0-9a-f]|7f)\})", re.IGNORECASE
+)
+_NO_NEXT_BYTE = "NoExtension"
+# An option of a rule in llguidance's Lark, which a mask cannot enforce.
+_TEMPERATURE = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\btemperature[ \t]*=", re.MULTILINE)
+# Lines of the source and the marker below them: where the source is made here, they mean nothing.
+_EXCERPT = re.compile(
+    r"^\s*(\d+ \|.*|\^)$|^at \d+\(\d+\): (failed to compile JSON schema: )?", re.MULTILINE
+)
+
+
+def _llguidance() -> Any:
+    try:
+        return importlib.import_module("llguidance")
+    except Exception as error:  # whatever a broken installation raises
+        raise GrammarsUnavailable(
+            f"grammars need the package llguidance, which cannot be imported ({error!r:.200}): "
+            "install tasuki's dependencies again"
+        ) from error
+
+
+class _Tokenizer:
+    """As llguidance's TokenizerWrapper takes one."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        # Only a tree of the bytes is wanted. What adds nothing to the text is in no grammar.
+        self.tokens = [
+            token or b"<|%d|>" % number for number, token in enumerate(vocabulary.tokens)
+        ]
+        self.special_token_ids = [
+            number for number, token in enumerate(vocabulary.tokens) if not token
+        ]
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Never of consequence: no token is forced here."""
+        return []
+
+
+def token_tree(vocabulary: Vocabulary) -> Any:
+    """What compiled() needs of a vocabulary: llguidance.LLTokenizer. Raises GrammarsUnavailable."""
+    library = _llguidance()
+    if not vocabulary.eos_ids:
+        raise GrammarsUnavailable("grammars need a model with an end token in its config.json")
+    wrapped = library.TokenizerWrapper(_Tokenizer(vocabulary))
+    return library.LLTokenizer(wrapped, eos_token=list(vocabulary.eos_ids))
+
+
+def compiled(tree: Any, grammar: Grammar) -> Matcher:
+    """Raises GrammarError. On any thread."""
+    library = _llguidance()
+    matcher = library.LLMatcher(
+        tree,
+        _source(library, grammar),
+        log_level=0,
+        limits=library.LLParserLimits(**_LIMITS),
+    )
+    if matcher.is_error():
+        raise GrammarError(_complaint(matcher.get_error()))
+    return matcher
+
+
+def check_has_texts(matcher: Matcher) -> None:
+    """Raises GrammarError where no text follows the grammar, so that each answer would be empty.
+    matcher: over a small vocabulary that has every byte."""
+    own = matcher.deep_copy()
+    own.compute_bitmask()
+    if own.is_error() and _NO_NEXT_BYTE in own.get_error():
+        raise GrammarError("no text follows it")
+
+
+def _source(library: Any, grammar: Grammar) -> str:
+    """As llguidance takes it."""
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            rules = f"start: %json {json.dumps(with_options(_schema(grammar.source)))}"
+        case GrammarKind.REGEX:
+            rules = f"start: /{library.regex_to_lark(grammar.source, '')}/"
+        case _:
+            if _TEMPERATURE.search(grammar.source):
+                raise GrammarError("a rule's temperature is not supported")
+            to_lark = importlib.import_module("llguidance.gbnf_to_lark").any_to_lark
+            try:
+                rules = to_lark(grammar.source)
+            except Exception as error:  # a plain script, which raises what it meets
+                raise GrammarError(f"cannot be read as GBNF: {_complaint(str(error))}") from error
+    return str(library.LLMatcher.grammar_from_lark(f"{_FREE_TOKENS}\n{rules}"))
+
+
+def _schema(source: str) -> Any:
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"is not JSON: {error}") from error
+
+
+def with_options(schema: Any) -> dict[str, Any]:
+    """The schema as llguidance is to read it. Raises GrammarError."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise GrammarError("must be a JSON schema: an object, or true")
+    _refuse_what_leaks(schema)
+    # What a schema says of these itself would loosen it.
+    return {**schema, "x-guidance": dict(JSON_OPTIONS)}
+
+
+def _refuse_what_leaks(schema: dict[str, Any]) -> None:
+    """Raises GrammarError for what llguidance compiles into a grammar that lets through more: keys
+    that are counted and not named, since they may repeat, and control characters that no escape of
+    JSON_OPTIONS writes, since they are left out."""
+    left: list[tuple[Any, bool]] = [(schema, True)]
+    while left:
+        item, is_schema = left.pop()
+        if isinstance(item, str) and _CONTROL.search(item):
+            raise GrammarError("control characters are not supported")
+        if isinstance(item, list):
+            left += [(value, is_schema) for value in item]
+        if not isinstance(item, dict):
+            continue
+        if is_schema:
+            _refuse_leaking_keywords(item)
+        left += [(key, False) for key in item]
+        left += [(value, is_schema and key not in _VALUES) for key, value in item.items()]
+
+
+def _refuse_leaking_keywords(schema: dict[str, Any]) -> None:
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > max(1, named):
+        raise GrammarError("minProperties above 1 is not supported beyond required properties")
+    by_pattern = schema.get("patternProperties")
+    patterns = [schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
+    if any(isinstance(text, str) and _CONTROL_IN_PATTERN.search(text) for text in patterns):
+        raise GrammarError("control characters in a pattern are not supported")
+
+
+def _complaint(error: str) -> str:
+    lines = (line.strip() for line in _EXCERPT.sub("", error).splitlines())
+    shown = " ".join(line for line in lines if line and line != "<non-verbose/>")
+    return shown[:_LONGEST_COMPLAINT] or "is beyond the bounds of a grammar: simplify it"

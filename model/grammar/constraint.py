@@ -1,0 +1,114 @@
+"""Which tokens an answer may go on with, by its grammar and the tokens before.
+
+A constraint's state is a function of the tokens that were appended, so that any node that has them
+has the same one. Owns the matcher; one thread at a time. Naive twin:
+tests/model/grammar_twin.py, which tries every token.
+"""
+
+from collections.abc import Iterable
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled_grammar import Matcher
+from .grammar import Grammar
+
+Mask = NDArray[np.int32]
+"""[-(-vocab // 32)]: bit t % 32 of word t // 32 says whether token t is allowed."""
+
+
+class _Phase(Enum):
+    """START: of an answer that may begin with thinking. GAP: behind it, or at the start of an
+    answer without it where nothing may come between."""
+
+    START = "start"
+    THINKING = "thinking"
+    GAP = "gap"
+    HOLDS = "holds"
+
+
+class Constraint:
+    def __init__(
+        self, matcher: Matcher, grammar: Grammar, eos_ids: Iterable[int], vocab: int
+    ) -> None:
+        """matcher: its own, at its beginning. eos_ids: tokens that end an answer. REQUIRES: all ids
+        are in [0, vocab)."""
+        self._matcher = matcher
+        self._grammar = grammar
+        self._eos_ids = tuple(eos_ids)
+        self._words = -(-vocab // 32)
+        self._gap_passed = 0
+        if grammar.closing is None:
+            self._phase = _Phase.HOLDS
+        elif grammar.opening is None:
+            self._phase = _Phase.THINKING
+        else:
+            self._phase = _Phase.START
+
+    def append(self, token: int) -> None:
+        """The answer's next token."""
+        match self._phase:
+            case _Phase.THINKING:
+                if token == self._grammar.closing:
+                    self._phase = _Phase.GAP if self._grammar.gap else _Phase.HOLDS
+            case _Phase.START if token == self._grammar.opening:
+                self._phase = _Phase.THINKING
+            case _Phase.GAP if token == self._grammar.gap[self._gap_passed]:
+                self._gap_passed += 1
+                if self._gap_passed == len(self._grammar.gap):
+                    self._phase = _Phase.HOLDS
+            case _:
+                self._phase = _Phase.HOLDS
+                self._matcher.consume_token(token)
+
+    @property
+    def failed(self) -> bool:
+        """The grammar says nothing any more: a bound was passed, or a token came that it did not
+        allow."""
+        return bool(self._matcher.is_error())
+
+    def mask(self) -> Mask | None:
+        """Of the next token; None where every one is allowed. An end token alone is allowed where
+        nothing else is, so that the answer ends as a prefix of the grammar's texts."""
+        if self._phase is _Phase.THINKING:
+            return None
+        mask = np.zeros(self._words, dtype=np.int32)
+        if self._phase is _Phase.GAP and self._gap_passed:
+            _allow(mask, self._grammar.gap[self._gap_passed])
+            return mask
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._phase is _Phase.GAP:
+            _allow(mask, self._grammar.gap[0])
+        elif self._phase is _Phase.START and self._grammar.opening is not None:
+            _allow(mask, self._grammar.opening)
+        if self._matcher.is_error() or not mask.any():
+            mask[:] = 0
+            for token in self._eos_ids:
+                _allow(mask, token)
+        return mask
+
+
+def _allow(mask: Mask, token: int) -> None:
+    mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+
+
+def allows(mask: Mask, token: int) -> bool:
+    return bool(mask[token // 32] >> (token % 32) & 1)
+
+
+def rule_out(mask: Mask, tokens: Iterable[int]) -> Mask:
+    """The mask without these tokens; as it was where that would leave none."""
+    without = mask.copy()
+    for token in tokens:
+        without.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
+    return without if without.any() else mask
+
+
+def keep_only(mask: Mask, tokens: Iterable[int]) -> Mask:
+    """What of the mask is among these tokens; all of it where none is."""
+    kept = np.zeros_like(mask)
+    for token in tokens:
+        _allow(kept, token)
+    kept &= mask
+    return kept if kept.any() else mask

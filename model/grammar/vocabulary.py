@@ -1,0 +1,63 @@
+"""The bytes of every token, for byte-level tokenizers in Hugging Face layout.
+
+Pure values. Knows nothing of text and its encoding (server/text/tokenizer.py).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+def _alphabet() -> Mapping[str, int]:
+    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, other bytes for U+0100
+    onward."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF_CHARACTER = _alphabet()
+
+
+def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
+    """Of a byte-level vocabulary as tokenizer.json has it. Raises KeyError with the first character
+    that is no byte's."""
+    return {
+        token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
+        for name, token in vocabulary.items()
+    }
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """tokens: what each of the model's ids adds to the text, b"" where it adds nothing. eos_ids:
+    tokens that end an answer."""
+
+    tokens: tuple[bytes, ...]
+    eos_ids: tuple[int, ...]
+
+    @staticmethod
+    def load(model_dir: Path, size: int, eos_ids: Iterable[int]) -> "Vocabulary | None":
+        """Of a checkpoint folder; size: the model's. None where it has no tokenizer.json that is
+        byte-level."""
+        try:
+            specification = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))
+            found = _token_bytes(specification)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        tokens = tuple(found.get(token, b"") for token in range(size))
+        return Vocabulary(tokens, tuple(token for token in eos_ids if 0 <= token < size))
+
+
+def _token_bytes(specification: Mapping[str, Any]) -> dict[int, bytes]:
+    added = specification.get("added_tokens") or []
+    names = {str(item["content"]) for item in added}
+    vocabulary = specification["model"]["vocab"]
+    found = bytes_by_id({name: token for name, token in vocabulary.items() if name not in names})
+    for item in added:
+        found[int(item["id"])] = b"" if item.get("special") else str(item["content"]).encode()
+    return found

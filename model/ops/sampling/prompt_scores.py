@@ -1,0 +1,106 @@
+"""How likely each token of a prompt was behind those before it: logprobs, ranks and the likeliest
+tokens of many rows, a few rows at a time.
+
+Rows of a prompt go through the head only here, so that a long prompt's logits are never all in
+memory. Pure; waits for nothing on the host.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .top_logprobs import top_logprobs
+
+SCORED_ROWS = 32
+"""Rows whose logits stand at a time."""
+SCORED_LOGIT_BYTES = 32
+"""That a logit of such a row takes, with all that is made of it."""
+
+HeadOf = Callable[[Tensor], Tensor]
+"""Logits [n, vocab] of any float type of the rows [n] int64 of a forward."""
+
+
+@dataclass(frozen=True)
+class PromptScores:
+    """Of n tokens of a prompt, in order. logprobs [n] float64: natural, of the distribution as the
+    model gave it. ranks [n] int32: how many tokens were as likely, itself included. top_tokens
+    int32 and top_logprobs float64, [n, k]: the likeliest in each one's place, the likeliest
+    first."""
+
+    logprobs: NDArray[np.float64]
+    ranks: NDArray[np.int32]
+    top_tokens: NDArray[np.int32]
+    top_logprobs: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
+
+    def behind(self, count: int) -> "PromptScores":
+        """Without the first `count`."""
+        return PromptScores(
+            self.logprobs[count:],
+            self.ranks[count:],
+            self.top_tokens[count:],
+            self.top_logprobs[count:],
+        )
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """The same as tensors [n] and [n, k], on the device or on their way to the host."""
+
+    logprobs: Tensor
+    ranks: Tensor
+    top_tokens: Tensor
+    top_logprobs: Tensor
+
+    def read(self) -> "ScoredRows":
+        """Start to copy them to the host."""
+        return ScoredRows(*(_read(part) for part in self._parts))
+
+    def values(self) -> PromptScores:
+        """REQUIRES: they are on the host."""
+        logprobs, ranks, tokens, tops = (part.numpy() for part in self._parts)
+        return PromptScores(
+            logprobs.astype(np.float64),
+            ranks.astype(np.int32),
+            tokens.astype(np.int32),
+            tops.astype(np.float64),
+        )
+
+    @property
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.logprobs, self.ranks, self.top_tokens, self.top_logprobs
+
+
+def score_rows(head: HeadOf, rows: Tensor, targets: Tensor, top: int) -> ScoredRows:
+    """rows [n] int64: of the forward; targets [n] int64: the token that came behind each, on the
+    rows' device; top: how many of the likeliest tokens beside each. n is at least 1."""
+    pieces = [
+        _score(head(rows[first : first + SCORED_ROWS]), targets[first : first + SCORED_ROWS], top)
+        for first in range(0, len(rows), SCORED_ROWS)
+    ]
+    return ScoredRows(*(torch.cat(parts) for parts in zip(*pieces, strict=True)))
+
+
+def _score(logits: Tensor, targets: Tensor, top: int) -> tuple[Tensor, ...]:
+    scores = logits.float()
+    chosen = scores.gather(1, targets[:, None])
+    logprobs = (chosen - scores.logsumexp(dim=-1, keepdim=True))[:, 0]
+    ranks = (scores >= chosen).sum(dim=-1)
+    if top:
+        return logprobs, ranks, *top_logprobs(scores, top)
+    none = scores.new_empty(len(scores), 0)
+    return logprobs, ranks, none.long(), none
+
+
+def _read(values: Tensor) -> Tensor:
+    if values.device.type == "cpu":
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    return host

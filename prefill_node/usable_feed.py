@@ -1,0 +1,137 @@
+"""What this node can resume prompts from, for decode nodes that choose by it.
+
+Owns a copy of what stands, by names alone, kept by the engine's events while anybody reads, and
+what each reader has not been sent. Thread rule: the event loop's.
+Invariants: a reader gets all that stands first; one that reads too slowly gets that again, so what
+waits for it is bounded; of what comes and goes between two batches only how it ended is sent.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache.packed_events import PackedEvents
+from tasuki.transfer.protocol.usable_prefixes import UsablePrefix, in_batches, prefixes_to_wire
+
+READ_SECONDS = 0.25
+"""Between two looks at the engine, and between two batches with changes."""
+_EMPTY_SECONDS = 1.0
+"""After so long without a change a batch says that there was none."""
+_MOST_WAITING = 1 << 16
+
+
+class _Reader:
+    """One decode node's."""
+
+    def __init__(self, stands: dict[bytes, UsablePrefix]) -> None:
+        self._stands = stands
+        self._came: dict[bytes, UsablePrefix] = {}
+        self._went: dict[bytes, UsablePrefix] = {}
+        self._starts_over = True
+        self._sequence = 0
+        self._sent_at = time.monotonic()
+
+    def came(self, prefix: UsablePrefix) -> None:
+        self._went.pop(prefix.name, None)
+        self._came[prefix.name] = prefix
+        self._bound()
+
+    def went(self, prefix: UsablePrefix) -> None:
+        self._came.pop(prefix.name, None)
+        self._went[prefix.name] = prefix
+        self._bound()
+
+    def start_over(self) -> None:
+        """All that stands is to be sent again."""
+        self._starts_over = True
+        self._came, self._went = {}, {}
+
+    def _bound(self) -> None:
+        if self._starts_over or len(self._came) + len(self._went) > _MOST_WAITING:
+            self.start_over()
+
+    def take(self) -> Iterator[pb.UsableBatch]:
+        """What is to be sent now; nothing where there was no change, and a batch a moment ago."""
+        came, went = self._came, self._went
+        self._came, self._went = {}, {}
+        if self._starts_over:
+            self._starts_over = False
+            came, went = dict(self._stands), {}
+            yield self._batch(snapshot=True)
+        for removed in in_batches([*went.values()]):
+            yield self._batch(removed=removed)
+        for stored in in_batches([*came.values()]):
+            yield self._batch(stored=stored)
+        if time.monotonic() - self._sent_at >= _EMPTY_SECONDS:
+            yield self._batch()
+
+    def _batch(
+        self,
+        snapshot: bool = False,
+        removed: Sequence[UsablePrefix] = (),
+        stored: Sequence[UsablePrefix] = (),
+    ) -> pb.UsableBatch:
+        self._sequence += 1
+        self._sent_at = time.monotonic()
+        return pb.UsableBatch(
+            sequence=self._sequence,
+            snapshot=snapshot,
+            removed=prefixes_to_wire(removed) if removed else None,
+            stored=prefixes_to_wire(stored) if stored else None,
+        )
+
+
+class UsableFeed:
+    def __init__(self, read: Callable[[], None]) -> None:
+        """read: asks the engine for what has changed; take() is then called with its answer."""
+        self._read = read
+        self._asked = False
+        self._known = False
+        """Whether the engine has answered once."""
+        self._stands: dict[bytes, UsablePrefix] = {}
+        self._readers: set[_Reader] = set()
+
+    def take(self, events: PackedEvents) -> None:
+        self._asked = False
+        self._known = True
+        if events.is_snapshot:
+            self._clear()
+        for event in events:
+            if event.prefix is None or event.parent is None:
+                self._clear()
+            elif event.kind == "checkpoint_stored":
+                stored = UsablePrefix(event.prefix, event.parent, event.tokens)
+                self._stands[stored.name] = stored
+                for reader in self._readers:
+                    reader.came(stored)
+            elif (removed := self._stands.pop(event.prefix, None)) is not None:
+                for reader in self._readers:
+                    reader.went(removed)
+
+    def _clear(self) -> None:
+        self._stands.clear()
+        for reader in self._readers:
+            reader.start_over()
+
+    async def batches(self, wanted: Callable[[], bool]) -> AsyncGenerator[pb.UsableBatch, None]:
+        """For one reader, as long as they are wanted."""
+        with self._reading() as reader:
+            while wanted():
+                if not self._asked:
+                    self._asked = True
+                    self._read()
+                await asyncio.sleep(READ_SECONDS)
+                if self._known:
+                    for batch in reader.take():
+                        yield batch
+
+    @contextmanager
+    def _reading(self) -> Iterator[_Reader]:
+        reader = _Reader(self._stands)
+        self._readers.add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)

@@ -1,0 +1,1 @@
+"""The right node for a prompt: pure functions of the request, the index and the loads."""

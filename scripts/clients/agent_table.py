@@ -1,0 +1,117 @@
+"""Clients that agents are written with: what of each works, a row a client and a column a feature.
+
+Each is driven by a script of `agents/`, run by the client's own interpreter, which asks a model
+that calls what it is asked to call (tests/tool_caller), by a published chat template.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.clients.agents.columns import COLUMNS
+from scripts.clients.install import FOLDER, interpreter, pins, program
+from scripts.clients.recorded_table import record
+from tests.harness.running_nodes import fused_node, node_pair
+from tests.harness.tool_caller import tool_caller
+
+MODEL = "caller"
+ARRANGEMENTS = ("fused", "pair")
+_AGENTS = Path(__file__).with_name("agents")
+_SECONDS = 3600
+_DRIVERS = {
+    "openai": "openai_driver.py",
+    "anthropic": "anthropic_driver.py",
+    "litellm": "litellm_driver.py",
+    "openai-agents": "agents_driver.py",
+    "langchain-openai": "langchain_driver.py",
+    "pydantic-ai": "pydantic_ai_driver.py",
+    "instructor": "instructor_driver.py",
+    "smolagents": "smolagents_driver.py",
+    "llm": "llm_driver.py",
+    "haystack": "haystack_driver.py",
+    "autogen": "autogen_driver.py",
+    "inspect-ai": "inspect_driver.py",
+    "lm-eval": "lm_eval_driver.py",
+}
+_PROGRAMS = {"qwen-code": "qwen", "opencode": "opencode", "codex": "codex"}
+CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """template: a published chat template's name. folder: the clients' to write in. records: the
+    document's table gets the rows."""
+
+    arrangement: str
+    template: str
+    folder: Path
+    records: bool
+
+    def run(self, clients: Sequence[str]) -> bool:
+        """Prints a table, a row a client; whether every cell holds."""
+        print(f"| {self.arrangement}, {self.template} | {' | '.join(COLUMNS)} |")
+        print(f"| --- |{' --- |' * len(COLUMNS)}", flush=True)
+        good = True
+        with _node(self.arrangement, self.template, self.folder) as address:
+            for client in clients:
+                here = self.folder / f"{self.arrangement}-{client}"
+                here.mkdir()
+                row, holds = _row(client, address, here)
+                print(row, flush=True)
+                good &= holds
+                if self.records:
+                    record(self.arrangement, CLIENTS, {client: row})
+        return good
+
+
+@contextmanager
+def _node(arrangement: str, template: str, folder: Path) -> Iterator[str]:
+    model = str(tool_caller(folder / f"model-{arrangement}", template))
+    http = ("--http-bind", "127.0.0.1:0", "--served-model-name", f"{MODEL},*")
+    if arrangement == "fused":
+        with fused_node("--model", model, *http, arena_mib=512) as node:
+            yield node.http_address
+    else:
+        shared = ("--model", model, "--local-prefill-tokens", "1")
+        with node_pair(*shared, decode=http, arena_mib=512) as (_, node):
+            yield node.http_address
+
+
+def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
+    """A line of the table, and whether every cell of it holds."""
+    done = subprocess.run(
+        [*_command(client), f"http://{address}", MODEL, *_more(client)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    (folder / "printed").write_text(done.stdout + done.stderr, encoding="utf-8")
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"columns"')]
+    if done.returncode or not lines:
+        print(f"    {client}: no result, see {folder}/printed", file=sys.stderr, flush=True)
+        return f"| {client} {pins(client)} | no result |{' |' * (len(COLUMNS) - 1)}", False
+    found: dict[str, str] = json.loads(lines[-1])["columns"]
+    cells = ["-" if name not in found else "no" if found[name] else "yes" for name in COLUMNS]
+    for name, wrong in found.items():
+        if wrong:
+            print(f"    {client}, {name}: {wrong}", file=sys.stderr, flush=True)
+    return f"| {client} {pins(client)} | {' | '.join(cells)} |", not any(found.values())
+
+
+def _command(client: str) -> list[str]:
+    if client == "ai-sdk":
+        return ["node", str(_AGENTS / "ai_sdk_driver.mjs")]
+    if client in _PROGRAMS:
+        return [sys.executable, str(_AGENTS / "programs_driver.py")]
+    return [str(interpreter(client)), str(_AGENTS / _DRIVERS[client])]
+
+
+def _more(client: str) -> list[str]:
+    if client == "ai-sdk":
+        return [str(FOLDER / client)]
+    return [str(program(client, _PROGRAMS[client])), client] if client in _PROGRAMS else []

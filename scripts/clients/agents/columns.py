@@ -1,0 +1,63 @@
+"""What a driver asks of a model that was trained by scripts/train_tool_caller, and how it reports
+what came of it. For any Python that has the client: nothing of tasuki is imported.
+
+A driver is run as `python DRIVER URL MODEL`, in a folder that it may write in; URL is without /v1.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+COLUMNS = ("text", "stream", "tools", "forced tool", "structured", "default API")
+
+URL, MODEL = (*sys.argv[1:3], "", "")[:2]
+API = f"{URL}/v1"
+KEY = "none"
+SAID = "Good morning"
+SAY = f'Say "{SAID}".'
+ARGUMENTS = {"city": "Bath", "days": 3}
+CALL = 'Call get_weather with city="Bath", days=3.'
+FOUND = "Rain in Bath"
+PERSON = {"name": "Jason", "age": 25}
+WRITE = f"Write {json.dumps(PERSON)}."
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "get_weather", "description": "The weather to come.", "parameters": PARAMETERS}
+TOOL = {"type": "function", "function": FUNCTION}
+PERSON_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def call_of(name: str) -> str:
+    """A request for that tool with a person's fields."""
+    fields = ", ".join(f"{key}={json.dumps(value)}" for key, value in PERSON.items())
+    return f"Call {name} with {fields}."
+
+
+def same(found: object, expected: object) -> None:
+    """Raises AssertionError with both."""
+    if found != expected:
+        raise AssertionError(f"{found!r} is not {expected!r}")
+
+
+def check(checks: Mapping[str, Callable[[], object]]) -> None:
+    """Prints a line of JSON: column -> "" where it holds, else what went wrong. A column that the
+    client does not have is left out."""
+    found = {}
+    for column, run in checks.items():
+        assert column in COLUMNS, column
+        try:
+            run()
+            found[column] = ""
+        except Exception as error:
+            found[column] = f"{type(error).__name__}: {error}"[:600]
+    print("\n" + json.dumps({"columns": found}), flush=True)

@@ -1,0 +1,84 @@
+"""inspect-ai: its provider for servers that speak OpenAI's API."""
+
+import asyncio
+import json
+
+import columns as c
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.model import (
+    ChatMessageTool,
+    ChatMessageUser,
+    GenerateConfig,
+    ResponseSchema,
+    get_model,
+)
+from inspect_ai.scorer import match
+from inspect_ai.tool import ToolFunction, ToolInfo, ToolParams
+from inspect_ai.util import JSONSchema
+
+model = get_model(
+    f"openai-api/local/{c.MODEL}",
+    base_url=c.API,
+    api_key=c.KEY,
+    config=GenerateConfig(max_tokens=300, max_retries=0),
+)
+# One for all: the client keeps its connections, which belong to a loop.
+loop = asyncio.new_event_loop()
+TOOL = ToolInfo(
+    name="get_weather",
+    description="The weather to come.",
+    parameters=ToolParams(
+        properties={"city": JSONSchema(type="string"), "days": JSONSchema(type="integer")},
+        required=["city", "days"],
+    ),
+)
+
+
+def answer(*arguments, **more):
+    return loop.run_until_complete(model.generate(*arguments, **more)).message
+
+
+def called(**more):
+    message = answer(c.CALL, tools=[TOOL], **more)
+    (call,) = message.tool_calls
+    c.same((call.function, call.arguments), ("get_weather", c.ARGUMENTS))
+    return message, call
+
+
+def text() -> None:
+    c.same(answer(c.SAY).text, c.SAID)
+
+
+def tools() -> None:
+    message, call = called()
+    result = ChatMessageTool(content=c.FOUND, tool_call_id=call.id, function=call.function)
+    c.same(answer([ChatMessageUser(content=c.CALL), message, result], tools=[TOOL]).text, c.FOUND)
+
+
+def forced_tool() -> None:
+    called(tool_choice="any")
+    called(tool_choice=ToolFunction("get_weather"))
+
+
+def structured() -> None:
+    schema = ResponseSchema(name="person", json_schema=JSONSchema(**c.PERSON_SCHEMA))
+    message = answer(c.WRITE, config=GenerateConfig(response_schema=schema))
+    c.same(json.loads(message.text), c.PERSON)
+
+
+def default() -> None:
+    task = Task(dataset=[Sample(input=c.SAY, target=c.SAID)], scorer=match(location="exact"))
+    (log,) = eval(task, model=model, display="none", log_dir="logs")
+    c.same((log.status, log.results.scores[0].metrics["accuracy"].value), ("success", 1.0))
+
+
+c.check(
+    {
+        "text": text,
+        "tools": tools,
+        "forced tool": forced_tool,
+        "structured": structured,
+        "default API": default,
+    }
+)

@@ -1,0 +1,115 @@
+"""qwen-code, opencode and codex: programs that answer one request and end.
+
+`python programs_driver.py URL MODEL PROGRAM NAME`, in a folder of their own: their homes and
+settings lie there.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import columns as c
+
+PROGRAM, NAME = sys.argv[3:5]
+HERE = Path.cwd()
+WRITTEN = HERE / "work" / "note"
+CONTENT = c.SAID
+_SECONDS = 600
+
+
+def output(*arguments: str, **environment: str) -> str:
+    (HERE / "work").mkdir(exist_ok=True)
+    done = subprocess.run(
+        [PROGRAM, *arguments],
+        cwd=HERE / "work",
+        env={"PATH": os.environ["PATH"], "HOME": str(HERE), "CI": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+    )
+    out = f"{done.stdout}\n{done.stderr}"
+    with (HERE / "output").open("a", encoding="utf-8") as log:
+        log.write(f"{arguments}\n{out}\n")
+    assert not done.returncode, out[-500:]
+    return out
+
+
+def qwen_code(text: str) -> str:
+    return output(
+        *("--yolo", "--auth-type", "openai", "-p", text),
+        OPENAI_API_KEY=c.KEY,
+        OPENAI_BASE_URL=c.API,
+        OPENAI_MODEL=c.MODEL,
+        QWEN_TELEMETRY_ENABLED="0",
+    )
+
+
+def opencode(text: str) -> str:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": c.API, "apiKey": c.KEY},
+        "models": {c.MODEL: {"tool_call": True, "limit": {"context": 100000, "output": 400}}},
+    }
+    settings = {
+        "provider": {"ours": provider},
+        "permission": "allow",
+        "share": "disabled",
+        "autoupdate": False,
+        "small_model": f"ours/{c.MODEL}",
+    }
+    return output(
+        # It joins its arguments, and puts one that has a space into quotation marks first.
+        *("run", "--model", f"ours/{c.MODEL}", *text.split(" ")),
+        OPENCODE_CONFIG_CONTENT=json.dumps(settings),
+        OPENCODE_DISABLE_MODELS_FETCH="1",
+    )
+
+
+def codex(text: str) -> str:
+    settings = {
+        "model": c.MODEL,
+        "model_provider": "ours",
+        "model_providers.ours.name": "ours",
+        "model_providers.ours.base_url": c.API,
+        "model_providers.ours.wire_api": "responses",
+        "web_search": "disabled",
+        "model_context_window": 100000,
+    }
+    flags = [
+        part for key, value in settings.items() for part in ("-c", f"{key}={json.dumps(value)}")
+    ]
+    access = "--dangerously-bypass-approvals-and-sandbox"
+    return output("exec", "--skip-git-repo-check", access, *flags, text)
+
+
+# The tool of each that writes a file, as a request names it; qwen-code takes no relative path.
+WRITES = {
+    "qwen-code": f'Call write_file with file_path="{WRITTEN}", content="{CONTENT}".',
+    "opencode": f'Call write with filePath="{WRITTEN.name}", content="{CONTENT}".',
+    "codex": f"Call exec_command with cmd=\"printf '{CONTENT}' > {WRITTEN.name}\".",
+}
+RUN: dict[str, Callable[[str], str]] = {
+    "qwen-code": qwen_code,
+    "opencode": opencode,
+    "codex": codex,
+}
+
+
+def stream() -> None:
+    """They always stream."""
+    out = RUN[NAME](c.SAY)
+    assert c.SAID in out.replace(c.SAY, ""), out[-500:]
+
+
+def tools() -> None:
+    WRITTEN.unlink(missing_ok=True)
+    out = RUN[NAME](WRITES[NAME])
+    assert WRITTEN.exists(), out[-500:]
+    c.same(WRITTEN.read_text().strip(), CONTENT)
+
+
+c.check({"stream": stream, "tools": tools, "default API": stream})

@@ -1,0 +1,65 @@
+"""Processes that a daemon starts and that do not outlive it: each gets its job over a socket.
+
+The child's side is `python -m MODULE FD`, where the module's main calls run_job(). Pickle is read
+once, by the child from its parent, who alone has the socket's other end.
+"""
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+from tasuki.utils.os_threads import die_with_parent
+
+_HEADER_BYTES = 8
+_STDERR = 2
+
+Job = Callable[[socket.socket], int]
+"""A process's main over its end of the socket; can be pickled. Returns the exit status."""
+
+
+async def start_child(
+    module: str, job: Job
+) -> tuple[asyncio.subprocess.Process, socket.socket, bytes]:
+    """The process, this end of its socket, and what must be written there first."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            # A daemon's one line on stdout is its front's.
+            stdout=_STDERR,
+        )
+    data = pickle.dumps(job)
+    return process, ours, len(data).to_bytes(_HEADER_BYTES, "little") + data
+
+
+def run_job(argv: Sequence[str]) -> int:
+    """The child's main: until its job has ended."""
+    # A signal to the whole group is for the parent, which lets what is in flight end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent()
+    connection = socket.socket(fileno=int(argv[0]))
+    job: Job = pickle.loads(_received(connection))
+    return job(connection)
+
+
+def _received(connection: socket.socket) -> bytes:
+    length = int.from_bytes(_exactly(connection, _HEADER_BYTES), "little")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            # The parent has gone before it had asked for anything.
+            os._exit(1)
+        data += part
+    return data

@@ -1,0 +1,121 @@
+"""What answers clients of a node: services and routes over one engine, and its front workers."""
+
+import time
+from collections.abc import Callable
+from functools import cache, partial
+
+from aiohttp import web
+
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
+from tasuki.server.anthropic.routes import message_routes
+from tasuki.server.config import ServerConfig
+from tasuki.server.engine_client import EngineClient
+from tasuki.server.grpc.server import Service
+from tasuki.server.grpc.services import grpc_services, session_store
+from tasuki.server.model_api.routes import model_routes
+from tasuki.server.openai.generation import ServedModel
+from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.responses.routes import response_routes
+from tasuki.server.responses.stored_responses import ResponseStore
+from tasuki.server.role_change import RoleChange
+from tasuki.server.sessions.session_store import SessionStore
+from tasuki.server.sessions.turns import HeldSessions
+from tasuki.server.smg.factory import gateway_of
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.workers.node_sockets import NodeSockets
+from tasuki.server.workers.node_workers import Header, NodeWorkers
+from tasuki.server.workers.pool import WorkerPool
+from tasuki.server.workers.registry import Registry
+from tasuki.server.workers.worker import WorkerJob
+from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
+
+from .engine_process import EngineProcess
+
+
+def client_routes(
+    engine: EngineClient,
+    model: ServedModel,
+    config: ServerConfig,
+    store: ResponseStore | None = None,
+) -> list[web.RouteDef]:
+    """store: of responses; None: one of its own."""
+    store = response_store(config) if store is None else store
+    return [
+        *openai_routes(engine, model),
+        *message_routes(engine, model),
+        *response_routes(engine, model, store),
+        *model_routes(model),
+    ]
+
+
+def response_store(config: ServerConfig) -> ResponseStore:
+    return ResponseStore(
+        time.monotonic,
+        config.response_store_mib * 2**20,
+        config.responses_per_key,
+        config.response_seconds,
+    )
+
+
+class ClientFront:
+    """Sessions and stored responses are one for all that it makes over a client of the engine."""
+
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        config: ServerConfig,
+        model: ModelConfig,
+        codec: TextCodec,
+        max_request_tokens: int,
+        max_batch: int,
+        status: HandoverStatusSource = HandoverStatus,
+        role_change: RoleChange | None = None,
+    ) -> None:
+        """max_request_tokens, max_batch: the engine's. status, role_change: as in AdminService."""
+        self.folder = engine_config.model
+        """Of the checkpoint."""
+        self._config = config
+        self._model = model
+        self._codec = codec
+        self._max_request_tokens = max_request_tokens
+        self._status = status
+        self._role_change = role_change
+        self._served = served_model(self.folder, config, max_request_tokens, codec)
+        self._responses = response_store(config)
+        self._sessions: Callable[[EngineClient], SessionStore] = cache(
+            partial(session_store, config=config)
+        )
+        self._gateway = gateway_of(
+            engine_config, config, model, max_request_tokens, max_batch, codec
+        )
+
+    def services(self, client: EngineClient) -> tuple[Service, ...]:
+        store = self._sessions(client)
+        ours = grpc_services(
+            client, self._codec, self._config, self._status, self._role_change, store
+        )
+        return (*ours, *self._gateway(client))
+
+    def routes(self, client: EngineClient) -> list[web.RouteDef]:
+        return client_routes(client, self._served, self._config, self._responses)
+
+    def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:
+        """sockets: None where this process answers clients itself."""
+        if sockets is None:
+            return None
+        job = WorkerJob(
+            0,
+            sockets,
+            self._config,
+            self.folder,
+            self._model.vocab,
+            self._model.max_position,
+            self._max_request_tokens,
+        )
+        pool = WorkerPool(job, self._config.front_workers)
+        return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)
+
+    def _registry(self, client: EngineClient, header: Header) -> Registry:
+        sessions = HeldSessions(self._sessions(client), self._codec)
+        return Registry(client, header, sessions, self._responses)

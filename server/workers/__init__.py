@@ -1,0 +1,1 @@
+"""Front workers: processes that answer callers side by side, and what stays one for the node."""

@@ -1,0 +1,224 @@
+"""What a front worker and the node's registry send each other.
+
+Plain, immutable values. An Ask has a number of its worker's own and is answered by a Reply of that
+number; a Note is not answered. A worker's messages are taken in order.
+"""
+
+from typing import get_args
+
+from tasuki.engine.messages import RequestError, RequestId, Submit
+from tasuki.engine.messages.types import Message
+from tasuki.server.auth.caller import Caller
+from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.responses.stored_responses import StoredResponse
+from tasuki.server.sessions.session_store import Tail
+from tasuki.server.sessions.turns import Appended, LogEnd, SessionInput, TurnPrompt
+
+
+class Admit(Message):
+    """As Answering.admit."""
+
+    call: int
+    caller: Caller
+
+
+class Reserve(Message):
+    """As Answering.admitted, until Release."""
+
+    call: int
+    caller: Caller
+    given: RequestId
+
+
+class Enter(Message):
+    """Let a call's requests in, as EngineClient.generate_all, until the End of every answer, or
+    Leave. chat_tokens: the worker's counts so far, by their source."""
+
+    call: int
+    submits: tuple[Submit, ...]
+    context: RequestContext
+    chat_tokens: dict[str, int]
+
+
+class End(Message):
+    """One of Enter's answers has ended and was read: answered once the registry has seen the end
+    too, and all that this worker sent before is done, so that the client may see it. answer: its
+    place among them. tokens: to count against the caller's limits, beside those of Took."""
+
+    call: int
+    entered: int
+    answer: int
+    tokens: int
+
+
+class ReadLogEnd(Message):
+    """As Sessions.end."""
+
+    call: int
+    caller: Caller
+    session_id: str
+
+
+class AppendToLog(Message):
+    """As Sessions.append."""
+
+    call: int
+    caller: Caller
+    session_id: str
+    after: Tail
+    added: SessionInput
+
+
+class BeginTurn(Message):
+    """As Sessions.turn, until EndTurn."""
+
+    call: int
+    caller: Caller
+    tenant: str | None
+    session_id: str
+
+
+class EndTurn(Message):
+    """answer: to keep; None: the turn is taken back."""
+
+    call: int
+    begun: int
+    answer: tuple[int, ...] | None
+
+
+class FindResponse(Message):
+    """As ResponseStore.get."""
+
+    call: int
+    context: RequestContext
+    response_id: str
+
+
+Ask = Admit | Reserve | Enter | End | ReadLogEnd | AppendToLog | BeginTurn | EndTurn | FindResponse
+
+
+class Release(Message):
+    """Of a Reserve."""
+
+    reserved: int
+
+
+class Took(Message):
+    """So many more tokens of the answers were taken by their reader."""
+
+    entered: int
+    tokens: int
+
+
+class Leave(Message):
+    """Nobody reads the answers any more, before all have ended. submitted: whether the engine was
+    sent the requests. tokens: as in End."""
+
+    entered: int
+    tokens: int
+    submitted: bool
+
+
+class KeepResponse(Message):
+    """As ResponseStore.put."""
+
+    context: RequestContext
+    response: StoredResponse
+
+
+class WorkerStands(Message):
+    """Its servers take calls."""
+
+
+class WorkerFailed(Message):
+    """It ends before it stands. reason: what the daemon's user reads."""
+
+    reason: str
+
+
+class CallsOver(Message):
+    """Of AwaitCalls."""
+
+
+Note = Release | Took | Leave | KeepResponse | WorkerStands | WorkerFailed | CallsOver
+FromWorker = Ask | Note
+
+
+class Done(Message):
+    call: int
+
+
+class Reserved(Message):
+    call: int
+    request_id: RequestId
+
+
+class Entered(Message):
+    """names: the engine's, of every answer of each request in order. headers: their traceparents;
+    empty where they are not traced."""
+
+    call: int
+    names: tuple[RequestId, ...]
+    headers: tuple[str, ...]
+
+
+class LogEndRead(Message):
+    call: int
+    end: LogEnd
+
+
+class AppendedToLog(Message):
+    call: int
+    appended: Appended
+
+
+class TurnBegun(Message):
+    call: int
+    prompt: TurnPrompt
+
+
+class ResponseFound(Message):
+    call: int
+    response: StoredResponse | None
+
+
+class Refused(Message):
+    """error: the name of a ServerError's class; retry_after: of a RateLimited, seconds; field: of
+    an InvalidField; rejected: of a RequestRejected."""
+
+    call: int
+    error: str
+    message: str
+    retry_after: float | None = None
+    field: str | None = None
+    rejected: RequestError | None = None
+
+
+Reply = Done | Reserved | Entered | LogEndRead | AppendedToLog | TurnBegun | ResponseFound | Refused
+
+
+class AbortAsked(Message):
+    """Somebody has asked for the end of a request of this worker's, which posts it behind the
+    request."""
+
+    name: RequestId
+
+
+class RefuseTraffic(Message):
+    """Report that this node drains; calls are still answered."""
+
+
+class AwaitCalls(Message):
+    """Answered by CallsOver when no call is in progress."""
+
+
+class EndWorker(Message):
+    """End the servers, then the process."""
+
+
+class EngineDied(Message):
+    reason: str
+
+
+ToWorker = Reply | AbortAsked | RefuseTraffic | AwaitCalls | EndWorker | EngineDied
+KINDS: tuple[type, ...] = get_args(FromWorker) + get_args(ToWorker)

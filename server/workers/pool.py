@@ -1,0 +1,238 @@
+"""The front workers of a node: started, watched, started again, ended.
+
+Owns their processes and the claims to the ports that they share. Thread rule: the registry's event
+loop. Life: start, refuse_traffic, calls_over, stop. Invariants: every worker that has ended unasked
+has left the registry before another takes its place; no worker outlives this process.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tasuki.engine.apart.frame_protocol import FrameProtocol
+from tasuki.server.child_process import start_child
+from tasuki.server.config import ServerConfig
+from tasuki.utils.commands import PACKAGE
+
+from . import messages as w
+from .frames import worker_frame, worker_frames
+from .port_claim import PortClaim
+from .registry import Registry, WorkerSeat
+from .worker import WorkerJob, run_worker
+
+log = logging.getLogger(__name__)
+
+_START_SECONDS = 120.0
+_STOP_SECONDS = 10.0
+_FIRST_PAUSE_SECONDS = 0.2
+_LONGEST_PAUSE_SECONDS = 10.0
+_STEADY_SECONDS = 30.0
+"""A worker that lived so long failed for a reason of its own: the next one starts at once."""
+
+
+class WorkerError(RuntimeError):
+    """A front worker did not start; the message has the reason."""
+
+
+class WorkerPool:
+    def __init__(self, job: WorkerJob, count: int) -> None:
+        """job: of every worker, but for its number and its ports."""
+        self._job = job
+        self._count = count
+        self._claims: list[PortClaim] = []
+        self._registry: Registry
+        self._workers: dict[int, _WorkerProcess] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._numbers = iter(range(1, 1 << 31))
+
+    async def start(self, registry: Registry) -> tuple[str, str | None]:
+        """Returns HOST:PORT of gRPC and of HTTP, once all workers stand. Raises BindError,
+        WorkerError."""
+        self._registry = registry
+        config = self._job.config
+        try:
+            bind = self._claimed("bind", config)
+            http = self._claimed("http_bind", config) if config.http_bind else ""
+            self._job = replace(self._job, config=replace(config, bind=bind, http_bind=http))
+            await asyncio.gather(*(self._started() for _ in range(self._count)))
+        except BaseException:
+            await self.stop()
+            raise
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(self._kept(worker)) for worker in self._workers.values()]
+        return bind, http or None
+
+    def refuse_traffic(self) -> None:
+        """Report that this node drains; a worker that ends from now on has no successor."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        self._tell(w.RefuseTraffic())
+
+    def engine_lost(self, reason: str) -> None:
+        self._tell(w.EngineDied(reason))
+
+    async def calls_over(self) -> None:
+        """Returns when no worker has a call in progress."""
+        workers = self._standing()
+        for worker in workers:
+            worker.send([w.AwaitCalls()])
+        await asyncio.gather(*(worker.calls_over.wait() for worker in workers))
+
+    async def stop(self) -> None:
+        """Servers first. Calls still in progress are cut."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        # One that was just being started is gone first.
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._tell(w.EndWorker())
+        await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
+        for claim in self._claims:
+            claim.close()
+
+    def _tell(self, message: Any) -> None:
+        for worker in self._standing():
+            worker.send([message])
+
+    def _standing(self) -> "list[_WorkerProcess]":
+        return [worker for worker in self._workers.values() if worker.stands]
+
+    def _claimed(self, field: str, config: ServerConfig) -> str:
+        """The address as every worker serves it. Raises BindError."""
+        claim = PortClaim(field, getattr(config, field), config.access)
+        self._claims.append(claim)
+        return claim.address
+
+    async def _started(self) -> "_WorkerProcess":
+        """Raises WorkerError, and OSError where there can be no more processes."""
+        number = next(self._numbers)
+        worker = _WorkerProcess(number, self._registry)
+        self._workers[number] = worker
+        try:
+            await worker.start(replace(self._job, number=number))
+        except BaseException:
+            await worker.stop()
+            del self._workers[number]
+            raise
+        return worker
+
+    async def _kept(self, worker: "_WorkerProcess") -> None:
+        """Another in its place whenever it ends, sooner or later after how it went."""
+        loop = asyncio.get_running_loop()
+        pause = 0.0
+        while True:
+            stood = loop.time()
+            how = await worker.ended()
+            del self._workers[worker.number]
+            if loop.time() - stood > _STEADY_SECONDS:
+                pause = 0.0
+            log.error("a front worker %s: another is started", how)
+            while True:
+                await asyncio.sleep(pause)
+                pause = min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+                try:
+                    worker = await self._started()
+                    break
+                except (WorkerError, OSError) as error:
+                    log.error("a front worker does not start: %s", error)
+
+
+class WorkerLink(FrameProtocol):
+    """The registry's end of the socket to a worker."""
+
+    def __init__(self, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        def take_all(messages: Sequence[Any]) -> None:
+            for message in messages:
+                take(message)
+
+        super().__init__("a front worker", worker_frames(), take_all, lambda why: on_end())
+
+    def send(self, messages: Sequence[Any]) -> None:
+        self.write(worker_frame(messages))
+
+
+class _WorkerProcess:
+    def __init__(self, number: int, registry: Registry) -> None:
+        self.number = number
+        self.calls_over = asyncio.Event()
+        self._registry = registry
+        self._seat: WorkerSeat = registry.seat(number, self.send)
+        self._stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = asyncio.Event()
+        self._link = WorkerLink(self._take, self._ended)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, job: WorkerJob) -> None:
+        """Returns once it stands. Raises WorkerError."""
+        self._process, ours, first = await start_child(
+            f"{PACKAGE}.server.workers.worker_main", partial(run_worker, job)
+        )
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._link, sock=ours)
+        self._link.write(first)
+        try:
+            await asyncio.wait_for(self._stands, _START_SECONDS)
+        except TimeoutError:
+            raise WorkerError(f"a front worker does not stand after {_START_SECONDS:g} s") from None
+
+    @property
+    def stands(self) -> bool:
+        return self._seat.stood
+
+    def send(self, messages: Sequence[Any]) -> None:
+        if not self._left.is_set():
+            self._link.send(messages)
+
+    async def ended(self) -> str:
+        """How, once it has ended unasked and left the registry."""
+        await self._left.wait()
+        await self._killed()
+        assert self._process is not None
+        status = self._process.returncode
+        if status is not None and status < 0:
+            return f"was ended by signal {-status}"
+        return f"has ended with status {status}"
+
+    async def stop(self) -> None:
+        """After its servers, once it was asked to end; else at once."""
+        if self._process is None:
+            self._registry.left(self.number)
+            return
+        patience = _STOP_SECONDS if self.stands else 0.0
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._left.wait(), patience)
+        await self._killed()
+
+    async def _killed(self) -> None:
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), 1.0)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case w.WorkerStands():
+                self._seat.stood = True
+                if not self._stands.done():
+                    self._stands.set_result(None)
+            case w.WorkerFailed(reason):
+                if not self._stands.done():
+                    self._stands.set_exception(WorkerError(reason))
+            case w.CallsOver():
+                self.calls_over.set()
+            case _:
+                self._seat.take(message)
+
+    def _ended(self) -> None:
+        if not self._stands.done():
+            self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
+        self._left.set()
+        # Nobody waits for a worker that is gone.
+        self.calls_over.set()
+        self._registry.left(self.number)

@@ -1,0 +1,226 @@
+"""The life of a front worker: its links, its servers, its end.
+
+Thread rule: one event loop. The registry decides when it ends, and ends with the node; an engine
+that is gone ends it too, once its clients have their errors.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+from aiohttp import web
+
+from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.anthropic.routes import message_routes
+from tasuki.server.config import ServerConfig
+from tasuki.server.grpc.inference_service import InferenceService
+from tasuki.server.grpc.server import Server, Service, start_server
+from tasuki.server.grpc.session_service import TurnService
+from tasuki.server.http.server import HttpServer, start_http_server
+from tasuki.server.model_api.routes import model_routes
+from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.responses.routes import answering_routes
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.utils.error_lines import is_expected, line_of
+from tasuki.utils.logs import configure_logging
+
+from . import messages as w
+from .asked_state import AskedResponses, AskedSessions
+from .engine_socket import EngineSocket
+from .forwarding import GrpcForwarding, HttpForwarding
+from .frames import worker_frame
+from .node_sockets import NodeSockets
+from .registry_link import RegistryLink
+from .worker_client import WorkerClient
+
+log = logging.getLogger(__name__)
+
+OWN_METHODS = frozenset(
+    f"/tasuki.v1.{name}" for name in ("Inference/Generate", "Session/Append", "Session/Generate")
+)
+"""What a worker answers itself of gRPC; the registry answers the rest."""
+
+_ADMIN = "tasuki.v1.CacheAdmin"
+_GATEWAY = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
+
+# From the end of the engine's socket to its reason, or to this worker's end.
+_REASON_SECONDS = 5.0
+_LAST_WRITES_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """number: no other worker's, ever. config: with the ports that all workers serve. folder: of
+    the checkpoint; vocab, max_position: of its model. max_request_tokens: the engine's."""
+
+    number: int
+    sockets: NodeSockets
+    config: ServerConfig
+    folder: str
+    vocab: int
+    max_position: int
+    max_request_tokens: int
+
+
+def run_worker(job: WorkerJob, connection: socket.socket) -> int:
+    """The process's main. connection: to the registry. Returns the exit status."""
+    configure_logging(job.config.log_format, job.config.log_level)
+    try:
+        return asyncio.run(_live(job, connection))
+    except Exception as error:
+        if not is_expected(error):
+            log.exception("a front worker failed")
+        connection.setblocking(True)
+        connection.sendall(worker_frame([w.WorkerFailed(line_of(error))]))
+        return 1
+
+
+async def _live(job: WorkerJob, connection: socket.socket) -> int:
+    worker = Worker(job)
+    await worker.start(connection, _registry_gone)
+    return await worker.ended()
+
+
+class Worker:
+    """Build it inside a running event loop."""
+
+    def __init__(self, job: WorkerJob) -> None:
+        self._job = job
+        self._loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[int] = self._loop.create_future()
+        self._waits: asyncio.Task[None] | None = None
+        self._registry: RegistryLink
+        self._engine: EngineSocket
+        self._client: WorkerClient
+        self._server: Server
+        self._http: HttpServer | None = None
+        self._forwarding: HttpForwarding | None = None
+        self._channel: grpc.aio.Channel
+
+    async def start(self, connection: socket.socket, registry_gone: Callable[[], None]) -> None:
+        """connection: to the registry; registry_gone: called when that has ended."""
+        job, config = self._job, self._job.config
+        codec = TextCodec.load(
+            Path(job.folder), job.vocab, job.max_position, config.chat_cache_bytes
+        )
+        self._registry = await RegistryLink.over(connection, self._taken, registry_gone)
+        self._engine = await EngineSocket.to(
+            job.sockets.engine,
+            job.number,
+            lambda messages: self._client.take(messages),
+            self._engine_gone,
+        )
+        self._client = WorkerClient(
+            self._registry, self._engine.post, codec.chat_tokens, config.tokens_per_minute > 0
+        )
+        await self._serve(codec)
+        self._registry.notify(w.WorkerStands())
+
+    async def ended(self) -> int:
+        """Once it was asked to end, or must, and its servers have ended: the exit status."""
+        status = await self._ending
+        if self._http is not None:
+            await self._http.drain()
+        await self._server.drain(_LAST_WRITES_SECONDS)
+        await self._channel.close(None)
+        self._engine.close()
+        await self._registry.end()
+        if self._forwarding is not None:
+            await self._forwarding.close()
+        return status
+
+    async def _serve(self, codec: TextCodec) -> None:
+        job, config, client = self._job, self._job.config, self._client
+        access = config.access
+        access = replace(access, max_connections=-(-access.max_connections // config.front_workers))
+        size = access.max_message_bytes
+        self._channel = grpc.aio.insecure_channel(
+            f"unix:{job.sockets.grpc}",
+            options=(
+                ("grpc.max_receive_message_length", size),
+                ("grpc.max_send_message_length", size),
+            ),
+        )
+        inference = InferenceService(client, codec, access.keys)
+        turns = TurnService(client, codec, AskedSessions(self._registry), access.keys)
+        forwarded = (_ADMIN, _GATEWAY) if config.gateway else (_ADMIN,)
+        services = [
+            Service(
+                "tasuki.v1.Inference",
+                partial(pb_grpc.add_InferenceServicer_to_server, inference),
+            ),
+            Service("tasuki.v1.Session", partial(pb_grpc.add_SessionServicer_to_server, turns)),
+            *(Service(name, lambda server: None) for name in forwarded),
+        ]
+        forward = GrpcForwarding(self._channel, OWN_METHODS)
+        self._server = await start_server(
+            config.bind, services, access, forward=forward, shares_port=True
+        )
+        if config.http_bind:
+            self._forwarding = HttpForwarding(job.sockets.http)
+            self._http = await start_http_server(
+                config.http_bind,
+                [*self._routes(codec), *self._forwarding.routes()],
+                lambda: client.lost,
+                access,
+                admitted=client.admitted,
+                calls=client.calls,
+                last_writes_seconds=_LAST_WRITES_SECONDS,
+                shares_port=True,
+            )
+
+    def _routes(self, codec: TextCodec) -> Sequence[web.RouteDef]:
+        job = self._job
+        model = served_model(job.folder, job.config, job.max_request_tokens, codec)
+        return [
+            *openai_routes(self._client, model),
+            *message_routes(self._client, model),
+            *answering_routes(self._client, model, AskedResponses(self._registry)),
+            *model_routes(model),
+        ]
+
+    def _taken(self, message: Any) -> None:
+        match message:
+            case w.AbortAsked(name):
+                self._client.abort_asked(name)
+            case w.RefuseTraffic():
+                self._loop.create_task(self._server.refuse_traffic())
+                if self._http is not None:
+                    self._http.refuse_traffic()
+            case w.AwaitCalls():
+                self._waits = self._loop.create_task(self._tell_when_over())
+            case w.EngineDied(reason):
+                self._client.engine_lost(reason)
+            case w.EndWorker():
+                self._end(0)
+
+    async def _tell_when_over(self) -> None:
+        await self._client.calls.over()
+        self._registry.notify(w.CallsOver())
+
+    def _end(self, status: int) -> None:
+        if not self._ending.done():
+            self._ending.set_result(status)
+
+    def _engine_gone(self) -> None:
+        """The registry has the reason, where the engine itself has gone."""
+        if not self._ending.done():
+            self._waits = self._loop.create_task(self._wait_for_reason())
+
+    async def _wait_for_reason(self) -> None:
+        await asyncio.sleep(_REASON_SECONDS)
+        if self._client.lost is None:
+            self._client.engine_lost("this front lost its link to the engine; ask again")
+            self._end(1)
+
+
+def _registry_gone() -> None:
+    log.error("a front worker ends, and its clients' answers: the node's registry is gone")
+    os._exit(1)

@@ -1,0 +1,234 @@
+"""A front worker's client of the engine: as EngineClient for clients' calls, over two sockets.
+
+Owns the answers that its clients have yet to read. What is one per node is asked of the registry;
+requests go to the engine, and tokens come from it, over the worker's own link. One event loop's
+thread. Invariants: a request is posted only once the registry has let it in, under the name that it
+gave; every one that is not read to its end is aborted; the registry learns how each was left.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from tasuki.engine import messages as m
+from tasuki.engine.apart.control import RequestTraced
+from tasuki.server.auth.caller import Caller
+from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
+from tasuki.server.calls_in_progress import CallsInProgress
+from tasuki.server.engine_client import ScoreSink, renamed
+from tasuki.server.errors import RequestRejected
+from tasuki.server.unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
+from tasuki.server.visible_usage import visible_end
+
+from . import messages as w
+from .registry_link import RegistryLink
+
+log = logging.getLogger(__name__)
+
+_UNREAD_TOKENS = 4096
+_TOOK_TOKENS = 64
+"""How many of a call's are taken before the registry counts them, where callers have limits."""
+
+
+class WorkerClient:
+    """As Answering."""
+
+    def __init__(
+        self,
+        link: RegistryLink,
+        post: Callable[[Sequence[Any]], None],
+        chat_tokens: Callable[[], Mapping[str, int]],
+        counts_tokens: bool,
+    ) -> None:
+        """Build it on the worker's event loop. post: sends messages to the engine, in order.
+        chat_tokens: as in NodeReport, so far. counts_tokens: whether callers' tokens are
+        limited."""
+        self._link = link
+        self._post = post
+        self._chat_tokens = chat_tokens
+        self._counts_tokens = counts_tokens
+        self.calls = CallsInProgress()
+        self._unread: dict[m.RequestId, UnreadAnswer] = {}
+        self._scores: dict[m.RequestId, ScoreSink] = {}
+        self._turn = SinkTurn(asyncio.get_running_loop())
+        self._own: dict[tuple[str, m.RequestId], m.RequestId] = {}
+        """The engine's name of each request by its caller and the caller's own."""
+        self._lost: m.RequestError | None = None
+
+    @property
+    def lost(self) -> str | None:
+        return None if self._lost is None else self._lost.message
+
+    def engine_lost(self, reason: str) -> None:
+        """As EngineClient.engine_lost."""
+        self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
+        for unread in self._unread.values():
+            unread.end(RequestRejected(self._lost))
+        self._unread.clear()
+
+    async def admit(self, caller: Caller) -> None:
+        await self._link.ask(w.Admit(self._link.number(), caller))
+
+    @asynccontextmanager
+    async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
+        call = self._link.number()
+        try:
+            reply: w.Reserved = await self._link.ask(w.Reserve(call, caller, given))
+            yield reply.request_id
+        finally:
+            self._link.notify(w.Release(call))
+
+    async def generate(
+        self,
+        submit: m.Submit,
+        request_context: RequestContext = ANONYMOUS,
+        sink: TokenSink | None = None,
+        scores: ScoreSink | None = None,
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """As EngineClient.generate."""
+        asking = self.generate_all([submit], request_context, [sink], [scores])
+        async with asking as (parts,), aclosing(parts):
+            async for part in parts:
+                yield part
+
+    @asynccontextmanager
+    async def generate_all(
+        self,
+        submits: Sequence[m.Submit],
+        request_context: RequestContext,
+        sinks: Sequence[TokenSink | None],
+        scores: Sequence[ScoreSink | None],
+    ) -> AsyncIterator[list[AsyncGenerator[AnswerPart, None]]]:
+        """As EngineClient.generate_all."""
+        if self._lost is not None:
+            raise RequestRejected(self._lost)
+        call = _EnteredCall(self._link, self._counts_tokens, len(sinks))
+        unread = [UnreadAnswer(_UNREAD_TOKENS, call.counting(sink), self._turn) for sink in sinks]
+        caller = request_context.caller.name
+        owned = [(caller, given) for submit in submits for given in submit.answer_ids]
+
+        def let_in(reply: w.Entered) -> None:
+            named = renamed(submits, reply.names, request_context)
+            traced = [
+                RequestTraced(name, header)
+                for name, header in zip(reply.names, reply.headers, strict=True)
+                if header
+            ]
+            self._post([*traced, *named])
+            call.names = reply.names
+            self._unread.update(zip(reply.names, unread, strict=True))
+            self._own.update(zip(owned, reply.names, strict=True))
+            for submit, scored in zip(named, scores, strict=True):
+                if scored is not None:
+                    self._scores[submit.request_id] = scored
+
+        enter = w.Enter(call.number, tuple(submits), request_context, dict(self._chat_tokens()))
+        try:
+            await self._link.ask(enter, let_in)
+            yield [self._read(call, *each, request_context) for each in enumerate(unread)]
+        finally:
+            for answer in unread:
+                answer.close()
+            for given, name, answer in zip(owned, call.names, unread, strict=False):
+                self._scores.pop(name, None)
+                if self._own.get(given) == name:
+                    del self._own[given]
+                if self._unread.get(name) is answer:
+                    self._post([m.Abort(name)])
+            call.leave()
+
+    async def _read(
+        self, call: "_EnteredCall", place: int, unread: UnreadAnswer, context: RequestContext
+    ) -> AsyncGenerator[AnswerPart, None]:
+        try:
+            while not isinstance(part := await unread.read(), m.Finished):
+                call.took(len(part))
+                yield part
+        except RequestRejected:
+            await call.end(place)
+            raise
+        await call.end(place)
+        yield visible_end(part, context)
+
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        """Of a call of this worker's; others' are the registry's to find."""
+        name = self._own.get((caller.name, request_id))
+        if name is not None:
+            self._post([m.Abort(name)])
+
+    def abort_asked(self, name: m.RequestId) -> None:
+        if name in self._unread:
+            self._post([m.Abort(name)])
+
+    def take(self, messages: Sequence[Any]) -> None:
+        """What the engine's step made for this worker's requests."""
+        for message in m.tokens_apart(messages):
+            try:
+                self._dispatch(message)
+            except Exception:
+                log.exception("a message of the engine was dropped: %s", type(message).__name__)
+
+    def _dispatch(self, message: Any) -> None:
+        if isinstance(message, m.PromptScored):
+            scored = self._scores.get(message.request_id)
+            if scored is not None:
+                scored(message)
+            return
+        unread = self._unread.get(message.request_id)
+        if isinstance(message, m.TokenOut):
+            if unread is not None and not unread.put(message):
+                self._post([m.Abort(message.request_id)])
+            return
+        self._unread.pop(message.request_id, None)
+        if unread is not None:
+            rejected = isinstance(message, m.Rejected)
+            unread.end(RequestRejected(message.error) if rejected else message)
+
+
+class _EnteredCall:
+    """One call's requests as the registry counts them. names: the engine's, of each answer; none
+    before they were posted."""
+
+    def __init__(self, link: RegistryLink, counts_tokens: bool, answers: int) -> None:
+        self._link = link
+        self._counts = counts_tokens
+        self.number = link.number()
+        self.names: tuple[m.RequestId, ...] = ()
+        self._unread = answers
+        self._tokens = 0
+
+    def counting(self, sink: TokenSink | None) -> TokenSink | None:
+        if sink is None or not self._counts:
+            return sink
+
+        def take(tokens: Sequence[m.TokenOut]) -> bool:
+            taken = sink(tokens)
+            if taken:
+                self.took(len(tokens))
+            return taken
+
+        return take
+
+    def took(self, tokens: int) -> None:
+        self._tokens += tokens
+        if self._counts and self._tokens >= _TOOK_TOKENS:
+            self._link.notify(w.Took(self.number, self._counted()))
+
+    def leave(self) -> None:
+        """Nobody reads on: nothing happens where every answer has ended."""
+        if self._unread:
+            self._link.notify(w.Leave(self.number, self._counted(), bool(self.names)))
+
+    async def end(self, answer: int) -> None:
+        """Of that place. Returns once the registry has seen the end, too."""
+        self._unread -= 1
+        ending = w.End(self._link.number(), self.number, answer, self._counted())
+        # The client's leaving takes nothing back of what has ended.
+        await asyncio.shield(self._link.ask(ending))
+
+    def _counted(self) -> int:
+        """The tokens that the registry has yet to count, which it then will."""
+        tokens, self._tokens = self._tokens, 0
+        return tokens

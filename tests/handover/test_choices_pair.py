@@ -1,0 +1,87 @@
+"""Several answers to one prompt, lists of prompts and scores, through one daemon and through two,
+by the SDK and by OpenAI's client: the same tokens, and one hand-over for all choices."""
+
+from typing import Any
+
+from tasuki.client.prompt import Prompt, SamplingOptions
+from tests.harness.daemons import Node
+from tests.harness.metrics_text import scraped
+from tests.harness.openai_client import openai_client
+from tests.harness.running_nodes import HTTP, fused_node, node_pair
+
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 4
+DRAWN: SamplingOptions = {
+    "max_new_tokens": 16,
+    "temperature": 1.5,
+    "seed": 5,
+    "presence_penalty": 0.5,
+    "repetition_penalty": 1.25,
+    "ignore_eos": True,
+}
+CHOICES = 4
+Told = dict[str, Any]
+
+
+def drawn_alone(node: Node, choice: int) -> tuple[int, ...]:
+    sampling: SamplingOptions = {**DRAWN, "seed": DRAWN["seed"] + choice}
+    return node.client.generate(Prompt(text=TEXT), **sampling).result().token_ids
+
+
+def by_sdk(node: Node, prefilled_on: str) -> list[tuple[int, ...]]:
+    """The tokens of each choice."""
+    answers = node.client.generate(Prompt(text=TEXT), n=CHOICES, **DRAWN).results()
+    assert {answer.usage.prefilled_on for answer in answers} == {prefilled_on}
+    assert {answer.usage.hit.usable_tokens for answer in answers if answer.usage.hit} == {0}
+    return [answer.token_ids for answer in answers]
+
+
+def by_openai(node: Node) -> Told:
+    """Whole and streamed choices, a list of prompts, and lm-eval's loglikelihood."""
+    client = openai_client(node.http_address)
+    prompts = [TEXT, TEXT[:100] + "and", "It"]
+    asked: Told = {"model": "embedded", "temperature": 1.2, "seed": 3, "max_tokens": 8, "n": 2}
+    whole = client.completions.create(prompt=prompts, **asked)
+    streamed = [""] * len(whole.choices)
+    for chunk in client.completions.create(prompt=prompts, stream=True, **asked):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert [choice.index for choice in whole.choices] == list(range(2 * len(prompts)))
+    assert streamed == [choice.text for choice in whole.choices]
+    scored = client.completions.create(
+        model="embedded", prompt=prompts, echo=True, logprobs=1, max_tokens=1, temperature=0
+    )
+    alone = client.completions.create(
+        model="embedded", prompt=prompts, echo=True, logprobs=1, max_tokens=0
+    )
+    for one, other in zip(scored.choices, alone.choices, strict=True):
+        assert one.text.startswith(other.text)
+        assert one.logprobs.tokens[:-1] == other.logprobs.tokens
+        assert one.logprobs.token_logprobs[:-1] == other.logprobs.token_logprobs
+        assert "".join(other.logprobs.tokens) == other.text
+    assert [choice.text for choice in alone.choices] == prompts
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": TEXT}],
+        extra_body={"prompt_logprobs": 2},
+        **asked,
+    )
+    assert len(chat.model_extra["prompt_logprobs"]) == chat.usage.prompt_tokens
+    return {
+        "texts": streamed,
+        "usage": (whole.usage.prompt_tokens, whole.usage.completion_tokens),
+        "logprobs": [choice.logprobs.token_logprobs for choice in alone.choices],
+        "chat": [choice.message.content for choice in chat.choices],
+    }
+
+
+def test_choices_lists_and_scores_are_alike_through_two_daemons() -> None:
+    with fused_node(*HTTP) as node:
+        fused = by_sdk(node, "local"), by_openai(node)
+        singles = [drawn_alone(node, choice) for choice in range(CHOICES)]
+    remote = ("--local-prefill-tokens", "0", *HTTP)
+    with node_pair(prefill=HTTP, decode=remote) as (prefill, decode):
+        tokens = by_sdk(decode, "prefill")
+        assert scraped(prefill.http_address)["tasuki_handover_sent_rooms_total{outcome=sent}"] == 1
+        pair = tokens, by_openai(decode)
+    assert fused[0] == pair[0] == singles
+    assert len(set(fused[0])) == CHOICES
+    assert fused[1] == pair[1]

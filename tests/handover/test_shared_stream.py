@@ -1,0 +1,122 @@
+"""Rooms of one connection share a stream and its messages, and nothing else."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tasuki.decode_node.room_stream import RoomStream
+from tasuki.engine import messages as m
+from tasuki.transfer.rooms.outbox import Outbox, Said
+from tests.harness.handover_nodes import Nodes, nodes, wanted
+from tests.harness.waiting import HANG_SECONDS
+
+ROOMS = tuple(m.RoomId(number) for number in range(1, 8))
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.batches: list[list[str]] = []
+        """What was said together, by kind."""
+
+    def sizes(self, kind: str) -> list[int]:
+        """How many of a kind were in each batch that had one."""
+        return [batch.count(kind) for batch in self.batches if kind in batch]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    found = Counted()
+    carry, take = RoomStream._carry, Outbox.take
+
+    async def counted_carry(self: RoomStream, call: object) -> str:
+        found.calls += 1
+        return await carry(self, call)  # type: ignore[arg-type]
+
+    async def counted_take(self: Outbox[Said]) -> list[Said]:
+        batch = await take(self)
+        found.batches.append([each.WhichOneof("message") for each in batch])  # type: ignore[attr-defined]
+        return batch
+
+    monkeypatch.setattr(RoomStream, "_carry", counted_carry)
+    monkeypatch.setattr(Outbox, "take", counted_take)
+    yield found
+
+
+async def reserved(both: Nodes) -> None:
+    """All rooms are in the prefill engine's queue."""
+    await both.connected()
+    for room in ROOMS:
+        both.client.deliver(wanted(room))
+    for room in ROOMS:
+        await both.prefill.wait(m.PrefillReserve, room)
+
+
+def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await reserved(both)
+            # Asked for in one turn of the loop, as what an engine's step says is.
+            both.service.deliver(m.PrefillQueue(ROOMS))
+            for room in ROOMS:
+                both.service.deliver(m.PrefillAccepted(room))
+            for room in ROOMS:
+                await both.decode.wait(m.GrantWanted, room)
+            for room in ROOMS:
+                await both.hand_over(room)
+            for room in ROOMS:
+                await both.decode.wait(m.RemoteDone, room)
+            await both.quiet()
+        assert counted.calls == 1
+        for kind in ("reserve", "queued", "accepted"):
+            assert sum(counted.sizes(kind)) >= len(ROOMS)
+            assert len(counted.sizes(kind)) < len(ROOMS), counted.batches
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+
+
+def test_a_room_that_leaves_takes_no_other_along(counted: Counted) -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await reserved(both)
+            gone, *others = ROOMS
+            await both.grant(gone)
+            both.client.deliver(m.HandoverCancelled(gone))
+            await both.decode.wait(m.WriterFenced, gone)
+            await both.prefill.wait(m.PrefillEnd, gone)
+            for room in others:
+                await both.hand_over(room)
+                await both.decode.wait(m.RemoteDone, room)
+            await both.quiet()
+            assert not both.decode.of(m.HandoverFailed)
+        assert counted.calls == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+
+
+def test_a_stream_that_breaks_loses_its_rooms_once_and_the_next_one_has_another(
+    counted: Counted,
+) -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await reserved(both)
+            connection = both.client.links[0].connection
+            assert connection is not None
+            await both.grant(ROOMS[0])
+            connection.stream().end("cut by the test")
+            for room in ROOMS:
+                await both.decode.wait(m.HandoverFailed, room)
+                await both.prefill.wait(m.PrefillEnd, room)
+            await both.decode.wait(m.WriterFenced, ROOMS[0])
+            await both.quiet()
+            assert len(both.decode.of(m.HandoverFailed)) == len(ROOMS)
+            assert len(both.decode.of(m.WriterFenced)) == 1, "only what was granted is fenced"
+            # The connection stands.
+            again = m.RoomId(9)
+            await both.hand_over(again)
+            await both.decode.wait(m.RemoteDone, again)
+            assert both.client.links[0].connection is connection
+        assert counted.calls == 2
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))

@@ -1,0 +1,54 @@
+"""Processes forked from one that has imported torch and the daemons' modules: a child costs a fork,
+not the start of an interpreter, which is seconds of processor time.
+
+The fork server starts with the first of them and has started no thread. A child has the environment
+and the folder of whoever starts it, and the namespaces of the fork server, which are those of the
+process at its first child.
+"""
+
+import multiprocessing as mp
+import os
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+_PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.cli.main", "pytest"]
+
+
+def forked(
+    target: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
+) -> BaseProcess:
+    """A process that calls `target`, started. environment: what differs from this process's.
+    REQUIRES: target and arguments can be pickled."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    life = (os.getcwd(), {**os.environ, **(environment or {})}, target, arguments)
+    # daemon: one that a test leaves behind is ended with the test's process, not waited for.
+    process = context.Process(target=_live, args=life, daemon=True)
+    process.start()
+    return process
+
+
+def forked_peer(
+    target: Callable[..., object], *arguments: object
+) -> tuple[BaseProcess, Connection]:
+    """A process that calls `target` with its end of a pipe and the arguments; and the other end."""
+    ours, theirs = mp.Pipe()
+    process = forked(target, theirs, *arguments)
+    theirs.close()
+    return process, ours
+
+
+def _live(
+    folder: str,
+    environment: dict[str, str],
+    target: Callable[..., object],
+    arguments: tuple[object, ...],
+) -> None:
+    """The child's whole life."""
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    # It may have children of its own, as any process.
+    mp.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    target(*arguments)

@@ -1,0 +1,232 @@
+"""A fleet that is imagined, but for what its nodes export: the real text of real metrics.
+
+Traffic is drawn from a seed and rises and falls as a day's does; virtual time passes as fast as it
+can be counted.
+"""
+
+import asyncio
+import math
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tasuki.cli.fleet.fleet_handlers import FleetHandlers
+from tasuki.dashboard.fleet.exposition_text import read_samples
+from tasuki.dashboard.fleet.fleet import Fleet
+from tasuki.dashboard.fleet.metric_names import WANTED
+from tasuki.dashboard.metrics.exposition import Exposition
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.dashboard.page_files import load_page
+from tasuki.engine import messages as m
+from tasuki.engine.messages import LifeMark, RequestPhase
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.auth.access import LOOPBACK_ONLY, Access
+from tasuki.server.http.server import HttpServer, start_http_server
+from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
+from tests.harness.waiting import HANG_SECONDS
+
+MODEL = "qwen3.5-35b-a3b"
+CALLERS = ("agents", "batch", "chat", "evals", "search")
+_PROMPT = np.zeros(1, np.int32)
+_TREE = (
+    *("nodes", "ghost_nodes", "checkpoints", "leases", "cursors", "evicted_pages"),
+    *("evicted_checkpoints", "leased_requests", "prompt_tokens", "usable_tokens"),
+)
+
+
+@dataclass
+class ImaginedNode:
+    """load: requests a second at the day's height. slowness: of its first token and its others.
+    links: to prefill nodes, by name."""
+
+    name: str
+    role: str
+    started_at: float
+    load: float = 2.0
+    slowness: float = 1.0
+    links: dict[str, PrefillNodeState] = field(default_factory=dict)
+    exposition: Exposition = field(default_factory=Exposition)
+    tree: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TREE, 0))
+    lost: dict[str, int] = field(default_factory=dict)
+    ended: int = 0
+    waiting: int = 0
+    running: int = 0
+
+    def live(self, seconds: float, height: float, chance: random.Random) -> None:
+        """height: of the day's traffic, from 0 to 1."""
+        expected = self.load * seconds * height
+        for _ in range(int(expected + chance.random())):
+            if self.role == "prefill":
+                self._prefill(chance)
+            else:
+                self._answer(chance)
+        self.running = round(10 * self.load * height * chance.uniform(0.7, 1.2))
+        self.waiting = max(0, round((self.slowness - 0.8) * 6 * height * chance.random()))
+
+    def _answer(self, chance: random.Random) -> None:
+        self.ended += 1
+        request = m.RequestId(f"{self.name}-{self.ended}")
+        caller = chance.choices(CALLERS, (8, 2, 5, 1, 3))[0]
+        hit = _hit(chance)
+        transfer, peer = None, "local"
+        alive = [name for name, state in self.links.items() if state is PrefillNodeState.CONNECTED]
+        if alive:
+            peer = chance.choice(alive)
+            exposed = chance.lognormvariate(-7.5, 0.8)
+            transfer = m.TransferReport(hit.prompt_tokens * 20480, 20, 8, 0.08, exposed)
+        tokens = 1 + int(chance.lognormvariate(5.2, 0.7))
+        slow = self.slowness * (3.0 if caller == "evals" else 1.0)
+        first = slow * chance.lognormvariate(-1.4, 0.6)
+        whole = first + (tokens - 1) * slow * chance.lognormvariate(-4.3, 0.25)
+        usage = m.Usage(hit.prompt_tokens, tokens, hit, transfer, peer, False, first, whole)
+        life = (
+            LifeMark(RequestPhase.PREFILLING, first / 3),
+            LifeMark(RequestPhase.DECODING, first),
+        )
+        self.exposition.observe(m.Submit(request, _PROMPT, SamplingParams(), caller=caller))
+        self.exposition.observe(m.Finished(request, m.FinishReason.STOP, usage, life))
+        self.exposition.count_tokens(tokens)
+
+    def _prefill(self, chance: random.Random) -> None:
+        hit = _hit(chance)
+        self.tree["prompt_tokens"] += hit.prompt_tokens
+        self.tree["usable_tokens"] += hit.usable_tokens
+        for cause, tokens in hit.causes.items():
+            self.lost[cause] = self.lost.get(cause, 0) + tokens
+        wait = self.slowness * chance.lognormvariate(-3.0, 0.8)
+        life = (
+            LifeMark(RequestPhase.PREFILLING, wait),
+            LifeMark(RequestPhase.HANDING_OVER, 3 * wait),
+            LifeMark(RequestPhase.FINISHED, 3 * wait),
+        )
+        self.exposition.observe(m.RoomEnded(m.RoomId(0), hit.prompt_tokens, hit, True, life))
+
+    def text(self, chance: random.Random) -> str:
+        """What it answers at /metrics."""
+        pages, slots = (_pool(chance, whole, self.load) for whole in (6000, 900))
+        stats = m.StatsReply(
+            query_id=0,
+            pages=pages,
+            slots=slots,
+            slabs={"free": 1, "pages": 2, "slots": 3},
+            tree=self.tree,
+            lost=self.lost,
+            requests={
+                RequestPhase.WAITING: self.waiting,
+                RequestPhase.DECODING: self.running,
+            },
+            policy="value",
+            policies={"value": 1.0},
+        )
+        links = tuple(
+            PrefillNodeStatus(f"10.0.0.{number}:50052", name, state)
+            for number, (name, state) in enumerate(self.links.items(), 1)
+        )
+        about = {
+            "node": self.name,
+            "role": self.role,
+            "model": MODEL,
+            "version": "0.1.0",
+            "started_at": str(self.started_at),
+        }
+        return self.exposition.text(NodeReport(stats, links=links, about=about)).decode()
+
+
+def _hit(chance: random.Random) -> m.HitBreakdown:
+    prompt = 400 + int(chance.lognormvariate(9.6, 0.9))
+    new = int(prompt * chance.uniform(0.02, 0.16))
+    evicted = int(prompt * max(0.0, chance.gauss(0.02, 0.05)))
+    shallow = int(prompt * chance.uniform(0.0, 0.03))
+    causes = {"new": new, "checkpoint_evicted": evicted, "never_checkpointed": shallow}
+    usable = max(0, prompt - sum(causes.values()))
+    causes["new"] += prompt - usable - sum(causes.values())
+    return m.HitBreakdown(prompt, usable, usable, causes, "turn_end")
+
+
+def _pool(chance: random.Random, whole: int, load: float) -> dict[str, int]:
+    working = int(whole * min(0.3, 0.06 * load) * chance.uniform(0.8, 1.2))
+    tree = int(whole * chance.uniform(0.55, 0.62))
+    granted = whole // 60
+    return {
+        "working": working,
+        "tree": tree,
+        "pinned": tree // 4,
+        "granted": granted,
+        "quarantined": 0,
+        "free": whole - working - tree - granted,
+        "total": whole,
+    }
+
+
+def imagined_nodes(prefill: int, decode: int, now: float) -> list[ImaginedNode]:
+    """now: seconds since 1970. The last decode node is slow, and cannot reach one prefill node."""
+    names = [f"prefill-{number}" for number in range(1, prefill + 1)]
+    up = PrefillNodeState.CONNECTED
+    senders = [
+        ImaginedNode(name, "prefill", now - 86400 * 3.2 + 60 * number, 3.0)
+        for number, name in enumerate(names)
+    ]
+    takers = [
+        ImaginedNode(
+            f"decode-{number}",
+            "decode",
+            now - 86400 * 3.1 + 60 * number,
+            1.2 + 0.3 * (number % 5),
+            links=dict.fromkeys(names, up),
+        )
+        for number in range(1, decode + 1)
+    ]
+    if takers and names:
+        takers[-1].slowness = 6.0
+        takers[-1].links[names[-1]] = PrefillNodeState.LOST
+    return [*senders, *takers]
+
+
+def address_of(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250 + 1}:8000"
+
+
+def lived(
+    nodes: list[ImaginedNode], now: float, seconds: float = 1800.0, every: float = 5.0
+) -> Fleet:
+    """The nodes' last `seconds` until `now`, asked every so often. The one after them is dead."""
+    chance = random.Random(7)
+    fleet = Fleet()
+    fleet.set_members(address_of(number) for number in range(len(nodes) + 1))
+    rounds = int(seconds / every)
+    for turn in range(rounds + 1):
+        at = now - seconds + turn * every
+        height = 0.7 + 0.25 * math.sin(at / 400) + 0.1 * chance.random()
+        for number, node in enumerate(nodes):
+            node.live(every, height, chance)
+            samples = read_samples(node.text(chance), WANTED)
+            fleet.answered(address_of(number), at, at, samples)
+        if turn > rounds // 2:
+            fleet.failed(address_of(len(nodes)), at, "connection refused")
+        fleet.mark_time(at)
+    return fleet
+
+
+@contextmanager
+def serving(fleet: Fleet, access: Access = LOOPBACK_ONLY) -> Iterator[str]:
+    """The fleet's page; its HOST:PORT."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start() -> HttpServer:
+        routes = FleetHandlers(fleet, load_page(), "http").routes()
+        return await start_http_server("127.0.0.1:0", routes, lambda: None, access)
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop).result(HANG_SECONDS)
+    try:
+        yield server.address
+    finally:
+        asyncio.run_coroutine_threadsafe(server.drain(), loop).result(HANG_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(HANG_SECONDS)
+        loop.close()

@@ -1,0 +1,113 @@
+"""Five minutes of agents' conversations on one node, as its history would have them.
+
+Drawn from a seed: turns that resume where the last one ended, and now and then one whose state had
+to make room.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tasuki.dashboard.history.events import Event, event_of, pools_event
+from tasuki.dashboard.metrics.node_report import NodeReport
+from tasuki.engine import messages as m
+from tasuki.engine.messages import EvictedCheckpoint, Eviction, LifeMark, RequestPhase
+from tasuki.model.ops.sampling.params import SamplingParams
+
+SECONDS = 300
+_SESSIONS = 12
+_SHARED = 6000
+_SLOTS, _PAGES = 64, 4800
+
+
+@dataclass
+class _Session:
+    name: str
+    tokens: int = 0
+    turns: int = 0
+
+
+def traffic(begun: float, seed: int = 5) -> Iterator[Event]:
+    """The events in their order. begun: seconds since 1970."""
+    chance = random.Random(seed)
+    events = [
+        *(event for number in range(_SESSIONS) for event in _talk(number, chance)),
+        *_pools(chance),
+    ]
+    for at, event in sorted(events, key=lambda timed: timed[0]):
+        yield {**event, "at": begun + at}
+
+
+def _talk(number: int, chance: random.Random) -> Iterator[tuple[float, Event]]:
+    session = _Session(f"session {number + 1}")
+    at = chance.uniform(0, 60)
+    while at < SECONDS - 15:
+        name = f"agent-{number + 1}-turn-{session.turns + 1}"
+        usage = _turn(session, chance)
+        prompt = np.zeros(usage.prompt_tokens, np.int32)
+        asked = m.Submit(m.RequestId(name), prompt, SamplingParams(), session=session.name)
+        first = usage.time_to_first_token
+        life = (
+            LifeMark(RequestPhase.PREFILLING, 0.2 * first),
+            LifeMark(RequestPhase.DECODING, first),
+            LifeMark(RequestPhase.FINISHED, usage.seconds),
+        )
+        yield at, event_of(asked)
+        ended = m.Finished(m.RequestId(name), m.FinishReason.STOP, usage, life)
+        yield at + usage.seconds, event_of(ended)
+        at += usage.seconds + chance.lognormvariate(2.4, 0.6)
+
+
+def _turn(session: _Session, chance: random.Random) -> m.Usage:
+    """Its prompt is the conversation so far and something new."""
+    new = int(chance.lognormvariate(6.2, 0.8))
+    known = session.tokens or (_SHARED if chance.random() < 0.8 else 0)
+    prompt = max(_SHARED, session.tokens) + new
+    hit = m.HitBreakdown(prompt, known, known, {"new": prompt - known}, "turn_end")
+    if session.turns and chance.random() < 0.12:
+        taker = m.RequestId(f"agent-{chance.randint(1, _SESSIONS)}-turn-{session.turns + 1}")
+        gone = Eviction(session.turns, "checkpoint", "turn_end", known, 1.0, 0.002, taker)
+        hit = replace(
+            hit,
+            usable_tokens=_SHARED,
+            causes={"new": new, "checkpoint_evicted": known - _SHARED},
+            checkpoint_source="branch",
+            lost=EvictedCheckpoint(known, chance.choice((2.0, 4.0, 5.0, 7.0)), gone),
+        )
+    answer = 20 + int(chance.lognormvariate(4.6, 0.6))
+    first = 0.06 + (prompt - hit.usable_tokens) / 9000 + chance.expovariate(12)
+    session.tokens = prompt + answer
+    session.turns += 1
+    return m.Usage(prompt, answer, hit, None, "local", False, first, first + 0.011 * answer)
+
+
+def _pools(chance: random.Random) -> Iterator[tuple[float, Event]]:
+    working, tree = 4.0, 10.0
+    for second in range(SECONDS):
+        working = min(16.0, max(2.0, working + chance.uniform(-1.5, 1.6)))
+        tree = min(46.0, tree + chance.uniform(-0.4, 0.9))
+        stats = m.StatsReply(
+            query_id=0,
+            slots=_pool(_SLOTS, working, tree),
+            pages=_pool(_PAGES, 75 * working, 75 * tree),
+            slabs={"free": 1, "pages": 2, "slots": 3},
+            tree={"nodes": int(9 * tree), "checkpoints": int(tree)},
+            lost={},
+            requests={RequestPhase.DECODING: int(working), RequestPhase.WAITING: second % 2},
+            policy="value",
+        )
+        yield float(second), pools_event(NodeReport(stats))
+
+
+def _pool(total: int, working: float, tree: float) -> dict[str, int]:
+    return {
+        "working": int(working),
+        "tree": int(tree),
+        "pinned": int(0.3 * tree),
+        "granted": 0,
+        "quarantined": 0,
+        "free": total - int(working) - int(tree),
+        "total": total,
+    }

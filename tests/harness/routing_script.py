@@ -1,0 +1,285 @@
+"""Scripts of a decode node that chooses among prefill nodes: `nodes NAME...` makes these, which a
+script drives by hand over real gRPC. What a room does to a node stands as `a: Reserve 5`, what
+comes to the decode engine as `decode 5: ...`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from tasuki.decode_node.handover_client import HandoverClient
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache._cpp_cache import prefix_hashes
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.server.discovery.membership import FixedMembership
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
+from tasuki.transfer.protocol.messages import node_to_wire
+from tests.harness.handover_nodes import LIMITS, SLABS, Inbound, room_of, serving, wanted
+from tests.harness.interaction import Look
+from tests.harness.loopback_pair import Pair, loopback_pair
+
+_NAME_BYTES = 16
+
+
+class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
+    """Beats, and else does as it is bid."""
+
+    def __init__(self, name: str, node: NodeIdentity) -> None:
+        self.came: list[str] = []
+        self.beats = True
+        self.load: pb.Load | None = None
+        self.streams = 0
+        """Of what is usable, that were opened."""
+        self._name = name
+        self._node = node
+        self._connections = 0
+        self._usable: asyncio.Queue[pb.UsableBatch | None] = asyncio.Queue()
+        self._sequence = 0
+        self._said: asyncio.Queue[pb.SenderMessage] = asyncio.Queue()
+
+    def say(self, message: pb.SenderMessage) -> None:
+        self._said.put_nowait(message)
+
+    def list(self, batch: pb.UsableBatch) -> None:
+        """A sequence that is not given is the next one."""
+        self._sequence += 1
+        batch.sequence = batch.sequence or self._sequence
+        self._usable.put_nowait(batch)
+
+    async def Connect(self, request: pb.ConnectRequest, context: object) -> pb.ConnectResponse:
+        self._connections += 1
+        name = f"{self._name}-{self._connections}"
+        connected = pb.Connected(
+            node=node_to_wire(self._node), connection_id=name, lease_seconds=0.2
+        )
+        return pb.ConnectResponse(connected=connected)
+
+    async def Heartbeat(
+        self, request_iterator: AsyncIterator[pb.Renewal], context: Any
+    ) -> AsyncIterator[pb.Beat]:
+        sequence = 0
+        while self.beats:
+            sequence += 1
+            load, self.load = self.load, None
+            yield pb.Beat(sequence=sequence, received=sequence - 1, load=load)
+            await asyncio.sleep(0.02)
+
+    async def Usable(
+        self, request: pb.UsableRequest, context: Any
+    ) -> AsyncIterator[pb.UsableBatch]:
+        self.streams += 1
+        self._sequence = 0
+        self._usable = asyncio.Queue()
+        while (batch := await self._usable.get()) is not None:
+            yield batch
+
+    async def Transfer(
+        self, request_iterator: AsyncIterator[pb.ReceiverBatch], context: Any
+    ) -> None:
+        speaking = asyncio.create_task(self._speak(context))
+        try:
+            async for batch in request_iterator:
+                for message in batch.messages:
+                    kind = message.WhichOneof("message")
+                    self.came.append(f"{kind} {message.room}")
+                    if kind == "abort":
+                        drained = pb.Aborted(drain=pb.DRAIN_DRAINED)
+                        self.say(pb.SenderMessage(aborted=drained, room=message.room))
+        finally:
+            speaking.cancel()
+
+    async def _speak(self, context: Any) -> None:
+        while True:
+            await context.write(pb.SenderBatch(messages=[await self._said.get()]))
+
+    async def Abort(self, request: pb.AbortRequest, context: object) -> pb.AbortResponse:
+        return pb.AbortResponse(drain=pb.DRAIN_DRAINED)
+
+
+class RoutingWorld:
+    def __init__(self, pair: Pair, stack: contextlib.AsyncExitStack) -> None:
+        self.prefill: dict[str, ManualPrefillNode] = {}
+        self.decode = Inbound()
+        self.client: HandoverClient
+        self._pair = pair
+        self._stack = stack
+        self._read = 0
+        self._targets: dict[str, str] = {}
+
+    async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
+        made = getattr(self, command.replace("-", "_"))(*words, **named)
+        look: Look | None = await made if asyncio.iscoroutine(made) else made
+        return look
+
+    def came(self) -> dict[str, list[str]]:
+        tracks: dict[str, list[str]] = {}
+        for message in self.decode.messages[self._read :]:
+            if isinstance(message, m.PeersChanged):
+                continue
+            shown = type(message).__name__
+            if isinstance(message, m.HandoverFailed):
+                elsewhere = ", elsewhere" if message.elsewhere else ""
+                shown = f"{shown}({message.cause.name}{elsewhere})"
+            tracks.setdefault(f"decode {room_of(message)}", []).append(shown)
+        for name, node in self.prefill.items():
+            tracks[name] = list(node.came)
+        return tracks
+
+    def taken(self) -> None:
+        self._read = len(self.decode.messages)
+        for node in self.prefill.values():
+            node.came.clear()
+
+    async def end(self) -> None:
+        return
+
+    async def nodes(self, *names: str, route: str = "auto") -> None:
+        contract = Contract("weights", self._pair.target.layout)
+        for name in names:
+            identity = NodeIdentity.new(name, "loopback", self._pair.source.transport, SLABS)
+            node = self.prefill[name] = ManualPrefillNode(name, identity)
+            _, port = await self._stack.enter_async_context(serving(node))
+            self._targets[name] = f"127.0.0.1:{port}"
+        target = self._pair.target
+        self.client = HandoverClient(
+            self.decode.post,
+            self._pair.receiver,
+            self._pair.back_sender,
+            target.transport,
+            contract,
+            NodeIdentity.new("decode-0", "loopback", target.transport, target.slabs),
+            FixedMembership([*self._targets.values()]),
+            asyncio.get_running_loop(),
+            LIMITS,
+            route=route,  # type: ignore[arg-type]
+        )
+        await self.client.start()
+        self._stack.push_async_callback(self.client.stop)
+        while any(link.connection is None for link in self.client.links):
+            await asyncio.sleep(0.002)
+        for name in names if route in ("auto", "cost") else ():
+            await self.streams(name, "1")
+
+    def _status(self, name: str) -> Any:
+        target = self._targets[name]
+        return next(status for status in self.client.statuses() if status.address == target)
+
+    def prompt(self, number: str) -> None:
+        """The engine asks for a room."""
+        self.client.deliver(wanted(int(number)))
+
+    def asks_again(self, before: str, number: str) -> None:
+        """The engine asks for another room of the request that had one."""
+        request = wanted(int(before)).request_id
+        self.client.deliver(replace(wanted(int(number)), request_id=request))
+
+    async def holds(self, name: str, tokens: str) -> None:
+        """It lists that it holds so much of the prompt of all rooms."""
+        end = int(tokens)
+        names = prefix_hashes(wanted(1).prompt[:end], b"salt")
+        stored = pb.Prefixes(names=names[-1], parents=names[-2], tokens=[end])
+        self.lists(name, pb.UsableBatch(snapshot=True, stored=stored))
+        await self.knows(name, "1")
+
+    def lists(self, name: str, batch: pb.UsableBatch) -> None:
+        self.prefill[name].list(batch)
+
+    def lists_nothing(self, name: str, sequence: str = "0") -> None:
+        self.lists(name, pb.UsableBatch(snapshot=True, sequence=int(sequence)))
+
+    def lists_bad(self, name: str, what: str) -> None:
+        """One more, which no node of this version sends."""
+        one = pb.Prefixes(names=b"n" * 16, parents=b"p" * 16, tokens=[PAGE_TOKENS])
+        many = 5000
+        bad = {
+            "gap": pb.UsableBatch(sequence=7, stored=one),
+            "again": pb.UsableBatch(sequence=1, stored=one),
+            "short-name": pb.UsableBatch(
+                stored=pb.Prefixes(names=b"n" * 15, parents=b"p" * 16, tokens=[64])
+            ),
+            "no-parent": pb.UsableBatch(stored=pb.Prefixes(names=b"n" * 16, tokens=[64])),
+            "no-tokens": pb.UsableBatch(
+                stored=pb.Prefixes(names=b"n" * 16, parents=b"p" * 16, tokens=[0])
+            ),
+            "huge": pb.UsableBatch(
+                stored=pb.Prefixes(
+                    names=b"n" * _NAME_BYTES * many,
+                    parents=b"p" * _NAME_BYTES * many,
+                    tokens=[64] * many,
+                )
+            ),
+        }[what]
+        self.lists(name, bad)
+
+    async def knows(self, name: str, prefixes: str) -> None:
+        """Wait until the decode node has so many of its prefixes."""
+        while self._status(name).usable_prefixes != int(prefixes):
+            await asyncio.sleep(0.002)
+
+    async def streams(self, name: str, count: str) -> None:
+        """Wait until what is usable there was asked for so often."""
+        while self.prefill[name].streams < int(count):
+            await asyncio.sleep(0.002)
+
+    async def load(self, name: str, wait: str) -> None:
+        """A report, which has come: seconds of prefill that it has to do."""
+        self.prefill[name].load = pb.Load(
+            wait_seconds=float(wait), fixed_seconds=0.01, token_seconds=0.01
+        )
+        while self._status(name).wait_seconds != float(wait):
+            await asyncio.sleep(0.002)
+
+    async def bad_load(self, name: str, wait: str) -> None:
+        """A report, which has come and counts for nothing."""
+        before = self._status(name).wait_seconds
+        self.prefill[name].load = pb.Load(wait_seconds=float(wait))
+        while self.prefill[name].load is not None:
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(0.05)
+        assert self._status(name).wait_seconds == before
+
+    def queued(self, name: str, number: str, wait: str = "") -> None:
+        """It answers that the prompt waits: for so many seconds of others."""
+        queued = pb.Queued(position=1)
+        if wait:
+            queued.wait_seconds = float(wait)
+        self.prefill[name].say(pb.SenderMessage(queued=queued, room=int(number)))
+
+    async def dies(self, name: str) -> None:
+        self.prefill[name].beats = False
+        while self._status(name).usable_prefixes is not None:
+            await asyncio.sleep(0.002)
+
+    def why(self, number: str) -> Look:
+        """What decided where the room's prompt went."""
+
+        def look() -> list[str]:
+            asked = self.client._asked.get(wanted(int(number)).request_id)
+            chosen = None if asked is None else asked.chosen
+            return [] if chosen is None else [f"{number} by {chosen.choice.reason.value}"]
+
+        return look
+
+    def indexed(self) -> Look:
+        return lambda: [f"{len(self.client._router.index)} prefixes in the index"]
+
+    async def time_passes(self, seconds: str) -> None:
+        """As the choices see it."""
+        for node in self.client._router.index._followed.values():
+            node.heard_at -= float(seconds)
+        self.client._router._fresh_as_of -= float(seconds)
+
+    async def wait(self, seconds: str) -> None:
+        await asyncio.sleep(float(seconds))
+
+
+@contextlib.asynccontextmanager
+async def routing() -> AsyncIterator[RoutingWorld]:
+    async with contextlib.AsyncExitStack() as stack:
+        pair = stack.enter_context(loopback_pair(slabs=SLABS))
+        yield RoutingWorld(pair, stack)

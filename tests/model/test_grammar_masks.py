@@ -1,0 +1,265 @@
+"""Masks of grammars: what naive twins allow, token by token, whatever was appended how."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tasuki.model.grammar.constraint import Constraint, allows, keep_only, rule_out
+from tasuki.model.grammar.grammar import (
+    MAX_SOURCE_BYTES,
+    Grammar,
+    GrammarError,
+    GrammarKind,
+    GrammarsUnavailable,
+)
+from tasuki.model.grammar.grammar_check import GrammarCheck
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
+from tests.model.grammar_twin import naive_tokens
+
+# Tokens that cross the boundaries of values, and one of a half character.
+WORDS = (b'{"', b'"}', b'":', b", ", b"true", b"null", b"ab", b"\xc3", b"</think>", b"<think>")
+SMALL = Vocabulary((*(bytes([byte]) for byte in range(256)), *WORDS, b"", b""), (266, 267))
+CLOSING, OPENING = 256 + WORDS.index(b"</think>"), 256 + WORDS.index(b"<think>")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "kind": {"enum": ["a", "ab", True, None]},
+        "more": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    "regex": Grammar(GrammarKind.REGEX, "(ab|true|[0-9]{1,3})+é?"),
+    "lark": Grammar(GrammarKind.LARK, 'start: "x" (part ", ")* "."\npart: /[a-f]+/ | start'),
+    "gbnf": Grammar(GrammarKind.LARK, 'root ::= "a" more*\nmore ::= [0-9] | "b" root "c"'),
+}
+KINDS = {
+    "plain": {},
+    "behind thinking": {"closing": CLOSING},
+    "behind thinking and a gap": {"closing": CLOSING, "gap": (10, 10)},
+    "thinking or not": {"closing": CLOSING, "opening": OPENING, "gap": (10, 10)},
+}
+
+
+def compiler(vocabulary: Vocabulary = SMALL, **terms: int) -> GrammarCompiler:
+    made = GrammarCompiler(vocabulary, **terms)
+    made.prepare()
+    return made
+
+
+def allowed(constraint: Constraint, vocabulary: Vocabulary = SMALL) -> list[int]:
+    mask = constraint.mask()
+    every = range(len(vocabulary.tokens))
+    return [token for token in every if mask is None or allows(mask, token)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_every_mask_is_that_of_trying_every_token(name: str, kind: str) -> None:
+    base = GRAMMARS[name]
+    grammar = Grammar(base.kind, base.source, **KINDS[kind])  # type: ignore[arg-type]
+    grammars, rng = compiler(), np.random.default_rng(16)
+    made = grammars.constraint(grammar, ())
+    said: list[int] = []
+    for step in range(8):
+        tokens = allowed(made)
+        assert tokens == naive_tokens(grammar, SMALL, said), (said, step)
+        assert allowed(grammars.constraint(grammar, said)) == tokens, "derived from the tokens"
+        ends = [token for token in (CLOSING, 10) if token in tokens and rng.random() < 0.4]
+        token = int(rng.choice(ends or tokens))
+        if token in SMALL.eos_ids and len(tokens) == len(SMALL.eos_ids):
+            break
+        said.append(token)
+        made.append(token)
+
+
+def test_a_finite_language_s_masks_are_the_beginnings_of_its_texts() -> None:
+    """A twin that knows nothing of llguidance."""
+    texts = ["a", "ab", "abx", "true", "trueab", "né", "null, null"]
+    grammar = Grammar(GrammarKind.REGEX, "|".join(texts))
+    grammars = compiler()
+    beginnings = [b""]
+    while beginnings:
+        before = beginnings.pop()
+        made = grammars.constraint(grammar, before)
+        goes_on = [
+            token
+            for token, added in enumerate(SMALL.tokens)
+            if added and any(text.encode().startswith(before + added) for text in texts)
+        ]
+        ends = list(SMALL.eos_ids) if before.decode(errors="replace") in texts else []
+        assert allowed(made) == goes_on + ends
+        beginnings += [before + SMALL.tokens[token] for token in goes_on if token < 256]
+
+
+def test_nothing_but_an_end_token_is_allowed_where_nothing_else_is() -> None:
+    grammars = compiler()
+    made = grammars.constraint(GRAMMARS["regex"], b"ab")
+    made.append(ord("?"))
+    assert made.failed
+    assert allowed(made) == list(SMALL.eos_ids)
+
+
+def test_what_else_a_request_asks_for_gives_way_to_the_grammar() -> None:
+    mask = np.zeros(9, dtype=np.int32)
+    mask.view(np.uint32)[[0, 8]] = [0x8000_0001, 3]
+    tokens = {0, 31, 256, 257}
+    assert [token for token in range(288) if allows(mask, token)] == sorted(tokens)
+    assert [t for t in range(288) if allows(rule_out(mask, {31, 40}), t)] == [0, 256, 257]
+    assert (rule_out(mask, tokens) == mask).all()
+    assert [t for t in range(288) if allows(keep_only(mask, {31, 40}), t)] == [31]
+    assert (keep_only(mask, {40}) == mask).all()
+
+
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("uniqueItems", {"type": "array", "uniqueItems": True}),
+        ("not", {"not": {"type": "string"}}),
+        ("if", {"if": {}, "then": {}}),
+        ("contains", {"contains": {}}),
+        ("propertyNames", {"propertyNames": {"pattern": "a"}}),
+        ("dependentRequired", {"dependentRequired": {"a": ["b"]}}),
+        ("oneOf", {"oneOf": [{"type": "string"}, {"maxLength": 3}]}),
+        ("Unknown format: zip", {"type": "string", "format": "zip"}),
+        ("uniqueItems", {"uniqueItems": True, "x-guidance": {"lenient": True}}),
+        ("look-around", {"type": "string", "pattern": "(?=a)b"}),
+        ("http://elsewhere/schema", {"$ref": "http://elsewhere/schema"}),
+        ("Unsatisfiable", {"type": "array", "items": False, "minItems": 1}),
+    ],
+)
+def test_a_keyword_that_no_mask_enforces_is_named(keyword: str, schema: object) -> None:
+    with pytest.raises(GrammarError) as refused:
+        GrammarCheck().check(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+    assert keyword in str(refused.value)
+    assert "x-guidance" not in str(refused.value)
+
+
+def _chain(rules: int) -> str:
+    lines = [f"r{number}: r{number + 1} r{number + 1}" for number in range(rules)]
+    return "\n".join(["start: r0", *lines, f'r{rules}: "a"'])
+
+
+def _nested(levels: int) -> object:
+    schema: object = {"type": "string"}
+    for _ in range(levels):
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    return schema
+
+
+def _refs(length: int) -> object:
+    defs: dict[str, object] = {
+        f"a{i}": {"items": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(length)
+    }
+    return {"$defs": {**defs, f"a{length}": {}}, "$ref": "#/$defs/a0"}
+
+
+ATTACKS = {
+    "a chain of rules": Grammar(GrammarKind.LARK, _chain(4000)),
+    "parentheses": Grammar(GrammarKind.LARK, "start: " + "(" * 60_000 + '"a"' + ")" * 60_000),
+    "parentheses in a regex": Grammar(GrammarKind.REGEX, "(" * 60_000 + "a" + ")" * 60_000),
+    "a schema that doubles": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_nested(11))),
+    "references": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_refs(4000))),
+    "a huge enum": Grammar(
+        GrammarKind.JSON_SCHEMA, json.dumps({"enum": [f"{i:x}" * 3 for i in range(15_000)]})
+    ),
+    "a multiple": Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":999999937}'),
+    "repetitions": Grammar(GrammarKind.REGEX, "((((a{1,99}){1,99}){1,99}){1,99})" * 20),
+    "a set that is exponential": Grammar(GrammarKind.REGEX, "(.*a.{18}|.*b.{17}c)" * 3),
+    "a loop": Grammar(GrammarKind.JSON_SCHEMA, '{"allOf":[{"$ref":"#"},{"type":"object"}]}'),
+    "no JSON": Grammar(GrammarKind.JSON_SCHEMA, "[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_grammar_is_refused_or_answers_and_the_process_lives(name: str) -> None:
+    grammars = compiler()
+    try:
+        made = grammars.constraint(ATTACKS[name], ())
+    except GrammarError as error:
+        assert 0 < len(str(error)) < 1000
+        return
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        tokens = allowed(made)
+        assert tokens
+        made.append(int(rng.choice(tokens)))
+
+
+@pytest.mark.parametrize("name", ["a chain of rules", "a loop", "no JSON", "parentheses"])
+def test_of_the_hostile_ones_these_are_refused(name: str) -> None:
+    check = GrammarCheck()
+    with pytest.raises(GrammarError) as first:
+        check.check(ATTACKS[name])
+    with pytest.raises(GrammarError) as again:
+        check.check(ATTACKS[name])
+    assert str(first.value) == str(again.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json_schema", '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'),
+        ("json_schema", '{"allOf": [{"$ref": "#"}]}'),
+        ("regex", r"[^\s\S]"),
+        ("lark", "start: A\nA: /a/ & /b/"),
+    ],
+)
+def test_what_no_text_follows_is_refused(kind: str, source: str) -> None:
+    with pytest.raises(GrammarError, match=r"no text follows it|Unsatisfiable|empty"):
+        GrammarCheck().check(Grammar(GrammarKind(kind), source))
+
+
+def test_a_rule_s_temperature_is_refused_and_other_options_are_not() -> None:
+    check = GrammarCheck()
+    for options in ("temperature=0.5", "max_tokens=3, temperature = 1"):
+        with pytest.raises(GrammarError, match="temperature"):
+            check.check(Grammar(GrammarKind.LARK, f"start: x\nx[{options}]: /[a-z]{{3}}/"))
+    check.check(Grammar(GrammarKind.LARK, 'start: x "[temperature=2]"\nx[lazy]: /[a-z]+;/'))
+
+
+def test_a_source_that_is_too_long_is_no_grammar() -> None:
+    Grammar(GrammarKind.REGEX, "a" * MAX_SOURCE_BYTES)
+    with pytest.raises(ValueError, match=r"^grammar must have at most 262144 bytes, not 262145"):
+        Grammar(GrammarKind.REGEX, "a" * (MAX_SOURCE_BYTES + 1))
+
+
+def test_what_is_kept_of_grammars_is_bounded_and_compiled_again() -> None:
+    grammars = compiler(cache_bytes=600 << 10)
+    made = [Grammar(GrammarKind.REGEX, f"a{{{count}}}b") for count in range(1, 6)]
+    for _ in range(2):
+        for count, grammar in enumerate(made, 1):
+            assert allowed(grammars.constraint(grammar, b"a" * count)) == [ord("b")]
+    assert grammars.kept == 2
+
+
+def test_a_grammar_is_ready_once_its_thread_has_compiled_it() -> None:
+    grammars = compiler()
+    grammar = GRAMMARS["schema"]
+    assert not grammars.ready(grammar)
+    grammars.wait()
+    assert grammars.ready(grammar) and not grammars.compiling
+    bad = Grammar(GrammarKind.REGEX, "(a")
+    assert not grammars.ready(bad)
+    grammars.wait()
+    with pytest.raises(GrammarError, match="unclosed group"):
+        grammars.ready(bad)
+
+
+def test_without_tokens_or_without_the_library_it_is_said_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(GrammarsUnavailable, match=r"byte-level tokenizer\.json"):
+        compiler_of_none = GrammarCompiler(None)
+        compiler_of_none.ready(GRAMMARS["regex"])
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(GrammarsUnavailable, match="package llguidance"):
+        compiler().ready(GRAMMARS["regex"])
+    with pytest.raises(GrammarsUnavailable, match="package llguidance"):
+        GrammarCheck().check(GRAMMARS["regex"])

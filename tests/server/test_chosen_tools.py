@@ -1,0 +1,170 @@
+"""Which calls an answer may make where the model chooses: `strict`, allowed tools, grammars of
+custom tools, as each API asks for them; what the engine is given lets through no other call."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tasuki.model.grammar.constraint import allows
+from tasuki.model.grammar.grammar import Grammar
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.http_calls import Reply
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+END = 256
+BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
+SCHEMA = {
+    "type": "object",
+    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["days"],
+}
+USER = [{"role": "user", "content": "it was"}]
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": USER},
+    MESSAGES: {"messages": USER, "max_tokens": 50},
+    RESPONSES: {"input": "it was"},
+}
+
+
+@pytest.fixture(scope="module")
+def front(codec: TextCodec) -> Iterator[AgentFront]:
+    with running_agent_front(codec) as running:
+        yield running
+
+
+def tool(path: str, name: str, **fields: Any) -> dict[str, Any]:
+    """As the API has it."""
+    if path == CHAT:
+        return {"type": "function", "function": {"name": name, "parameters": SCHEMA, **fields}}
+    if path == MESSAGES:
+        return {"name": name, "input_schema": SCHEMA, **fields}
+    return {"type": "function", "name": name, "parameters": SCHEMA, **fields}
+
+
+def ask(front: AgentFront, path: str, **fields: Any) -> Reply:
+    return front.http.post(path, {**ASKED[path], **fields})
+
+
+def asked_grammar(front: AgentFront, path: str, **fields: Any) -> Grammar | None:
+    """Which the engine is given."""
+    reply = ask(front, path, **fields)
+    assert reply.status == 200, reply
+    return front.submits()[-1].sampling.grammar
+
+
+def follows(grammar: Grammar | None, text: str) -> bool:
+    """Whether the text is a whole answer, behind its thinking."""
+    assert grammar is not None
+    plain = Grammar(grammar.kind, grammar.source)
+    constraint = GrammarCompiler(BYTES).constraint(plain, text.encode())
+    mask = constraint.mask()
+    return not constraint.failed and mask is not None and allows(mask, END)
+
+
+def call(name: str, days: object) -> str:
+    parameter = f"<parameter=days>\n{json.dumps(days)}\n</parameter>\n"
+    return f"<tool_call>\n<function={name}>\n{parameter}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_strict_tool_s_calls_follow_its_schema(front: AgentFront, path: str) -> None:
+    plain = asked_grammar(front, path, tools=[tool(path, "weather")])
+    shown = front.prompt
+    assert plain is None
+    strict = tool(path, "weather", strict=True)
+    grammar = asked_grammar(front, path, tools=[strict, tool(path, "look")])
+    assert grammar is not None and grammar.closing is not None
+    assert follows(grammar, "It rains.") and follows(grammar, f"So:\n{call('weather', 3)}")
+    assert follows(grammar, call("look", 30)) and not follows(grammar, call("weather", 30))
+    if path != CHAT:  # whose definitions go to the template as they came
+        asked_grammar(front, path, tools=[strict])
+        assert front.prompt == shown
+
+
+def allowed(path: str, mode: str, *names: str) -> dict[str, Any]:
+    if path == CHAT:
+        listed = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_of_the_tools_that_are_shown_some_may_be_called(front: AgentFront, path: str) -> None:
+    tools = [tool(path, name) for name in ("weather", "look", "rm")]
+    asked_grammar(front, path, tools=tools)
+    shown = front.prompt
+    choice = allowed(path, "auto", "weather", "look")
+    grammar = asked_grammar(front, path, tools=tools, tool_choice=choice)
+    assert front.prompt == shown and "rm" in shown
+    assert follows(grammar, "fine") and follows(grammar, call("look", 3))
+    assert not follows(grammar, call("rm", 3))
+    must = asked_grammar(front, path, tools=tools, tool_choice=allowed(path, "required", "look"))
+    assert follows(must, call("look", 3)) and follows(must, "\n".join([call("look", 3)] * 2))
+    assert not any(follows(must, text) for text in ("fine", call("weather", 3), call("look", 30)))
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("change", [{"mode": "any"}, {"tools": []}, {"tools": [{"type": "mcp"}]}])
+def test_a_wrong_choice_among_tools_is_named(
+    front: AgentFront, path: str, change: dict[str, Any]
+) -> None:
+    choice = allowed(path, "auto", "weather")
+    (choice["allowed_tools"] if path == CHAT else choice).update(change)
+    reply = ask(front, path, tools=[tool(path, "weather")], tool_choice=choice)
+    assert reply.status == 400 and reply.error["param"].startswith("tool_choice.")
+    other = allowed(path, "auto", "weather", "fly")
+    reply = ask(front, path, tools=[tool(path, "weather")], tool_choice=other)
+    assert reply.status == 400 and "'fly'" in reply.error["message"]
+
+
+def test_a_custom_tool_s_text_follows_its_grammar(front: AgentFront) -> None:
+    def noted(text: str) -> str:
+        parameter = f"<parameter=input>\n{text}\n</parameter>\n"
+        return f"<tool_call>\n<function=note>\n{parameter}</function>\n</tool_call>"
+
+    for syntax, definition in (("lark", 'start: "+" /[0-9]+/'), ("regex", r"\+[0-9]+")):
+        form = {"type": "grammar", "syntax": syntax, "definition": definition}
+        custom = {"type": "custom", "name": "note", "format": form}
+        grammar = asked_grammar(front, RESPONSES, tools=[custom])
+        assert json.dumps(definition)[1:-1] in front.prompt
+        assert follows(grammar, f"So: {noted('+12')}") and not follows(grammar, noted("12"))
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        ({"type": "grammar", "syntax": "gbnf", "definition": "a"}, "tools[0].format.syntax"),
+        ({"type": "grammar", "syntax": ["lark"], "definition": "a"}, "tools[0].format.syntax"),
+        ({"type": "grammar", "syntax": "lark"}, "tools[0].format.definition"),
+        (
+            {"type": "grammar", "syntax": "lark", "definition": "start: b"},
+            "tools[0].format.definition",
+        ),
+        (
+            {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"},
+            "tools[0].format.definition",
+        ),
+    ],
+    ids=str,
+)
+def test_a_custom_tool_s_wrong_grammar_is_named(
+    front: AgentFront, form: dict[str, Any], place: str
+) -> None:
+    reply = ask(front, RESPONSES, tools=[{"type": "custom", "name": "note", "format": form}])
+    assert (reply.status, reply.error["param"]) == (400, place), reply
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_strict_schema_that_cannot_be_followed_is_named(front: AgentFront, path: str) -> None:
+    schema = {"type": "object", "properties": {"days": {"not": {}}}, "required": ["days"]}
+    field = "input_schema" if path == MESSAGES else "parameters"
+    reply = ask(front, path, tools=[tool(path, "weather", **{field: schema}, strict=True)])
+    assert reply.status == 400 and "not" in reply.json["error"]["message"], reply
+    reply = ask(front, path, tools=[tool(path, "weather", strict="yes")])
+    assert reply.status == 400 and "strict" in reply.json["error"]["message"], reply

@@ -1,0 +1,377 @@
+"""Field by field, what becomes of every field of the peers' requests and of those that
+docs/compatibility.md names: refused by its name, changing the request or its reply, or changing
+nothing at all. A field that is none of these is silently ignored."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.http_calls import Reply
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+class Fate(Enum):
+    REFUSED = "refused"
+    HONOURED = "honoured"
+    IGNORED = "ignored"
+
+
+REFUSED, HONOURED, IGNORED = Fate
+Fields = Mapping[str, tuple[Any, Fate]]
+USER = [{"role": "user", "content": "it was"}]
+SCHEMA = {"type": "object", "properties": {"days": {"type": "integer"}}}
+FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+RULES = 'root ::= "a"'
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": USER, "seed": 1, "tools": [FUNCTION]},
+    COMPLETION: {"prompt": "it was", "seed": 1},
+    MESSAGES: {"messages": USER, "seed": 1, "max_tokens": 50},
+    RESPONSES: {"input": "it was", "seed": 1},
+}
+
+# This template does not ask for it; test_exact_turns.py has those that do.
+PRESERVE = (True, IGNORED)
+SAMPLING: Fields = {
+    "model": ("other", HONOURED),
+    "temperature": (0.5, HONOURED),
+    "top_p": (0.5, HONOURED),
+    "top_k": (5, HONOURED),
+    "seed": (5, HONOURED),
+    "max_tokens": (7, HONOURED),
+    "max_completion_tokens": (7, HONOURED),
+    "ignore_eos": (True, HONOURED),
+    "stop_token_ids": ([9], HONOURED),
+    "min_p": (0.5, HONOURED),
+    "presence_penalty": (1, HONOURED),
+    "frequency_penalty": (1, HONOURED),
+    "repetition_penalty": (2, HONOURED),
+    "logit_bias": ({"5": 1}, HONOURED),
+    "min_tokens": (2, HONOURED),
+    "bad_words": (["it"], HONOURED),
+    "allowed_token_ids": ([5], HONOURED),
+    "use_beam_search": (True, REFUSED),
+    "typical_p": (0.5, REFUSED),
+    "watermarking": (True, REFUSED),
+    "logits_processors": (["a.b"], REFUSED),
+    "custom_logit_processor": ("x", REFUSED),
+    "custom_params": ({"a": 1}, REFUSED),
+    "vllm_xargs": ({"a": 1}, REFUSED),
+    "min_new_tokens": (5, REFUSED),
+    "lora_path": ("x", REFUSED),
+    "length_penalty": (2.0, IGNORED),
+}
+ENDS: Fields = {
+    "stop": ("in", HONOURED),
+    "include_stop_str_in_output": (True, HONOURED),
+    "no_stop_trim": (True, HONOURED),
+    "stop_regex": ("a+", REFUSED),
+    "repetition_detection": ({"max_pattern_size": 2}, REFUSED),
+    "thinking_budget": (5, REFUSED),
+    "thinking_token_budget": (5, REFUSED),
+}
+FOLLOWED: Fields = {
+    "response_format": ({"type": "json_object"}, HONOURED),
+    "structured_outputs": ({"regex": "a"}, HONOURED),
+    "guided_json": (SCHEMA, HONOURED),
+    "guided_regex": ("a", HONOURED),
+    "guided_choice": (["a"], HONOURED),
+    "guided_grammar": (RULES, HONOURED),
+    "json_schema": (json.dumps(SCHEMA), HONOURED),
+    "regex": ("a", HONOURED),
+    "ebnf": (RULES, HONOURED),
+    "structural_tag": ('{"format": {"type": "regex", "pattern": "a"}}', HONOURED),
+    "guided_decoding": ({"regex": "a"}, REFUSED),
+    "guided_whitespace_pattern": (" ", REFUSED),
+    "guided_decoding_backend": ("xgrammar", IGNORED),
+    "grammar": (RULES, REFUSED),
+}
+PROMPT: Fields = {
+    "truncate_prompt_tokens": (1, REFUSED),
+    "truncation_side": ("left", IGNORED),
+    "prompt_embeds": (["x"], REFUSED),
+    "input_embeds": ([[0.5]], REFUSED),
+    "input_ids": ([5], REFUSED),
+    "session_params": ({"id": "a"}, REFUSED),
+    "add_special_tokens": (True, IGNORED),
+    "cache_salt": ("a", HONOURED),
+}
+REPLY: Fields = {
+    "n": (2, HONOURED),
+    "best_of": (2, REFUSED),
+    "stream": (True, HONOURED),
+    "stream_options": ({"include_usage": True}, HONOURED),
+    "prompt_logprobs": (1, HONOURED),
+    "skip_special_tokens": (False, REFUSED),
+    "spaces_between_special_tokens": (False, IGNORED),
+    "return_token_ids": (True, REFUSED),
+    "return_tokens_as_token_ids": (True, REFUSED),
+    "return_hidden_states": (True, REFUSED),
+    "return_prompt_text": (True, REFUSED),
+    "return_prompt_token_ids": (True, REFUSED),
+    "return_meta_info": (True, REFUSED),
+    "return_cached_tokens_details": (True, REFUSED),
+    "return_routed_experts": (True, REFUSED),
+    "logprob_token_ids": ([5], REFUSED),
+    "suffix": ("a", REFUSED),
+    "modalities": (["audio"], REFUSED),
+    "audio": ({"voice": "a"}, REFUSED),
+}
+# Of accounts, routing, clocks, media that nobody sent, endpoints that are not served.
+OUTSIDE: Fields = {
+    "priority": (3, HONOURED),
+    "prompt_cache_key": ("a", HONOURED),
+    **{
+        name: (value, IGNORED)
+        for name, value in {
+            "user": "ann",
+            "store": True,
+            "service_tier": "auto",
+            "request_id": "a",
+            "rid": "a",
+            "session_id": "a",
+            "extra_key": "a",
+            "custom_labels": {"a": "b"},
+            "kv_transfer_params": {"a": 1},
+            "ec_transfer_params": {"a": 1},
+            "bootstrap_host": "a",
+            "bootstrap_port": 1,
+            "bootstrap_room": 1,
+            "data_parallel_rank": 1,
+            "routed_dp_rank": 1,
+            "disagg_prefill_dp_rank": 1,
+            "ngram_corpus_id": "a",
+            "stream_interval": 5,
+            "routed_experts_prompt_start": 5,
+            "routed_experts_start_len": 5,
+            "return_token_offsets": True,
+            "return_mm_kwargs": False,
+            "media_io_kwargs": {"a": {}},
+            "mm_processor_kwargs": {"a": 1},
+            "images_config": {"a": 1},
+            "max_dynamic_patch": 5,
+            "min_dynamic_patch": 5,
+            "use_audio_in_video": True,
+        }.items()
+    },
+}
+BOTH: Fields = {**SAMPLING, **ENDS, **FOLLOWED, **PROMPT, **REPLY, **OUTSIDE}
+OF: dict[str, Fields] = {
+    CHAT: {
+        **BOTH,
+        "messages": ([{"role": "user", "content": "fine"}], HONOURED),
+        "tools": ([], HONOURED),
+        "tool_choice": ("required", HONOURED),
+        "parallel_tool_calls": (False, HONOURED),
+        "functions": ([{"name": "a"}], REFUSED),
+        "function_call": ({"name": "a"}, REFUSED),
+        "logprobs": (True, HONOURED),
+        "top_logprobs": (2, HONOURED),
+        "echo": (True, REFUSED),
+        "add_generation_prompt": (False, HONOURED),
+        "continue_final_message": (True, REFUSED),
+        "chat_template": ("{{ messages }}", REFUSED),
+        "chat_template_kwargs": ({"enable_thinking": False}, HONOURED),
+        "enable_thinking": (False, HONOURED),
+        "preserve_thinking": PRESERVE,
+        "reasoning_effort": ("none", HONOURED),
+        "reasoning": ({"enabled": False}, HONOURED),
+        "documents": ([{"text": "a"}], REFUSED),
+        "web_search_options": ({"a": 1}, REFUSED),
+        "verbosity": ("low", REFUSED),
+        "include_reasoning": (False, REFUSED),
+        "separate_reasoning": (False, REFUSED),
+        "stream_reasoning": (False, REFUSED),
+        "task": ("title", REFUSED),
+        "metadata": ({"x-session-id": "a"}, HONOURED),
+    },
+    COMPLETION: {
+        **BOTH,
+        "max_completion_tokens": (7, HONOURED),
+        "prompt": ("fine", HONOURED),
+        "logprobs": (2, HONOURED),
+        "echo": (True, HONOURED),
+    },
+    MESSAGES: {
+        "model": ("other", HONOURED),
+        "messages": ([{"role": "user", "content": "fine"}], HONOURED),
+        "max_tokens": (7, HONOURED),
+        "stream": (True, HONOURED),
+        "stop_sequences": (["in"], HONOURED),
+        "temperature": (0.5, HONOURED),
+        "top_p": (0.5, HONOURED),
+        "top_k": (5, HONOURED),
+        "system": ("be brief", HONOURED),
+        "tools": ([{"name": "weather", "input_schema": SCHEMA}], HONOURED),
+        "tool_choice": ({"type": "any"}, REFUSED),
+        "thinking": ({"type": "disabled"}, HONOURED),
+        "output_config": ({"format": {"type": "json_schema", "schema": SCHEMA}}, HONOURED),
+        "output_format": ({"type": "json_schema", "schema": SCHEMA}, HONOURED),
+        "cache_control": ({"type": "ephemeral"}, HONOURED),
+        "context_management": ({"edits": [{"type": "clear_tool_uses_20250919"}]}, REFUSED),
+        "metadata": ({"user_id": "a"}, HONOURED),
+        "cache_salt": ("a", HONOURED),
+        "priority": (3, HONOURED),
+        "seed": (5, HONOURED),
+        **{
+            name: ("a", IGNORED)
+            for name in (
+                *("service_tier", "inference_geo", "speed", "diagnostics", "user_profile_id"),
+                *("workspace_id", "billing_policy"),
+            )
+        },
+        **{
+            name: ({"a": 1}, REFUSED)
+            for name in (
+                *("container", "mcp_servers", "fallbacks", "compaction", "thread"),
+                *("kv_transfer_params", "chat_template_kwargs"),
+            )
+        },
+    },
+    RESPONSES: {
+        "model": ("other", HONOURED),
+        "input": ("fine", HONOURED),
+        "instructions": ("be brief", HONOURED),
+        "max_output_tokens": (7, HONOURED),
+        "stream": (True, HONOURED),
+        "temperature": (0.5, HONOURED),
+        "top_p": (0.5, HONOURED),
+        "metadata": ({"a": "b"}, HONOURED),
+        "parallel_tool_calls": (False, HONOURED),
+        "tools": ([{"type": "function", "name": "weather", "parameters": SCHEMA}], HONOURED),
+        "tool_choice": ("required", REFUSED),
+        "previous_response_id": ("resp_none", REFUSED),
+        "store": (False, HONOURED),
+        "conversation": ("conv", REFUSED),
+        "text": ({"format": {"type": "json_object"}}, HONOURED),
+        "reasoning": ({"effort": "none"}, HONOURED),
+        "include": (["message.output_text.logprobs"], REFUSED),
+        "truncation": ("auto", REFUSED),
+        "background": (True, REFUSED),
+        "top_logprobs": (2, REFUSED),
+        "context_management": ([{"type": "compaction"}], REFUSED),
+        "top_k": (5, HONOURED),
+        "seed": (5, HONOURED),
+        "stop_token_ids": ([9], HONOURED),
+        "ignore_eos": (True, HONOURED),
+        "cache_salt": ("a", HONOURED),
+        "priority": (3, HONOURED),
+        "chat_template_kwargs": ({"enable_thinking": False}, HONOURED),
+        "enable_thinking": (False, HONOURED),
+        "preserve_thinking": PRESERVE,
+        "prompt_cache_key": ("a", HONOURED),
+        "user": ("a", HONOURED),
+        "safety_identifier": ("a", HONOURED),
+        "max_tool_calls": (3, HONOURED),
+        **{
+            name: ({"a": 1}, IGNORED)
+            for name in (
+                *("service_tier", "client_metadata", "prompt_cache_retention"),
+                *("prompt_cache_options", "stream_options", "access_programs"),
+            )
+        },
+        **{
+            name: ("a", REFUSED)
+            for name in (
+                *("prompt", "moderation", "image", "logit_bias", "skip_special_tokens"),
+                *("include_stop_str_in_output", "request_id", "mm_processor_kwargs"),
+                *("enable_response_messages", "previous_input_messages", "previous_response"),
+                *("structured_outputs", "repetition_penalty", "stop", "vllm_xargs"),
+            )
+        },
+    },
+}
+EVERY = [(path, name) for path, fields in OF.items() for name in fields]
+# What else a request must have for the field to mean something.
+BESIDE: dict[tuple[str, str], dict[str, Any]] = {
+    (CHAT, "parallel_tool_calls"): {"tool_choice": "required"},
+    (CHAT, "top_logprobs"): {"logprobs": True},
+    (MESSAGES, "cache_control"): {
+        "system": "be brief",
+        "messages": [*USER, {"role": "assistant", "content": "so"}] * 3 + USER,
+    },
+    **{
+        (path, name): {"stop": "in"}
+        for path in (CHAT, COMPLETION)
+        for name in ("include_stop_str_in_output", "no_stop_trim")
+    },
+    (CHAT, "stream_options"): {"stream": True},
+    (COMPLETION, "stream_options"): {"stream": True},
+}
+# Names in the document's first columns that are values, headers, or parts of other fields.
+NO_FIELDS = frozenset(
+    {
+        *("json_schema", "json_object", "json", "regex", "choice", "grammar", "auto", "none"),
+        *("required", "allowed_tools", "strict", "generation_config", "reasoning_content"),
+        *("usage", "text", "thinking", "tool_use", "tool_result", "image", "document"),
+        *("search_result", "redacted_thinking", "citations", "null", "content", "refusal"),
+        *("false", "enabled", "effort"),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def front(codec: TextCodec) -> Iterator[AgentFront]:
+    with running_agent_front(codec) as running:
+        running.say("it was so\n</think>\n\nfine morning" * 2)
+        yield running
+
+
+def bare(reply: Reply) -> str:
+    """The reply without what differs between two equal ones."""
+    text = reply.body.decode()
+    text = re.sub(r'"(created|created_at|completed_at)": ?[0-9.]+', "", text)
+    text = re.sub(r"(chatcmpl|cmpl|resp|rs|msg|call|fc|sig|req)[-_][0-9a-zA-Z_=-]+", "", text)
+    return re.sub(r'"(id|request_id|item_id|signature)": ?"[^"]*"', "", text)
+
+
+def asked(front: AgentFront, path: str, fields: Mapping[str, Any]) -> tuple[str, str]:
+    """What the engine was asked, and what was replied."""
+    reply = front.http.post(path, {**BASE[path], **fields})
+    assert reply.status == 200, reply
+    submit: m.Submit = front.submits()[-1]
+    parts = (submit.prompt.tolist(), submit.sampling, submit.salt, submit.marks, submit.session)
+    rest = (submit.priority, submit.prompt_logprobs, len(submit.forks))
+    return repr((parts, rest)), bare(reply)
+
+
+@pytest.mark.parametrize(("path", "name"), EVERY)
+def test_no_field_is_silently_ignored(front: AgentFront, path: str, name: str) -> None:
+    value, fate = OF[path][name]
+    beside = BESIDE.get((path, name), {})
+    if fate is REFUSED:
+        reply = front.http.post(path, {**BASE[path], **beside, name: value})
+        assert reply.status == 400, reply
+        assert reply.json["error"]["message"].startswith(name), reply
+        return
+    plain, changed = (asked(front, path, {**beside, **extra}) for extra in ({}, {name: value}))
+    assert (plain != changed) is (fate is HONOURED), changed
+
+
+def documented(text: str) -> set[str]:
+    """The names in the first columns of a document's tables."""
+    rows = (line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
+    return {name for row in rows for name in re.findall(r"`([a-z_]+)[`.:]", row)}
+
+
+def test_the_document_and_these_tables_name_the_same_fields() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8").partition("## Fields of chats")[2]
+    chats, _, agents = text.partition("Fields of `/v1/messages`")
+    messages, _, responses = agents.partition("Fields of `/v1/responses`")
+    parts = ((chats, (CHAT, COMPLETION)), (messages, (MESSAGES,)), (responses, (RESPONSES,)))
+    for part, paths in parts:
+        fates = {name: fate for path in paths for name, (_, fate) in OF[path].items()}
+        assert documented(part) - NO_FIELDS <= fates.keys()
+        unnamed = fates.keys() - set(re.findall(r"`([a-z_]+)[`.:]", part))
+        # What agents' tables do not name is refused as unknown.
+        assert all(fates[name] is REFUSED and part is not chats for name in unnamed), unnamed

@@ -1,0 +1,31 @@
+"""A node that hands over shares the interpreter's lock in short turns."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transfer_engine import TransferEngine
+from tasuki.transfer.windows.step_counter import StepCounter
+from tests.harness.loopback_pair import loopback_pair
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.005, 0.0002), (0.0001, 0.0001)])
+def test_the_ends_make_turns_short(restored: None, before: float, after: float) -> None:
+    with loopback_pair() as pair:
+        sender: Sender = pair.source.sender(StepCounter(), None)
+        ends = TransferEngine(sender, pair.source.receiver())
+        sys.setswitchinterval(before)
+        ends.start()
+        try:
+            assert sys.getswitchinterval() == pytest.approx(after, rel=0.05)
+        finally:
+            ends.stop()
