@@ -44,7 +44,7 @@ class EngineProcess:
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._link = FrameProtocol(
-            "the engine's process", FrameReader(), self._take_all, self._link_ended
+            "the engine's process", FrameReader(), self.take, self.link_ended
         )
         self._stands: asyncio.Future[c.EngineStands] = self._loop.create_future()
         self._handover_retired: asyncio.Future[None] = self._loop.create_future()
@@ -149,7 +149,7 @@ class EngineProcess:
         if self.reason is None:
             self._link.write(frame_of(messages))
 
-    def _take_all(self, messages: Sequence[Any]) -> None:
+    def take(self, messages: Sequence[Any]) -> None:
         """A frame's."""
         others: list[Any] = []
         for message in messages:
@@ -203,7 +203,7 @@ class EngineProcess:
         if mine:
             front.take(mine)
 
-    def _link_ended(self, why: Exception | None) -> None:
+    def link_ended(self, why: Exception | None) -> None:
         """The socket is closed: the process has ended, or can no longer be spoken to."""
         if self._ending:
             return  # stop() waits for it.

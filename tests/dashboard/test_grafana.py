@@ -10,7 +10,7 @@ import pytest
 
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
-from tests.harness.daemons import Node, asked, random_prompt
+from tests.harness.daemons import Node, asked, random_prompt, resting_at
 from tests.harness.programs import output_of, program
 from tests.harness.prometheus_process import Prometheus, scraping
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
@@ -36,7 +36,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A pair under Prometheus to which happened, once each, what boards tell of. One request still
     runs."""
     with ExitStack() as stack:
-        prefill, decode = stack.enter_context(node_pair(*CHUNKS, *HTTP))
+        prefill, decode = stack.enter_context(node_pair(*CHUNKS, *HTTP, environment=resting_at(1)))
         targets = [decode.http_address, prefill.http_address]
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping(targets, folder))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.transfer import failpoints
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -34,6 +36,16 @@ HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
 COUNTED_WINDOWS = ("--layers-per-window", "1")
 """Of a prefill node whose test counts windows: else how many there are is the link's."""
+
+
+WINDOW_IN_TRANSFER = 48
+
+
+def resting_at(window: int) -> dict[str, str]:
+    """The environment of a prefill node each of whose rooms rests for a second before it posts that
+    window: a quick machine would be done with the transfer before a test looked."""
+    place = failpoints.Place.SENDER_BEFORE_POST.value
+    return {failpoints.VARIABLE: f"{place}@{window}=delay:1.0"}
 
 
 def flags(
@@ -293,6 +305,7 @@ class Pair:
             *flags(device=device),
             *("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS),
             bind=kept_address(),
+            launch=partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER)),
         ).wait_ready()
         self._target = between(self.prefill.address)
         # Small chunks here too: what Stats answers waits for the forward that runs.

@@ -3,7 +3,7 @@ the pair's questions is asked."""
 
 from tasuki.client.answer import AnswerStream
 from tasuki.engine.messages import Usage
-from tests.harness.daemons import NEW_TOKENS, Pair
+from tests.harness.daemons import NEW_TOKENS, WINDOW_IN_TRANSFER, Pair
 from tests.harness.waiting import until
 
 LAYERS = 8
@@ -32,7 +32,9 @@ def queued_behind(pair: Pair, number: int, new_tokens: int = NEW_TOKENS) -> Answ
 def in_transfer(
     pair: Pair, number: int, windows: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
 ) -> AnswerStream:
-    """In the middle of its hand-over: more windows than that have landed."""
+    """In the middle of its hand-over: more windows than that have landed. It rests at
+    WINDOW_IN_TRANSFER until then."""
+    assert windows < WINDOW_IN_TRANSFER
     before = pair.decode.landed()
     stream = pair.ask(number, new_tokens)
     until(lambda: pair.decode.landed() > before + windows, pair.decode.story)

@@ -1,7 +1,8 @@
 """Daemons for as long as a block runs, each of which must end with status 0."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 
@@ -40,13 +41,19 @@ def fused_node(*more: str, arena_mib: int = 64) -> Iterator[Node]:
 
 @contextmanager
 def node_pair(
-    *shared: str, prefill: Sequence[str] = (), decode: Sequence[str] = (), arena_mib: int = 64
+    *shared: str,
+    prefill: Sequence[str] = (),
+    decode: Sequence[str] = (),
+    arena_mib: int = 64,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Node, Node]]:
-    """A prefill and a decode node that have met. shared, prefill, decode: flags of both, of one."""
+    """A prefill and a decode node that have met. shared, prefill, decode: flags of both, of one.
+    environment: what differs for the prefill node from this process's."""
     require_nixl()
     common = (*flags(arena_mib=arena_mib), *shared)
     with ExitStack() as stack:
-        first = stack.enter_context(running(Node("prefill", *common, *prefill)))
+        launch = partial(ForkedDaemon, environment=environment)
+        first = stack.enter_context(running(Node("prefill", *common, *prefill, launch=launch)))
         known = ("--prefill", first.handover_address)
         second = stack.enter_context(running(Node("decode", *common, *known, *decode)))
         meet(second)

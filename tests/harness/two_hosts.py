@@ -8,9 +8,18 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tasuki.proto import inference_pb2 as pb
-from tests.harness.daemons import COUNTED_WINDOWS, Node, Pair, flags, questions
+from tests.harness.daemons import (
+    COUNTED_WINDOWS,
+    WINDOW_IN_TRANSFER,
+    Node,
+    Pair,
+    flags,
+    questions,
+    resting_at,
+)
 from tests.harness.host_programs import daemon_of
 from tests.harness.namespaces import DECODE_ADDRESS, DEVICE, PREFILL_ADDRESS, ip
 from tests.harness.pair_moments import handed_over, in_transfer
@@ -32,7 +41,7 @@ class TwoHosts(Pair):
         self.prefill = Node(
             *("prefill", *flags(), *small, *COUNTED_WINDOWS),
             bind=f"{PREFILL_ADDRESS}:0",
-            launch=daemon_of(prefill_space),
+            launch=partial(daemon_of(prefill_space), environment=resting_at(WINDOW_IN_TRANSFER)),
         ).wait_ready()
         self._target = self.prefill.address
         self.decode = Node(

@@ -15,7 +15,7 @@ from tasuki.client.answer import AnswerStream
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
 from tasuki.engine.messages.proto import usage_from_proto
-from tests.harness.daemons import Node, meet, random_prompt
+from tests.harness.daemons import Node, meet, random_prompt, resting_at
 from tests.harness.http_calls import fetched
 from tests.harness.metrics_text import scraped
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
@@ -51,7 +51,8 @@ class Traffic:
 def traffic() -> Iterator[Traffic]:
     """Twelve requests, a prefill node killed under two of them, three given up by their
     clients."""
-    with node_pair(*SMALL, decode=HTTP, arena_mib=24) as (prefill, decode):
+    environment = resting_at(1)
+    with node_pair(*SMALL, decode=HTTP, arena_mib=24, environment=environment) as (prefill, decode):
         traffic = Traffic(decode)
         for number in range(4):
             traffic.ask(f"plain-{number}", 200 + 70 * number).result()
