@@ -140,7 +140,11 @@ class CallsOver(Message):
     """Of AwaitCalls."""
 
 
-Note = Release | Took | Leave | KeepResponse | WorkerStands | WorkerFailed | CallsOver
+class Awake(Message):
+    """Of every Look."""
+
+
+Note = Release | Took | Leave | KeepResponse | WorkerStands | WorkerFailed | CallsOver | Awake
 FromWorker = Ask | Note
 
 
@@ -212,6 +216,10 @@ class AwaitCalls(Message):
     """Answered by CallsOver when no call is in progress."""
 
 
+class Look(Message):
+    """Answered by Awake at once, by whatever loop the calls run on."""
+
+
 class EndWorker(Message):
     """End the servers, then the process."""
 
@@ -220,5 +228,5 @@ class EngineDied(Message):
     reason: str
 
 
-ToWorker = Reply | AbortAsked | RefuseTraffic | AwaitCalls | EndWorker | EngineDied
+ToWorker = Reply | AbortAsked | RefuseTraffic | AwaitCalls | Look | EndWorker | EngineDied
 KINDS: tuple[type, ...] = get_args(FromWorker) + get_args(ToWorker)

@@ -2,7 +2,8 @@
 
 Owns their processes and the claims to the ports that they share. Thread rule: the registry's event
 loop. Life: start, refuse_traffic, calls_over, stop. Invariants: every worker that has ended unasked
-has left the registry before another takes its place; no worker outlives this process.
+has left the registry before another takes its place; one that answers nothing is ended; no worker
+outlives this process.
 """
 
 import asyncio
@@ -28,6 +29,10 @@ log = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
+_LOOK_SECONDS = 5.0
+_LOOKS = 6
+"""So many unanswered end a worker. Looks are counted and not time: a machine that stood still has
+looked once."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _STEADY_SECONDS = 30.0
@@ -125,7 +130,11 @@ class WorkerPool:
         pause = 0.0
         while True:
             stood = loop.time()
-            how = await worker.ended()
+            watch = loop.create_task(worker.watched())
+            try:
+                how = await worker.ended()
+            finally:
+                watch.cancel()
             del self._workers[worker.number]
             if loop.time() - stood > _STEADY_SECONDS:
                 pause = 0.0
@@ -162,6 +171,7 @@ class _WorkerProcess:
         self._seat: WorkerSeat = registry.seat(number, self.send)
         self._stands: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._left = asyncio.Event()
+        self._unanswered = 0
         self._link = WorkerLink(self._take, self._ended)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -185,6 +195,17 @@ class _WorkerProcess:
     def send(self, messages: Sequence[Any]) -> None:
         if not self._left.is_set():
             self._link.send(messages)
+
+    async def watched(self) -> None:
+        """Kills it, if it stands and answers nothing any more: its clients would wait for ever."""
+        while self._unanswered < _LOOKS:
+            self._unanswered += 1
+            self.send([w.Look()])
+            await asyncio.sleep(_LOOK_SECONDS)
+        log.error("a front worker has answered none of %d looks and is killed", _LOOKS)
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.kill()
 
     async def ended(self) -> str:
         """How, once it has ended unasked and left the registry."""
@@ -226,6 +247,8 @@ class _WorkerProcess:
                     self._stands.set_exception(WorkerError(reason))
             case w.CallsOver():
                 self.calls_over.set()
+            case w.Awake():
+                self._unanswered = 0
             case _:
                 self._seat.take(message)
 

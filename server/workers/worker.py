@@ -196,6 +196,8 @@ class Worker:
                     self._http.refuse_traffic()
             case w.AwaitCalls():
                 self._waits = self._loop.create_task(self._tell_when_over())
+            case w.Look():
+                self._registry.notify(w.Awake())
             case w.EngineDied(reason):
                 self._client.engine_lost(reason)
             case w.EndWorker():

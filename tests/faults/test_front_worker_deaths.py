@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import Node, flags, random_prompt
@@ -23,6 +24,7 @@ from tests.harness.worker_fixtures import FreshConnections
 COUNT = 2
 WORKERS = ("--front-workers", str(COUNT), "--engine-process", "process")
 ENDLESS = pb.Sampling(max_new_tokens=2000, ignore_eos=True)
+UNENDING = {"sampling": pb.Sampling(max_new_tokens=10_000, ignore_eos=True)}
 MADE = "tasuki_requests_finished_total{reason=%s}"
 
 
@@ -163,6 +165,23 @@ def test_choices_and_prompts_of_one_call_are_answered_by_any_worker() -> None:
         assert requests_of(node, "length") == 8
         node.assert_at_rest()
         assert node.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_front_worker_that_stands_still_is_replaced_and_its_streams_end() -> None:
+    with workers_node() as (node, calls):
+        frozen, other = workers_of(node.pid)
+        streams = [ReadStream(calls, str(number), **UNENDING) for number in range(6)]
+        os.kill(frozen, signal.SIGSTOP)
+        until(lambda: frozen not in workers_of(node.pid), "frozen, and still there")
+        until(lambda: len(workers_of(node.pid)) == COUNT, "no worker took its place")
+        assert other in workers_of(node.pid)
+        # Which worker has which streams is the kernel's choice.
+        cut = [stream for stream in streams if not stream.goes_on()]
+        assert all(isinstance(stream.end, grpc.RpcError) for stream in cut)
+        for stream in streams:
+            stream.leave()
+        node.assert_at_rest()
 
 
 def test_an_engine_that_dies_ends_its_workers_and_every_request_typed() -> None:
