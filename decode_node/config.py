@@ -48,7 +48,7 @@ class DecodeConfig(WireOptions):
         None, "layers that are sent together of what is pulled; not given: what the link makes best"
     )
     lease_seconds: float = option(
-        2.0,
+        4.0,
         "what a prefill node pulls is posted until that long after its last beat that confirmed us",
     )
     other_role_config: str = option(

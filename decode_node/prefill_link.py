@@ -286,7 +286,11 @@ class PrefillLink:
                 connection.writer.answering()
                 renewal = connection.renewal(beat.sequence, self._progress())
                 await unless_silent(call.write(renewal), silence)
-        except (grpc.aio.AioRpcError, PeerSilent, asyncio.InvalidStateError) as error:
+        except PeerSilent as error:
+            log.warning("prefill node %s: %s", self.target, error)
+        except grpc.aio.AioRpcError as error:
+            log.info("prefill node %s: %s %s", self.target, error.code(), error.details())
+        except asyncio.InvalidStateError as error:
             log.debug("heartbeat of %s: %r", self.target, error)
         except Exception:
             log.exception("the heartbeat of %s broke", self.target)

@@ -35,7 +35,7 @@ class PrefillConfig(WireOptions):
     etcd_prefix: str = option("/tasuki/prefill/", "the key is this and the name")
     advertise: str = option("", "HOST:PORT under which decode nodes reach this one; none: as bound")
     lease_seconds: float = option(
-        2.0, "posting for a decode node stops that long after it last answered a heartbeat"
+        4.0, "posting for a decode node stops that long after it last answered a heartbeat"
     )
     other_role_config: str = option(
         "", "TOML file of what this node is to have as a decode node, should it be asked to be one"

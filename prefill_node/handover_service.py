@@ -66,7 +66,7 @@ class HandoverServiceSettings:
     deadline."""
 
     beat_seconds: float = 0.2
-    silence_seconds: float = 1.0
+    silence_seconds: float = 3.0
     progress_seconds: float = 1.0
     patience_seconds: float = 10.0
     deadlines: SenderDeadlines = field(default_factory=SenderDeadlines)

@@ -59,7 +59,7 @@ class SenderSettings:
 
     layers_per_window: int | None = 1
     ahead_seconds: float = 0.02
-    lease_seconds: float = 2.0
+    lease_seconds: float = 4.0
     stall_seconds: float = 5.0
     drain_seconds: float = 2.0
     posted_windows: int = 8
