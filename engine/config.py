@@ -18,7 +18,8 @@ class EngineConfig:
         "Model": ("model", "revision", "max_model_len", "dtype", "ssm_dtype", "device"),
         "Memory and batches": (
             *("arena_mib", "gpu_memory_utilization", "max_batch", "prefill_chunk_tokens"),
-            *("max_itl_ms", "queue_timeout", "ttft_target", "cache_policy", "threads"),
+            *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
+            "threads",
         ),
         "Hand-over": ("route", "local_prefill_tokens", "pull_tokens"),
     }
@@ -92,6 +93,11 @@ class EngineConfig:
     queue_timeout: float = option(
         60.0, "seconds that a request may wait before its prompt is begun, on each node that has it"
     )
+    watchdog_timeout: float = option(
+        300.0,
+        "seconds that a step of the engine may take; behind them every request ends with an error, "
+        "and the node refuses new ones and reports that it is ill",
+    )
     ttft_target: float | None = option(
         None,
         "seconds: a prompt whose first token is not expected within that is refused at once, with "
@@ -120,6 +126,11 @@ class EngineConfig:
         if not 0 < self.queue_timeout < float("inf"):
             raise EngineConfigError(
                 f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"
+            )
+        if not 0 < self.watchdog_timeout < float("inf"):
+            raise EngineConfigError(
+                "watchdog_timeout must be a positive number of seconds, not "
+                f"{self.watchdog_timeout}"
             )
         if self.ttft_target is not None and not 0 < self.ttft_target < float("inf"):
             raise EngineConfigError(

@@ -73,6 +73,7 @@ class Engine:
         emit = self._outbox.append
         self._ledger = EvictionLedger(cache, self._lessees)
         self._intake = Intake(cache, limits, emit)
+        self.watchdog_timeout = config.watchdog_timeout
         self._queue = QueueLimit(config.queue_timeout, clock)
         self._scheduler = Scheduler(cache, config, self._admit, self._queue, max_batch)
         self._grammars = grammars

@@ -1,6 +1,7 @@
 """The engine loop on a thread of its own: messages in, a step, what it made out in one delivery."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,32 +16,43 @@ log = logging.getLogger(__name__)
 
 _WAKE = None
 
+_LOOKS = 10
+"""So many at one step that does not end. Looks are counted and not time, so that a process that was
+frozen blames no step for its own gap."""
+
 
 class EngineThread:
-    """post() may be called from any thread; `deliver` and `on_failure` are called on the engine
-    thread, in order. deliver(messages): what one step made, or what was answered before it; never
-    none. on_failure(reason): the loop has died and answers nothing any more."""
+    """post() may be called from any thread; `deliver` is called on the engine thread, in order.
+    deliver(messages): what one step made, or what was answered before it; never none.
+    on_failure(reason), at most once, on the engine thread or the watchdog's: the loop has died, or
+    stands, and answers nothing any more. watchdog_timeout: seconds that a step may take."""
 
     def __init__(
         self,
         engine: Engine,
         deliver: Callable[[Sequence[Outbox]], None],
         on_failure: Callable[[str], None],
+        watchdog_timeout: float = math.inf,
     ) -> None:
         self._engine = engine
         self._deliver = deliver
         self._on_failure = on_failure
+        self._watchdog_timeout = watchdog_timeout
         self._moved: float | None = None
         """When the last step ended, on the monotonic clock; None while there is nothing to do."""
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._prepared = threading.Event()
+        self._over = threading.Event()
+        """The loop has ended, or was given up."""
         self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
         """Returns when the engine is ready to step, or has failed."""
         self._thread.start()
         self._prepared.wait()
+        if math.isfinite(self._watchdog_timeout):
+            threading.Thread(target=self._watch, name="tasuki-watchdog", daemon=True).start()
 
     @property
     def still_seconds(self) -> float:
@@ -52,11 +64,11 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step in progress; requests still alive are dropped with the
-        process."""
+        """End the loop after the step in progress, or give that step up once it has taken too long;
+        requests still alive are dropped with the process."""
         self._stopping.set()
         self._inbox.put(_WAKE)
-        self._thread.join()
+        self._over.wait()
 
     def _run(self) -> None:
         name_this_thread()
@@ -69,6 +81,21 @@ class EngineThread:
             self._on_failure(f"the engine loop died: {error!r}; restart this node")
         finally:
             self._prepared.set()
+            self._over.set()
+
+    def _watch(self) -> None:
+        """Until the loop is over, or a step takes too long."""
+        seen, looks = None, 0
+        while looks < _LOOKS:
+            if self._over.wait(self._watchdog_timeout / _LOOKS):
+                return
+            moved = self._moved
+            looks = looks + 1 if moved is not None and moved == seen else 0
+            seen = moved
+        reason = f"the engine has ended no step for {self._watchdog_timeout:g} s"
+        log.critical("%s (--watchdog-timeout)", reason)
+        self._on_failure(f"{reason}; restart this node")
+        self._over.set()
 
     def _loop(self) -> None:
         worked = False

@@ -92,7 +92,9 @@ class EngineHost:
 
     async def start(self, side: EngineSide) -> None:
         self._side = side
-        self._thread = EngineThread(side.engine, self._deliver, self.lose)
+        self._thread = EngineThread(
+            side.engine, self._deliver, self.lose, side.engine.watchdog_timeout
+        )
         self._link.start(self._receive, _end_at_once)
         await asyncio.to_thread(self._thread.start)
         await side.start()

@@ -32,6 +32,7 @@ class NearEngine:
             engine,
             lambda messages: self._front.deliver(messages),
             lambda reason: self._front.lose(reason),
+            engine.watchdog_timeout,
         )
         self.post = self._thread.post
 

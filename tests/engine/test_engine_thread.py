@@ -112,3 +112,32 @@ def test_it_stands_while_a_step_lasts_and_not_while_there_is_nothing_to_do() -> 
     engine.go_on.set()
     until(lambda: thread.still_seconds == 0.0, "it stands though nothing is to be done")
     thread.stop()
+
+
+def watched(engine: Idle, reasons: list[str], timeout: float) -> EngineThread:
+    return EngineThread(
+        engine,  # type: ignore[arg-type]
+        lambda made: None,
+        reasons.append,
+        timeout,
+    )
+
+
+def test_a_step_that_does_not_end_is_reported_once_and_keeps_nobody_from_stopping() -> None:
+    engine, reasons = Stuck(), list[str]()
+    thread = watched(engine, reasons, 0.2)
+    thread.start()
+    thread.post(m.FlushCache(1))
+    until(lambda: bool(reasons), "not reported")
+    thread.stop()
+    assert reasons == ["the engine has ended no step for 0.2 s; restart this node"]
+    engine.go_on.set()
+
+
+def test_an_engine_with_nothing_to_do_is_not_judged() -> None:
+    reasons = list[str]()
+    thread = watched(Idle(), reasons, 0.05)
+    thread.start()
+    time.sleep(0.3)
+    thread.stop()
+    assert not reasons

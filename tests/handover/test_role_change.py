@@ -64,6 +64,7 @@ FIXED = frozenset(
         "engine_process",
         "front_workers",
         "exit_with_parent",
+        "watchdog_timeout",
     }
 )
 """Keys, certificates, addresses, peers, the model: never by a call."""
