@@ -18,7 +18,14 @@ from .cache_events import EventBatch, EventParts
 from .channel import open_async_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
-from .prompt import Prompt, SamplingOptions, generate_request, sampling_to_proto
+from .prompt import (
+    NO_TARGETS,
+    Prompt,
+    SamplingOptions,
+    Targets,
+    generate_request,
+    sampling_to_proto,
+)
 from .retry import RetryPolicy
 from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
@@ -57,6 +64,7 @@ class AsyncClient:
         priority: int = 0,
         n: int = 1,
         prompt_logprobs: int | None = None,
+        targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> "AsyncAnswer":
         """One request with its whole prompt; the call begins when the answer is first awaited.
@@ -70,6 +78,7 @@ class AsyncClient:
             priority,
             n,
             prompt_logprobs,
+            targets,
             sampling,
         )
 
@@ -196,12 +205,20 @@ class AsyncSession:
         return await self.take(self._life.append(prompt))
 
     def generate(
-        self, *, request_id: str = "", priority: int = 0, **sampling: Unpack[SamplingOptions]
+        self,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        targets: Targets = NO_TARGETS,
+        **sampling: Unpack[SamplingOptions],
     ) -> AsyncAnswer:
         """Answers the conversation so far. A finished answer becomes part of it. priority: of a
         caller's requests the lowest is begun first."""
         request = pb.SessionGenerateRequest(
-            request_id=request_id, sampling=sampling_to_proto(sampling), priority=priority
+            request_id=request_id,
+            sampling=sampling_to_proto(sampling),
+            priority=priority,
+            targets=targets.to_proto(),
         )
 
         async def start() -> AsyncCall:

@@ -58,6 +58,28 @@ class Prompt:
         }
 
 
+@dataclass(frozen=True)
+class Targets:
+    """What an answer is wanted within, seconds; None: nothing is said, and the node's own hold.
+    first_token: from arrival. per_token: the mean over the later tokens. answer: from arrival to
+    the last token. A node that expects to be late refuses at once: ClientError of kind
+    `overloaded`, with retry_after."""
+
+    first_token: float | None = None
+    per_token: float | None = None
+    answer: float | None = None
+
+    def to_proto(self) -> pb.Targets:
+        return pb.Targets(
+            first_token_seconds=self.first_token,
+            per_token_seconds=self.per_token,
+            answer_seconds=self.answer,
+        )
+
+
+NO_TARGETS = Targets()
+
+
 def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:
     fields: dict[str, Any] = dict(sampling)
     if "choices" in fields:
@@ -73,6 +95,7 @@ def generate_request(
     priority: int,
     n: int,
     prompt_logprobs: int | None,
+    targets: Targets,
     sampling: SamplingOptions,
 ) -> pb.GenerateRequest:
     """Raises ValueError."""
@@ -86,5 +109,6 @@ def generate_request(
         cache_salt=cache_salt,
         marks=marks,
         priority=priority,
+        targets=targets.to_proto(),
         **prompt.fields(),
     )

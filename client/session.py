@@ -20,7 +20,14 @@ from .cache_events import EventBatch, EventParts
 from .channel import bearing, open_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
-from .prompt import Prompt, SamplingOptions, generate_request, sampling_to_proto
+from .prompt import (
+    NO_TARGETS,
+    Prompt,
+    SamplingOptions,
+    Targets,
+    generate_request,
+    sampling_to_proto,
+)
 from .retry import RetryPolicy
 from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
@@ -73,6 +80,7 @@ class Client:
         priority: int = 0,
         n: int = 1,
         prompt_logprobs: int | None = None,
+        targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerStream:
         """One request with its whole prompt. n: answers to it, of which number i is drawn
@@ -86,6 +94,7 @@ class Client:
             priority,
             n,
             prompt_logprobs,
+            targets,
             sampling,
         )
         return AnswerStream(lambda: call(self._inference.Generate, request), self._retry, choices=n)
@@ -146,12 +155,20 @@ class Session:
         return take(self._life.append(prompt), self._stub)
 
     def generate(
-        self, *, request_id: str = "", priority: int = 0, **sampling: Unpack[SamplingOptions]
+        self,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        targets: Targets = NO_TARGETS,
+        **sampling: Unpack[SamplingOptions],
     ) -> AnswerStream:
         """Answers the conversation so far. A finished answer becomes part of it. priority: of a
         caller's requests the lowest is begun first."""
         request = pb.SessionGenerateRequest(
-            request_id=request_id, sampling=sampling_to_proto(sampling), priority=priority
+            request_id=request_id,
+            sampling=sampling_to_proto(sampling),
+            priority=priority,
+            targets=targets.to_proto(),
         )
 
         def start() -> "grpc.CallIterator[pb.GenerateResponse]":

@@ -12,6 +12,8 @@ crossed its end is fenced at once.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,6 +43,9 @@ from .prefill_routing.prefill_router import PrefillRouter
 from .pull_sender import PullSender, Say
 
 log = logging.getLogger(__name__)
+
+_BUSY_SECONDS = 0.5
+"""Between two looks at what all prefill nodes have to do."""
 
 
 @dataclass
@@ -101,6 +106,8 @@ class HandoverClient:
         self._unanswered: set[m.RoomId] = set()
         """Rooms of which the engine knows no end yet."""
         self._available = False
+        self._busy = m.PrefillBusy(0.0)
+        self._busy_looked_at = -math.inf
         self._membership = membership.changes()
         self._following: asyncio.Task[None] | None = None
         self._router = PrefillRouter(route, node.name)
@@ -116,6 +123,7 @@ class HandoverClient:
                 dialling,
                 progress,
                 self._router.standing,
+                self._loads_changed,
             )
         )
 
@@ -302,3 +310,17 @@ class HandoverClient:
         if available is not self._available:
             self._available = available
             self._post(m.PeersChanged(available))
+
+    def _loads_changed(self) -> None:
+        """The engine learns what others have sent to all prefill nodes, now and then: with many
+        nodes reports come all the time."""
+        now = time.monotonic()
+        if now - self._busy_looked_at < _BUSY_SECONDS:
+            return
+        self._busy_looked_at = now
+        connections = (link.connection for link in self.links)
+        waits = (each.load.others_wait(now) for each in connections if each and each.alive)
+        busy = m.PrefillBusy(min(waits, default=0.0))
+        if busy != self._busy:
+            self._busy = busy
+            self._post(busy)

@@ -41,6 +41,7 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
                 offered=ticket.offered,
                 caller=ticket.caller,
                 priority=ticket.priority,
+                due_seconds=_due_seconds(ticket),
             ),
             prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
             by_gateway=wanted.sender is not None,
@@ -48,6 +49,11 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
             traceparent=traceparent,
         )
     )
+
+
+def _due_seconds(ticket: m.Ticket) -> float | None:
+    due = ticket.due_seconds
+    return None if due is None else min(due, peer_values.LONGEST_SECONDS)
 
 
 def grant(granted: m.Grant) -> pb.ReceiverMessage:

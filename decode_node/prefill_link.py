@@ -140,10 +140,12 @@ class PrefillLink:
         dialling: Dialling | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
         standing: Standing = lambda *_: nullcontext(),
+        on_load: Callable[[], None] = lambda: None,
     ) -> None:
         """sender: writes what the prefill node pulls, over the transport. on_change: the connection
         came or went. dialling: in plain text, and on this host only, by default. progress: this
-        node's, sent with each renewal. standing: entered as long as a connection lives."""
+        node's, sent with each renewal. standing: entered as long as a connection lives.
+        on_load: the node reported its load."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -158,6 +160,7 @@ class PrefillLink:
         self._settings = settings
         self._sender = sender
         self._on_change = on_change
+        self._on_load = on_load
         self._dialling = dialling or Dialling()
         self._progress = progress
         self._standing = standing
@@ -305,6 +308,8 @@ class PrefillLink:
             connection.load.report(load, now if asked_at is None else asked_at, now)
         except PeerInvalid as error:
             log.debug("prefill node %s: %s", self.target, error)
+        else:
+            self._on_load()
 
     async def abort(
         self, connection: PrefillConnection, room: int, generation: int, timeout: float

@@ -24,6 +24,7 @@ class PrefillNodeLoad:
         self.reported_wait: float | None = None
         """Seconds, as of the last report; None until there is one. From any thread."""
         self._load = NodeLoad()
+        self._others, self._others_at = 0.0, 0.0
         self._as_of = -math.inf
 
     def report(self, load: pb.Load, sent_by: float, now: float) -> None:
@@ -42,7 +43,9 @@ class PrefillNodeLoad:
                 peer_values.seconds(load.pull_token_seconds, "load.pull_token_seconds"),
             )
         stored = peer_values.seconds(load.stored_seconds, "load.stored_seconds")
-        self.seconds, self.pull = seconds, pull
+        others = peer_values.seconds(load.others_wait_seconds, "load.others_wait_seconds")
+        self.seconds, self.pull, self._others = seconds, pull, others
+        self._others_at = sent_by
         self._report(wait, sent_by, now, stored)
 
     def answered(self, wait: float, sent_at: float, now: float) -> None:
@@ -56,6 +59,10 @@ class PrefillNodeLoad:
     def wait(self, now: float) -> float:
         """Seconds until a prompt that is sent now would begin."""
         return self._load.wait(now)
+
+    def others_wait(self, now: float) -> float:
+        """Of wait() what at least is other decode nodes', as reported last."""
+        return max(0.0, self._others - (now - self._others_at))
 
     def stored(self, now: float) -> float:
         """As NodeLoad."""

@@ -5,6 +5,7 @@ Only then are those modules imported, so that a machine without Triton never nee
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +20,7 @@ from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.handover.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.engine.handover.prefill_side import PrefillHandover
+from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
@@ -52,7 +54,8 @@ class EngineParts:
 
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
-    None: by the arena's device. grammars: over the model's vocabulary.
+    None: by the arena's device. grammars: over the model's vocabulary. clock: seconds, of the time
+    that requests wait.
     """
 
     model_config: ModelConfig
@@ -63,6 +66,7 @@ class EngineParts:
     wire: UnitSizes | None = None
     runner: "Callable[[EngineParts, bool], Runner] | None" = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
+    clock: Callable[[], float] = time.monotonic
 
     @property
     def layout(self) -> CacheLayout:
@@ -225,7 +229,10 @@ def build_decode_engine(
 def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverContext) -> Answers:
     tool_call_ids = read_tool_call_ids(Path(config.model))
     return Answers(
-        context, parts.model_config.eos_ids, tool_call_ids, ttft_target=config.ttft_target
+        context,
+        parts.model_config.eos_ids,
+        tool_call_ids,
+        Targets(config.ttft_target, config.max_itl_seconds),
     )
 
 
@@ -247,7 +254,20 @@ def _assemble(
     runner = build_runner(parts, batch, hands_on=role is Role.PREFILL, progress=progress)
     wire = parts.wire or parts.layout
     grammars = parts.grammars
-    return Engine(config, cache, runner, limits, side, grammars, wire=wire, max_batch=batch)
+    # A prefill node has no answers.
+    per_token = None if role is Role.PREFILL else config.max_itl_seconds
+    return Engine(
+        config,
+        cache,
+        runner,
+        limits,
+        side,
+        grammars,
+        wire=wire,
+        max_batch=batch,
+        per_token=per_token,
+        clock=parts.clock,
+    )
 
 
 def build_early_start(

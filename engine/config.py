@@ -72,8 +72,9 @@ class EngineConfig:
     )
     max_itl_ms: float | None = option(
         None,
-        "milliseconds that prompts may make answers wait for a token: chunks beside answers become "
-        "as small as that asks, down to 64 tokens; not given: chunks are whole",
+        "milliseconds between two tokens of an answer: nobody joins those that run where a step of "
+        "them all would take longer, and chunks of prompts beside answers become as small as that "
+        "asks, down to 64 tokens; not given: steps take as long as they take",
     )
     route: str = option(
         "auto",

@@ -14,12 +14,13 @@ import numpy as np
 
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
+from tasuki.engine.admission.queue_limit import QueueLimit
+from tasuki.engine.admission.seats import Seats
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.unsound import all_sound, unsound
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
@@ -59,11 +60,12 @@ class Engine:
         *,
         wire: UnitSizes,
         max_batch: int,
+        per_token: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
-        travels. max_batch: requests in one forward. clock: of the time that requests wait in the
-        queue, seconds."""
+        travels. max_batch: requests in one forward. per_token: seconds between two tokens that
+        answers were promised; None: nothing was. clock: of the time that requests wait, seconds."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -75,7 +77,8 @@ class Engine:
         self._intake = Intake(cache, limits, emit)
         self.watchdog_timeout = config.watchdog_timeout
         self._queue = QueueLimit(config.queue_timeout, clock)
-        self._scheduler = Scheduler(cache, config, self._admit, self._queue, max_batch)
+        seats = Seats(max_batch, per_token)
+        self._scheduler = Scheduler(cache, config, self._admit, self._queue, seats, max_batch)
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
         router = Router(config, cache.arena.layout, wire)
@@ -91,6 +94,7 @@ class Engine:
                 limits.working_slots,
                 emit,
                 grammars,
+                clock,
             )
         )
         self._queries = CacheQueries(cache, self._handover, self._times, emit)
@@ -162,10 +166,13 @@ class Engine:
         return self._queue.idle_seconds
 
     def _end_overdue(self) -> None:
-        for request in self._queue.overdue(self._scheduler.waiting):
+        for request in self._queue.passed(self._scheduler.waiting):
+            if not self._queue.is_over(request):
+                self._scheduler.waiting.missed(request)
+                continue
             reason = (
-                f"its prompt was not begun within {self._queue.seconds:g} s (--queue-timeout): "
-                "ask again later, or at another node"
+                f"its prompt was not begun within {request.due - request.queued_at:.3g} s "
+                "(--queue-timeout, or its own deadline): ask again later, or at another node"
             )
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 

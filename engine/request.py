@@ -175,7 +175,8 @@ class Request:
     """What the engine knows of one request. `tokens` is the prompt and every sampled token.
 
     caller: with whom its caller shares the engine's room. priority: the lowest of a caller first.
-    due: when it must have been begun, on the queue's clock. overtaken: how often others
+    due: when it must have been begun, on the queue's clock; first_due: when its first token is due,
+    infinite where nobody said when, or it waited past that. overtaken: how often others
     of its line went past it. branch_points: where others branch off before its prompt is begun.
     changed: as of the Submit. scoring: how its prompt is to be scored; scored: tokens from the
     second on that were. findable: others may resume at what it leaves in the cache. forks: answers
@@ -193,6 +194,7 @@ class Request:
     caller: str = ""
     priority: int = 0
     patience: float = math.inf  # seconds that its client waits for an answer to begin
+    targets: m.Targets = m.NO_TARGETS
     changed: tuple[int, int] | None = None
     scoring: PromptScoring | None = None
     scored: int = 0
@@ -220,6 +222,7 @@ class Request:
     queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
     deadline: float | None = None  # of its client, on the queue's clock
     due: float = math.inf
+    first_due: float = math.inf
     overtaken: int = 0
     branch_points: list[PlannedCheckpoint] = field(default_factory=list)
     first_token_at: float | None = None
@@ -237,6 +240,16 @@ class Request:
     def begun(self) -> bool:
         """Whether a forward of it was ever to run here, or its first token is out."""
         return self.started is not None or bool(self.output)
+
+    @property
+    def ordered_by(self) -> float:
+        """The next time by which something is due, while it waits."""
+        return min(self.due, self.first_due)
+
+    @property
+    def tokens_left(self) -> int:
+        """Of its answer, at most."""
+        return max(0, self.sampling.max_new_tokens - len(self.output))
 
     @property
     def told_as(self) -> m.RequestId:

@@ -64,12 +64,12 @@ class ReceiverConnections:
         retry_seconds: float,
         settle_seconds: float,
         progress: Callable[[], NodeProgress] = NodeProgress,
-        load: Callable[[], pb.Load | None] = lambda: None,
+        load: Callable[[str], pb.Load | None] = lambda _: None,
     ) -> None:
         """on_lost: called with a connection's name once, before the sender lets go of it.
         on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's. progress:
-        this node's, sent with each beat. load: this node's, sent about once a second; None while it
-        is not known."""
+        this node's, sent with each beat. load: this node's, for a connection's receiver, sent about
+        once a second; None while it is not known."""
         self._progress = progress
         self._load = load
         self._prefix = f"{epoch.hex()}-"
@@ -179,7 +179,7 @@ class ReceiverConnections:
                 now = time.monotonic()
                 connection.asked[sequence] = now
                 connection.writer.answering()
-                load = self._load() if now - load_sent_at >= _LOAD_SECONDS else None
+                load = self._load(name) if now - load_sent_at >= _LOAD_SECONDS else None
                 load_sent_at = load_sent_at if load is None else now
                 yield pb.Beat(
                     sequence=sequence,

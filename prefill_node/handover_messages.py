@@ -95,10 +95,20 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
             offered=ticket.offered,
             caller=ticket.caller,
             priority=ticket.priority,
+            due_seconds=_due_seconds(ticket),
         ),
         prompt.astype(np.int32),
         connection,
     )
+
+
+def _due_seconds(ticket: pb.Ticket) -> float | None:
+    if not ticket.HasField("due_seconds"):
+        return None
+    # NaN is in no range.
+    if not 0 < ticket.due_seconds <= peer_values.LONGEST_SECONDS:
+        raise InvalidReserve(f"ticket.due_seconds is {ticket.due_seconds}: no time of a day")
+    return ticket.due_seconds
 
 
 def grant_from_wire(room: m.RoomId, grant: pb.Grant) -> m.Grant:
@@ -127,7 +137,8 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
     )
 
 
-def load(reported: m.PrefillLoad) -> pb.Load:
+def load(reported: m.PrefillLoad, connection: str) -> pb.Load:
+    """connection: to whom it is sent."""
     pull_fixed, pull_token = reported.pull or (None, None)
     return pb.Load(
         wait_seconds=reported.wait_seconds,
@@ -137,6 +148,7 @@ def load(reported: m.PrefillLoad) -> pb.Load:
         pull_fixed_seconds=pull_fixed,
         pull_token_seconds=pull_token,
         stored_seconds=reported.stored_seconds,
+        others_wait_seconds=max(0.0, reported.wait_seconds - reported.waits.get(connection, 0.0)),
     )
 
 

@@ -244,8 +244,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             log.warning("connection %s: %s", first.connection_id, error)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    def _load_message(self) -> pb.Load | None:
-        return None if self._load is None else wire.load(self._load)
+    def _load_message(self, connection: str) -> pb.Load | None:
+        return None if self._load is None else wire.load(self._load, connection)
 
     async def Usable(
         self,

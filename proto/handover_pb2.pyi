@@ -126,7 +126,7 @@ class Beat(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., received: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("wait_seconds", "fixed_seconds", "token_seconds", "context_seconds", "pull_fixed_seconds", "pull_token_seconds", "stored_seconds")
+    __slots__ = ("wait_seconds", "fixed_seconds", "token_seconds", "context_seconds", "pull_fixed_seconds", "pull_token_seconds", "stored_seconds", "others_wait_seconds")
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIXED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Load(_message.Message):
     PULL_FIXED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PULL_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STORED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     wait_seconds: float
     fixed_seconds: float
     token_seconds: float
@@ -141,7 +142,8 @@ class Load(_message.Message):
     pull_fixed_seconds: float
     pull_token_seconds: float
     stored_seconds: float
-    def __init__(self, wait_seconds: _Optional[float] = ..., fixed_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., context_seconds: _Optional[float] = ..., pull_fixed_seconds: _Optional[float] = ..., pull_token_seconds: _Optional[float] = ..., stored_seconds: _Optional[float] = ...) -> None: ...
+    others_wait_seconds: float
+    def __init__(self, wait_seconds: _Optional[float] = ..., fixed_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., context_seconds: _Optional[float] = ..., pull_fixed_seconds: _Optional[float] = ..., pull_token_seconds: _Optional[float] = ..., stored_seconds: _Optional[float] = ..., others_wait_seconds: _Optional[float] = ...) -> None: ...
 
 class UsableRequest(_message.Message):
     __slots__ = ("connection_id",)
@@ -284,7 +286,7 @@ class Reserve(_message.Message):
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority")
+    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority", "due_seconds")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KV_MATCHED_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +296,7 @@ class Ticket(_message.Message):
     OFFERED_FIELD_NUMBER: _ClassVar[int]
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     room: int
     generation: int
     kv_matched: int
@@ -303,7 +306,8 @@ class Ticket(_message.Message):
     offered: int
     caller: str
     priority: int
-    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    due_seconds: float
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ..., due_seconds: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs", "grammar")

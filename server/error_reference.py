@@ -16,8 +16,8 @@ _REJECTED = {
     ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
     ErrorKind.TOO_LONG: "The engine's memory or the model's context cannot hold it.",
     ErrorKind.DRAINING: "The node takes no new requests: it is being stopped or changes its role.",
-    ErrorKind.QUEUE_TIMEOUT: "Its prompt was not begun within `--queue-timeout`: too many wait.",
-    ErrorKind.OVERLOADED: "Its first token is expected behind `--ttft-target`, or its own target.",
+    ErrorKind.QUEUE_TIMEOUT: "Its prompt was not begun within `--queue-timeout`, or its deadline.",
+    ErrorKind.OVERLOADED: "It is expected to miss its targets, or the node's `--ttft-target`.",
     ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log has the cause.",
 }
 

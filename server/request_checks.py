@@ -1,14 +1,14 @@
 """Bounds that every request must hold, whichever protocol carries it. Pure functions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.engine.messages import Fork, RequestId, Tokens
+from tasuki.engine.messages import Fork, RequestId, Targets, Tokens
 from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 from tasuki.server.text.text_codec import TextCodec
 
@@ -20,8 +20,12 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_REQUEST_ID = 256
 MAX_STOP_TOKENS = 256
-TTFT_TARGET_HEADER = "x-slo-ttft-ms"
-"""As llm-d's: the milliseconds in which a request's first token is wanted."""
+TARGET_HEADERS = {
+    "x-slo-ttft-ms": "first_token",
+    "x-slo-tpot-ms": "per_token",
+    "x-slo-e2e-ms": "answer",
+}
+"""In milliseconds a field of Targets. The first two are llm-d's."""
 
 
 class LogitFields(TypedDict, total=False):
@@ -70,20 +74,29 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
         )
 
 
-def read_ttft_target(values: Sequence[str]) -> float | None:
-    """Seconds, of what the header x-slo-ttft-ms says; None where it is not there. Raises
-    InvalidField."""
-    if not values:
-        return None
+def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
+    """What the headers x-slo-* say. headers: the values of one. Raises InvalidField."""
+    given = {}
+    for name, field in TARGET_HEADERS.items():
+        if values := headers(name):
+            given[field] = _milliseconds(name, values[-1])
+    return Targets(**given)
+
+
+def _milliseconds(header: str, value: str) -> float:
+    """As seconds."""
     try:
-        milliseconds = float(values[-1])
+        milliseconds = float(value)
     except ValueError:
         milliseconds = math.nan
-    if not 0 < milliseconds < math.inf:
-        raise InvalidField(
-            TTFT_TARGET_HEADER, f"must be a positive number of milliseconds, not {values[-1]!r:.40}"
-        )
-    return milliseconds / 1000
+    return check_seconds(header, milliseconds / 1000, f"milliseconds, not {value!r:.40}")
+
+
+def check_seconds(field: str, seconds: float, wanted: str) -> float:
+    """Raises InvalidField where they are no time to wait."""
+    if not 0 < seconds < math.inf:
+        raise InvalidField(field, f"must be a positive number of {wanted}")
+    return seconds
 
 
 def check_priority(priority: int) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.changed_prompts import with_changed
+from tasuki.engine.admission.early_refusal import EarlyRefusal
+from tasuki.engine.admission.first_token_outlook import FirstTokenOutlook
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -18,7 +20,6 @@ from tasuki.engine.request import (
     Request,
 )
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.first_token_outlook import FirstTokenOutlook
 from tasuki.engine.scheduling.forked_prompt import carrier_of, scoring_of, told_of
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
@@ -41,18 +42,18 @@ class Answers(Handover):
         context: HandoverContext,
         eos_ids: Sequence[int],
         tool_call_ids: frozenset[int] = frozenset(),
-        ttft_target: float | None = None,
+        targets: m.Targets = m.NO_TARGETS,
     ) -> None:
         """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call.
-        ttft_target: of requests that name none, seconds."""
+        targets: of requests that name none."""
         super().__init__(context)
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
         self._grammars = context.grammars
         self._requests: dict[m.RequestId, Request] = {}
         self._stops = StopTokens()
-        self._ttft_target = ttft_target
-        self._outlook = FirstTokenOutlook()
+        self._outlook = FirstTokenOutlook(context.clock)
+        self._refusal = EarlyRefusal(targets, self._outlook, context.scheduler.seats)
 
     @property
     def requests(self) -> Collection[Request]:
@@ -70,22 +71,28 @@ class Answers(Handover):
             case _:
                 raise misdirected(message)
 
-    def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
-        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it
-        does."""
+    def submit(
+        self,
+        message: m.Submit,
+        refusal: m.RequestError | None = None,
+        elsewhere: Callable[[Request], float] = lambda _: 0.0,
+    ) -> None:
+        """Queue the request and its forks, or none. refusal: why the caller refuses it, if it does.
+        elsewhere: as of FirstTokenOutlook.seconds, of the request."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
             # What is cached has no logits, so that the whole prompt is computed, apart from all.
             salt, cursor = salt + secrets.token_bytes(_OWN_SALT_BYTES), None
         asked = [message, *map(message.of_fork, message.forks)]
-        choices = [_request(one, salt, cursor) for one in asked]
+        targets = self._refusal.targets(message.targets)
+        choices = [_request(one, salt, cursor, targets) for one in asked]
         first = choices[0]
         error = (
             refusal
             or self._intake.refusal(first.prompt, first.final_length)
             or self._intake.sampling_refusal(first.sampling)
             or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
-            or self._lateness(first, message.ttft_target)
+            or self._refusal.reason(first, self.requests, elsewhere)
         )
         taken = next((name for name in message.answer_ids if name in self._requests), None)
         if taken is not None:
@@ -94,7 +101,7 @@ class Answers(Handover):
             )
         if error is not None:
             for choice in choices:
-                self._emit(m.Rejected(choice.id, error))
+                self._emit(m.Rejected(choice.id, error, _named(choice)))
             return
         for choice in choices:
             self._add(choice)
@@ -104,19 +111,6 @@ class Answers(Handover):
             self._add(choices[0])
         for choice in choices:
             self._scheduler.enqueue(choice)
-
-    def _lateness(self, request: Request, ttft_target: float | None) -> m.RequestError | None:
-        """Why a request is not worth beginning: its first token would come behind its target."""
-        target = self._ttft_target if ttft_target is None else ttft_target
-        expected = None if target is None else self._outlook.seconds(request)
-        if target is None or expected is None or expected <= target:
-            return None
-        return m.RequestError(
-            m.ErrorKind.OVERLOADED,
-            f"its first token is expected in {expected:.1f} s, its target is {target:g} s: ask "
-            f"again in {expected - target:.1f} s, or at another node",
-            retry_after=expected - target,
-        )
 
     def _add(self, request: Request) -> None:
         self._requests[request.id] = request
@@ -286,7 +280,7 @@ class Answers(Handover):
             for fork in request.waiting_forks:
                 self.reject(fork, error)
             return
-        self._emit(m.Rejected(request.id, error))
+        self._emit(m.Rejected(request.id, error, _named(request)))
 
     def _forget(self, request: Request) -> None:
         self._scheduler.drop(request)
@@ -295,8 +289,8 @@ class Answers(Handover):
         self._stops.remove(request.id)
 
 
-def _request(message: m.Submit, salt: bytes, cursor: int | None) -> Request:
-    """The answer of the message's own id. salt, cursor: in place of the message's."""
+def _request(message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets) -> Request:
+    """The answer of the message's own id. salt, cursor, targets: in place of the message's."""
     scoring = scoring_of(message)
     return Request(
         message.request_id,
@@ -309,10 +303,16 @@ def _request(message: m.Submit, salt: bytes, cursor: int | None) -> Request:
         caller=message.caller,
         priority=message.priority,
         patience=message.patience,
+        targets=targets,
         changed=message.changed,
         scoring=scoring,
         findable=scoring is None,
     )
+
+
+def _named(request: Request) -> m.Targets | None:
+    """Its targets, where it has any."""
+    return None if request.targets == m.NO_TARGETS else request.targets
 
 
 def _usage(request: Request) -> m.Usage:
@@ -330,4 +330,5 @@ def _usage(request: Request) -> m.Usage:
         pulled=request.pulled,
         route=request.route,
         prefill_choice=request.prefill_choice,
+        targets=_named(request),
     )

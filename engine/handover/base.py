@@ -34,7 +34,7 @@ RequestInbox = m.Submit | m.Abort | m.PrefillInbox | m.DecodeInbox
 @dataclass(frozen=True)
 class HandoverContext:
     """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
-    world, in order."""
+    world, in order. clock: of the time that requests wait, seconds."""
 
     cache: HybridPrefixCache
     runner: EventRecorder
@@ -45,6 +45,7 @@ class HandoverContext:
     working_slots: int
     emit: Callable[[m.Outbox], None]
     grammars: GrammarCompiler
+    clock: Callable[[], float] = time.monotonic
 
 
 class Handover(ABC):

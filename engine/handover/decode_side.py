@@ -55,10 +55,6 @@ from .pair_hit import pair_hit
 from .pull_sender import PullSender
 from .room_names import RoomNames
 
-_SEATS_A_PLACE = 8
-"""For so many rows of a forward one place more: about that share of a full batch's answers end
-while a prompt is computed and sent, and their rows would be empty until then."""
-
 _FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
 """What is asked for where no token of the prefill node's is wanted: it draws one anyway."""
 
@@ -77,8 +73,9 @@ class DecodeHandover(Handover):
         self._rooms: dict[m.RoomId, DecodeRoom] = {}
         self._coming = 0
         """Live rooms whose answers are to go on here."""
-        self._places = self._scheduler.max_batch + -(-self._scheduler.max_batch // _SEATS_A_PLACE)
         self._prefill_available = False
+        self._others_wait = 0.0
+        """Seconds of prefill that every prefill node has to do for other decode nodes."""
         self._blocked: Request | None = None
         """The first of those that found no room to be computed here, while it waits."""
         self._wanted: deque[DecodeRoom] = deque()
@@ -125,6 +122,8 @@ class DecodeHandover(Handover):
                 self._answers.abort(request_id, self._abort_request)
             case m.PeersChanged(prefill_available):
                 self._prefill_available = prefill_available
+            case m.PrefillBusy(others_wait_seconds):
+                self._others_wait = others_wait_seconds
             case m.GrantWanted():
                 self._grant_wanted(message)
             case m.RemoteReady():
@@ -152,7 +151,15 @@ class DecodeHandover(Handover):
             refusal = m.RequestError(
                 m.ErrorKind.INVALID, f"room {message.gateway_room.room} is in use: make another"
             )
-        self._answers.submit(message, refusal)
+        self._answers.submit(message, refusal, self._elsewhere)
+
+    def _elsewhere(self, request: Request) -> float:
+        """What a request that comes now waits for at the prefill nodes, beside this node's own."""
+        if not (self._prefill_available and self._others_wait):
+            return 0.0
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        new = match.prompt_tokens - match.usable_tokens
+        return self._others_wait if new > self._router.local_tokens else 0.0
 
     def _abort_request(self, request: Request) -> None:
         match request.state:
@@ -214,7 +221,8 @@ class DecodeHandover(Handover):
     def _has_place(self) -> bool:
         """Whether one answer more has a place here. None has while a room waits for memory: more
         would only hold what the prefill node has."""
-        return not self._wanted and len(self._scheduler.running) + self._coming < self._places
+        places = self._scheduler.seats.places
+        return not self._wanted and len(self._scheduler.running) + self._coming < places
 
     def _ask(self, request: Request, match: Match) -> None:
         """Ask a prefill node for the prompt; nothing is held here until it is about to start."""
@@ -232,6 +240,7 @@ class DecodeHandover(Handover):
             offered=match.usable_tokens,
             caller=request.caller,
             priority=request.priority,
+            due_seconds=self._scheduler.due_seconds(request),
         )
         request.ticket = ticket
         request.asked_at = time.monotonic()

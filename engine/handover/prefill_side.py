@@ -110,18 +110,19 @@ class PrefillHandover(Handover):
             # A line for each: a decode node that is full holds up no other one's rooms.
             caller=f"{message.peer}/{ticket.caller}",
             priority=ticket.priority,
+            targets=m.Targets(first_token=ticket.due_seconds),
         )
         self._rooms[ticket.room] = request
         self._peers[ticket.room] = message.peer
         self._scheduler.enqueue(request)
-        self._enter_load(ticket.room, request)
+        self._enter_load(ticket.room, request, message.peer)
 
-    def _enter_load(self, room: m.RoomId, request: Request) -> None:
+    def _enter_load(self, room: m.RoomId, request: Request, peer: str) -> None:
         wait = self._load.wait
         if wait > 0:
             self._emit(m.PrefillQueued(room, wait))
         usable = self._cache.match(request.prompt, request.salt, request.cursor).usable_tokens
-        self._load.enter(room, usable, len(request.prompt))
+        self._load.enter(room, usable, len(request.prompt), peer)
 
     def _read_usable(self) -> None:
         if self._usable is None:

@@ -13,6 +13,7 @@ from .pull import *
 from .reports import *
 from .request_phase import *
 from .requests import *
+from .targets import *
 from .types import *
 
 FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain
@@ -25,6 +26,7 @@ PrefillInbox = (
 
 DecodeInbox = (
     PeersChanged
+    | PrefillBusy
     | GrantWanted
     | RemoteReady
     | RemoteDone

@@ -1,5 +1,8 @@
 """A hand-over, room by room, between an engine and its half of the control plane."""
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 from tasuki.pycache.packed_events import PackedEvents
 from tasuki.routing.prefill_seconds import PrefillSeconds
@@ -13,7 +16,8 @@ from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, 
 class Ticket(Message):
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
     state. offered: tokens of which it could give KV and the state at exactly their end; 0: none.
-    caller and priority: as of Submit."""
+    caller and priority: as of Submit. due_seconds: until its first token is due, from now on; None:
+    nobody said when."""
 
     room: RoomId
     generation: int
@@ -24,6 +28,7 @@ class Ticket(Message):
     offered: int = 0
     caller: str = ""
     priority: int = 0
+    due_seconds: float | None = None
 
 
 class Grant(Message):
@@ -72,6 +77,13 @@ class PeersChanged(Message):
     locally."""
 
     prefill_available: bool
+
+
+class PrefillBusy(Message):
+    """(decode) How many seconds of prefill at least every prefill node has to do for other decode
+    nodes."""
+
+    others_wait_seconds: float
 
 
 class GrantWanted(OfRoom):
@@ -152,12 +164,14 @@ class PrefillQueued(Message):
 class PrefillLoad(Message):
     """wait_seconds: of prefill that is left to do, of all rooms. seconds: of what a prefill takes
     here. pull: seconds of any pull and of each of its tokens; None where that is not known.
-    stored_seconds: of prefill whose states were stored here, as NodeLoad counts them."""
+    stored_seconds: of prefill whose states were stored here, as NodeLoad counts them. waits: the
+    parts of wait_seconds, by whose rooms they are (PrefillReserve.peer)."""
 
     wait_seconds: float
     seconds: PrefillSeconds
     pull: tuple[float, float] | None = None
     stored_seconds: float = 0.0
+    waits: Mapping[str, float] = field(default_factory=dict)
 
 
 class UsableRead(Message):

@@ -26,6 +26,7 @@ from .reports import (
     Usage,
 )
 from .requests import Finished
+from .targets import Targets
 from .types import FinishReason
 
 _FINISH_REASONS = {
@@ -164,6 +165,7 @@ def usage_to_proto(usage: Usage) -> inference_pb2.Usage:
         pulled=None if usage.pulled is None else pulled_to_proto(usage.pulled),
         route=None if usage.route is None else route_to_proto(usage.route),
         prefill_choice=None if choice is None else prefill_choice_to_proto(choice),
+        targets=None if usage.targets is None else targets_to_proto(usage.targets),
     )
 
 
@@ -184,7 +186,21 @@ def usage_from_proto(usage: inference_pb2.Usage) -> Usage:
             if usage.HasField("prefill_choice")
             else None
         ),
+        targets=_targets_from_proto(usage.targets) if usage.HasField("targets") else None,
     )
+
+
+def targets_to_proto(targets: Targets) -> inference_pb2.Targets:
+    return inference_pb2.Targets(
+        first_token_seconds=targets.first_token,
+        per_token_seconds=targets.per_token,
+        answer_seconds=targets.answer,
+    )
+
+
+def _targets_from_proto(targets: inference_pb2.Targets) -> Targets:
+    given = {field.name: seconds for field, seconds in targets.ListFields()}
+    return Targets(**{name.removesuffix("_seconds"): given[name] for name in given})
 
 
 def finished_to_proto(finished: Finished) -> inference_pb2.Finished:

@@ -5,6 +5,7 @@ from enum import Enum
 from tasuki.transfer.timeline import HandoverTimeline
 
 from .evictions import EvictedCheckpoint
+from .targets import Targets
 from .types import Message
 
 
@@ -106,7 +107,7 @@ class Usage(Message):
     scheduled.
 
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
-    prompt computed here instead.
+    prompt computed here instead. targets: None where nothing was said of them.
     """
 
     prompt_tokens: int
@@ -120,6 +121,7 @@ class Usage(Message):
     pulled: PullReport | None = None
     route: RouteReport | None = None
     prefill_choice: PrefillChoice | None = None
+    targets: Targets | None = None
 
 
 class TimeSpread(Message):

@@ -14,6 +14,7 @@ from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 
 from .reports import Usage
 from .request_phase import LifeMark
+from .targets import NO_TARGETS, Targets
 from .types import FinishReason, Message, RequestError, RequestId, RoomId, Tokens
 
 
@@ -39,10 +40,9 @@ class Submit(Message):
     operators may call the conversation; the engine does not look at it. gateway_room: the room of
     its first hand-over, where a gateway made it. caller: callers of different names have equal
     parts of the engine where it is scarce. priority: of a caller's requests the lowest comes first.
-    patience: seconds after which its client no longer waits for an answer to begin. ttft_target:
-    seconds; where its first token is not expected within, it is refused at once; None: as the
-    engine's own setting says. changed: the tokens [begin, end) of the prompt that its conversation
-    had otherwise the turn before.
+    patience: seconds after which its client no longer waits for an answer to begin. targets: where
+    it is not expected to be in time, it is refused at once. changed: the tokens [begin, end) of the
+    prompt that its conversation had otherwise the turn before.
     prompt_logprobs: answered by PromptScored too, with so many of the likeliest tokens in each
     place; nothing that is cached is used, since it has no logits. None: not asked for. forks: more
     answers, each of which ends by itself; the prompt is computed once for all of them."""
@@ -58,7 +58,7 @@ class Submit(Message):
     caller: str = ""
     priority: int = 0
     patience: float = math.inf
-    ttft_target: float | None = None
+    targets: Targets = NO_TARGETS
     changed: tuple[int, int] | None = None
     prompt_logprobs: int | None = None
     forks: tuple[Fork, ...] = ()
@@ -182,8 +182,11 @@ class Finished(Message):
 
 
 class Rejected(Message):
+    """targets: as of Usage."""
+
     request_id: RequestId
     error: RequestError
+    targets: Targets | None = None
 
 
 class Undrain(Message):

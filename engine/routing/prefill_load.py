@@ -21,6 +21,8 @@ class PrefillLoad:
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
         self._left: dict[m.RoomId, float] = {}
+        self._peers: dict[m.RoomId, str] = {}
+        """Whose room it is."""
         self._stored = 0.0
         self._stored_at = 0.0
         self._new = 0.0
@@ -33,8 +35,17 @@ class PrefillLoad:
         """Seconds of prefill that are left."""
         return sum(self._left.values())
 
-    def enter(self, room: m.RoomId, cached: int, tokens: int) -> None:
-        """A prompt of `tokens`, of which `cached` need not be computed."""
+    @property
+    def waits(self) -> dict[str, float]:
+        """The same by whose rooms they are."""
+        waits: dict[str, float] = {}
+        for room, left in self._left.items():
+            waits[self._peers[room]] = waits.get(self._peers[room], 0.0) + left
+        return waits
+
+    def enter(self, room: m.RoomId, cached: int, tokens: int, peer: str = "") -> None:
+        """A prompt of `tokens`, of which `cached` need not be computed. peer: whose room it is."""
+        self._peers[room] = peer
         self._left[room] = self._speed.seconds.between(cached, tokens)
         self._changed = True
         self._reported_at = -math.inf
@@ -52,6 +63,7 @@ class PrefillLoad:
         """Its prompt is computed, or is not to be any more."""
         if self._left.pop(room, None) is None:
             return
+        del self._peers[room]
         self._changed = True
         if not self._left:
             self._reported_at = -math.inf
@@ -66,4 +78,4 @@ class PrefillLoad:
         self._stored_at, self._new = now, 0.0
         pull = pull_seconds()
         pulled = None if pull is None else (pull.fixed, pull.each)
-        return m.PrefillLoad(self.wait, self._speed.seconds, pulled, self._stored)
+        return m.PrefillLoad(self.wait, self._speed.seconds, pulled, self._stored, self.waits)

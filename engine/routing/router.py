@@ -30,6 +30,11 @@ class Router:
             self._config.local_prefill_tokens,
         )
 
+    @property
+    def local_tokens(self) -> int:
+        """So many are always computed here while nothing was measured."""
+        return self._config.local_prefill_tokens
+
     def pull(self, match: Match, offered: int) -> RoutingDecision:
         """PULLED or not, where the receiver has KV and state of `offered` tokens."""
         return should_pull(

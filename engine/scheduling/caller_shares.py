@@ -1,13 +1,14 @@
 """How much of the engine each caller holds, and who gives way to whom.
 
-A caller's share is the larger of its part of a forward's rows and its part of the arena. Has no
-part in queues. Thread rule: the engine loop's.
+A caller's share is the larger of its part of the seats and its part of the arena: dominant resource
+fairness (Ghodsi et al., NSDI 2011). Has no part in queues. Thread rule: the engine loop's.
 Invariant: of the caller who holds least the most urgent of those who run, the oldest of them, gives
 way last; so there is always progress.
 """
 
 from collections.abc import Iterable, Sequence
 
+from tasuki.engine.admission.seats import Seats
 from tasuki.engine.request import Active, Request
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -17,11 +18,11 @@ from .waiting_queue import WaitingQueue
 
 
 class CallerShares:
-    def __init__(self, cache: HybridPrefixCache, max_batch: int) -> None:
+    def __init__(self, cache: HybridPrefixCache, seats: Seats) -> None:
         layout = cache.arena.layout
         self._slot_tokens = layout.pages_per_slab * PAGE_TOKENS
         self._tokens = cache.arena.slabs * self._slot_tokens
-        self._max_batch = max_batch
+        self._seats = seats
 
     def least(self, callers: Sequence[str], running: RunningRequests) -> str:
         """Whose turn it is."""
@@ -50,18 +51,22 @@ class CallerShares:
         # Of equals the one who has run longest.
         most = next(request.caller for request in running if shares[request.caller] == highest)
         for caller, line in waiting.lines.items():
-            needed = self._part(1, line[0][-1].next_capacity)
+            needed = self._part(1, line[0][-1].next_capacity, self._seats.count)
             if caller != most and shares.get(caller, 0.0) + needed <= equal:
                 theirs = [request for request in running if request.caller == most]
                 return _least_urgent(reversed(theirs)) if all(map(_answers_here, theirs)) else None
         return None
 
     def _shares(self, running: RunningRequests) -> dict[str, float]:
-        return {caller: self._part(held.rows, held.tokens) for caller, held in running.held.items()}
+        seats = self._seats.count
+        return {
+            caller: self._part(held.rows, held.tokens, seats)
+            for caller, held in running.held.items()
+        }
 
-    def _part(self, rows: int, tokens: int) -> float:
+    def _part(self, rows: int, tokens: int, seats: int) -> float:
         """Of the engine. Each row has a slot of the arena beside its tokens, at least."""
-        return max(rows / self._max_batch, (tokens + rows * self._slot_tokens) / self._tokens)
+        return max(rows / seats, (tokens + rows * self._slot_tokens) / self._tokens)
 
 
 def _least_urgent(requests: Iterable[Request]) -> Request:

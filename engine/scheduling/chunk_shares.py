@@ -1,13 +1,18 @@
 """Who gets how much of a forward's prompt tokens. Pure.
 
-Each caller has an equal part of the chunk. Of a part, the prompt with the least left to compute
-comes first, at most three quarters of the chunk to one prompt: a long prompt delays a short one by
-a few chunks, not by its length. Every fourth chunk begins with the oldest prompt instead, so that
-short ones that keep coming never stop a long one. What somebody cannot use, others get.
+Each caller has an equal part of the chunk, and what it could not use of it while it wanted more is
+owed to it: deficit round robin (Shreedhar and Varghese, 1995). Of a part, the prompt with
+the least left to compute comes first, at most three quarters of the chunk to one prompt: a long
+prompt delays a short one by a few chunks, not by its length. Before these come prompts that would
+miss the time of their first token if they waited for all others, and can still meet it, the first
+due first. Every fourth chunk begins with the oldest prompt instead, so that short ones that keep
+coming never stop a long one. What somebody cannot use, others get on their own account.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -17,25 +22,38 @@ _OLDEST_EVERY = 4
 @dataclass(frozen=True)
 class Demand:
     """Tokens [start, length) of a prompt are still to be forwarded. sought: somebody needs them
-    until there; at most length."""
+    until there; at most length. seconds_left: until its first token is due; infinite where nobody
+    said when."""
 
     caller: str
     start: int
     length: int
     sought: int
+    seconds_left: float = math.inf
 
     @property
     def left(self) -> int:
         return self.sought - self.start
 
 
-def share_chunk(demands: Sequence[Demand], budget: int, turn: int) -> list[int]:
+Owed = Mapping[str, float]
+"""Tokens, by caller; below 0 what a caller has had in advance."""
+
+
+def share_chunk(
+    demands: Sequence[Demand],
+    budget: int,
+    turn: int,
+    speed: float = math.inf,
+    owed: Owed = MappingProxyType({}),
+) -> list[int]:
     """Where each demand's next forward stops, its start where it gets nothing: on a page inside of
-    a prompt. demands: the oldest first. budget: tokens in all. turn: number of the chunk."""
+    a prompt. demands: the oldest first. budget: tokens in all. turn: number of the chunk. speed:
+    prompt tokens a second; infinite where that is not known."""
     stops = [demand.start for demand in demands]
     if not demands:
         return stops
-    order = sorted(range(len(demands)), key=lambda index: demands[index].left)
+    order = _in_order(demands, speed)
     if turn % _OLDEST_EVERY == 0:
         order.remove(0)
         order.insert(0, 0)
@@ -52,16 +70,52 @@ def share_chunk(demands: Sequence[Demand], budget: int, turn: int) -> list[int]:
         left -= stops[index] - before
         return stops[index] - before
 
-    callers = sorted({demand.caller for demand in demands})
-    first = turn % len(callers)
-    part = max(PAGE_TOKENS, budget // len(callers))
+    callers = _turned(sorted({demand.caller for demand in demands}), turn)
+    # Who is owed most; of those who are owed as much, another one each time.
+    callers.sort(key=lambda caller: owed.get(caller, 0.0), reverse=True)
+    of = {caller: [i for i in order if demands[i].caller == caller] for caller in callers}
     most = max(PAGE_TOKENS, budget * 3 // 4)
-    for caller in callers[first:] + callers[:first]:
-        of_caller = part
-        for index in order:
-            if demands[index].caller == caller:
-                of_caller -= take(index, min(most, of_caller))
+    for caller in callers:
+        of_caller = int(budget / len(callers) + owed.get(caller, 0.0))
+        for index in of[caller]:
+            of_caller -= take(index, min(most, of_caller))
     for limit in (most, budget):
-        for index in order:
-            take(index, limit)
+        for caller in callers:
+            for index in of[caller]:
+                take(index, limit)
     return stops
+
+
+def owed_after(
+    demands: Sequence[Demand], stops: Sequence[int], budget: int, owed: Owed
+) -> dict[str, float]:
+    """What callers are owed once they had this. Nothing is saved for who wants no more, and never
+    more than a chunk."""
+    left = dict.fromkeys((demand.caller for demand in demands), 0)
+    got = dict(left)
+    for demand, stop in zip(demands, stops, strict=True):
+        got[demand.caller] += stop - demand.start
+        left[demand.caller] += demand.length - stop
+    # Of what was given, so that what no page fits into is owed to nobody.
+    part = sum(got.values()) / max(1, len(got))
+    return {
+        caller: max(-budget, min(budget, owed.get(caller, 0.0) + part - tokens))
+        for caller, tokens in got.items()
+        if left[caller]
+    }
+
+
+def _turned(callers: list[str], turn: int) -> list[str]:
+    first = turn % len(callers)
+    return callers[first:] + callers[:first]
+
+
+def _in_order(demands: Sequence[Demand], speed: float) -> list[int]:
+    last = sum(demand.left for demand in demands) / speed
+
+    def rank(index: int) -> tuple[float, int]:
+        demand = demands[index]
+        hurries = demand.left / speed <= demand.seconds_left < last
+        return demand.seconds_left if hurries else math.inf, demand.left
+
+    return sorted(range(len(demands)), key=rank)

@@ -34,6 +34,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
         caller=first.caller,
         priority=first.priority,
         patience=first.patience,
+        targets=first.targets,
         scoring=first.scoring,
         forks=tuple(choices),
     )

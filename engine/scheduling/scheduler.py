@@ -3,13 +3,17 @@
 Owns the queue and the running set; asks the cache for allocations; has no part in tensors or
 messages. Admission is transactional: a request gets all it needs or waits. Callers who share the
 engine are admitted in turn, whoever holds least of it first; of one caller the most urgent request
-first (waiting_queue.py). Whoever holds more than an equal part gives way to one who has less.
+first, of these the one whose first token is due first (waiting_queue.py). Whoever holds more than
+an equal part gives way to one who has less.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tasuki.engine.admission.queue_limit import QueueLimit
+from tasuki.engine.admission.seats import Seats
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import (
@@ -20,18 +24,20 @@ from tasuki.engine.request import (
     Retracted,
     Waiting,
 )
+from tasuki.engine.routing.cost_learner import LineFit
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .caller_shares import CallerShares
 from .chunk_limit import ChunkLimit
-from .chunk_shares import Demand, share_chunk
-from .queue_limit import QueueLimit
+from .chunk_shares import Demand, owed_after, share_chunk
 from .running_requests import RunningRequests
 from .scheduled_forward import ScheduledForward
 from .scheduled_sequence import ScheduledSequence
 from .siblings import follow, leader_of, pays
 from .turn_end import keep_state
 from .waiting_queue import WaitingQueue
+
+_LEAST_SECONDS = 1e-9
 
 Admit = Callable[[Request], bool]
 
@@ -45,19 +51,24 @@ class Scheduler:
         config: EngineConfig,
         admit: Admit,
         limit: QueueLimit,
+        seats: Seats,
         max_batch: int,
     ) -> None:
-        """limit: notes each request that begins to wait. max_batch: requests in one forward, which
-        the config may leave open."""
+        """limit: notes each request that begins to wait. seats: of requests that run, and learns
+        from the forwards. max_batch: requests in one forward, which the config may leave open."""
         self._cache = cache
         self._admit = admit
         self._limit = limit
         self.max_batch = max_batch
+        self.seats = seats
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
-        self._shares = CallerShares(cache, max_batch)
+        self._chunk_seconds = LineFit()
+        """By prompt tokens of a forward."""
+        self._shares = CallerShares(cache, seats)
         self._computing: list[Request] = []
         """Admitted, their prompts not computed yet; maybe some that are over."""
         self._chunks = 0
+        self._owed: dict[str, float] = {}
         self._first_row = 0
         self.waiting = WaitingQueue()
         self.progress = ProgressTable(cache.arena.slabs)
@@ -95,9 +106,18 @@ class Scheduler:
             item.request.suspect = True
             self._give_way(item.request)
 
+    def due_seconds(self, request: Request) -> float | None:
+        """Until its first token is due; None where nobody said when, or it is too late."""
+        left = self._limit.seconds_left(request)
+        return left if 0 < left < math.inf else None
+
     def landed(self, forward: ScheduledForward, seconds: float) -> None:
         """It took so long."""
         self._chunk.landed(forward, seconds)
+        if tokens := forward.prompt_tokens:
+            self._chunk_seconds.add(tokens, seconds)
+        elif forward:
+            self.seats.steps.landed(len(forward), seconds)
 
     def schedule(self) -> ScheduledForward:
         """The next forward; empty when nothing can run.
@@ -116,7 +136,8 @@ class Scheduler:
         self._computing = [request for request in self._computing if _computes(request)]
         self.waiting.unpark()
         blocked: set[str] = set()
-        while len(self.running) < self.max_batch:
+        seats = self.seats.count
+        while len(self.running) < seats:
             callers = [caller for caller in self.waiting.lines if caller not in blocked]
             if not callers:
                 break
@@ -166,10 +187,14 @@ class Scheduler:
                 state.progress.num_scheduled,
                 request.length,
                 self.waiting.sought(request, state.progress.num_scheduled, request.length),
+                self._limit.seconds_left(request),
             )
             for request, state in prompts
         ]
-        stops = share_chunk(demands, budget, self._chunks)
+        line = self._chunk_seconds.line()
+        speed = math.inf if line is None else budget / max(line.seconds(budget), _LEAST_SECONDS)
+        stops = share_chunk(demands, budget, self._chunks, speed, self._owed)
+        self._owed = owed_after(demands, stops, budget, self._owed)
         self._chunks += 1
         return [
             self._cut(request, state, stop)

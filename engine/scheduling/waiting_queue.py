@@ -1,10 +1,12 @@
-"""Requests that wait to be begun: a line for each caller, the most urgent of a line first.
+"""Requests that wait to be begun: a line for each caller, the most urgent of a line first, of these
+the one for whom something is due first.
 
 Owns where each of them stands; says nothing of memory. Thread rule: the engine loop's.
 Invariant: a request that waits stands in its caller's line or is parked behind a sibling, never
 both; who left comes back to the place that it had.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import count, zip_longest
@@ -32,7 +34,7 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, request: Request) -> bool:
+    def __contains__(self, request: object) -> bool:
         return request in self._places
 
     def __iter__(self) -> Iterator[Request]:
@@ -55,7 +57,13 @@ class WaitingQueue:
 
     def add(self, request: Request, *, returned: bool = False) -> None:
         """returned: it has waited its turn already, and stands before those who have not."""
-        place = (request.priority, not returned, request.due, next(self._numbers), request)
+        place = (
+            request.priority,
+            not returned,
+            request.ordered_by,
+            next(self._numbers),
+            request,
+        )
         self._places[request] = place
         self._stand(place)
 
@@ -70,6 +78,18 @@ class WaitingQueue:
                     del self._parked[leader]
                 return
         self._leave(place)
+
+    def missed(self, request: Request) -> None:
+        """Its first token will be late: it stands where it would if none had been due."""
+        request.first_due = math.inf
+        before = self._places[request]
+        place = (*before[:2], request.ordered_by, *before[3:])
+        stood = self.stands(request)
+        if stood:
+            self._leave(before)
+        self._places[request] = place
+        if stood:
+            self._stand(place)
 
     def park(self, request: Request, leader: Leader) -> None:
         """Let it wait behind a sibling, in nobody's way. REQUIRES: it stands in a line."""

@@ -9,13 +9,14 @@ from typing import Any
 
 import grpc
 
+from tasuki.engine.messages import Targets
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.server.auth.surfaces import GRPC, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_scope
 from tasuki.server.errors import CallContext, InvalidApiKey, NotServedHere, ServerError
-from tasuki.server.request_checks import TTFT_TARGET_HEADER, read_ttft_target
+from tasuki.server.request_checks import read_targets
 
 from .malformed_requests import refusing
 
@@ -33,10 +34,9 @@ def patience_of(context: CallContext) -> float:
     return math.inf if left is None else left
 
 
-def ttft_target_of(context: CallContext) -> float | None:
-    """Seconds in which the caller wants the first token; None where it does not say. Raises
-    InvalidField."""
-    return read_ttft_target(_values(context, TTFT_TARGET_HEADER))
+def metadata_targets(context: CallContext) -> Targets:
+    """What the caller or a proxy of its wants an answer within. Raises InvalidField."""
+    return read_targets(lambda name: _values(context, name))
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -16,8 +16,14 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
 from tasuki.utils.loops.together import together
 
-from .auth import grpc_request_context, patience_of, ttft_target_of
-from .request_reader import read_choices, read_prompt, read_sampling, with_grammar
+from .auth import grpc_request_context, metadata_targets, patience_of
+from .request_reader import (
+    read_choices,
+    read_prompt,
+    read_sampling,
+    read_targets,
+    with_grammar,
+)
 from .response_stream import REQUEST_ID_KEY, write_tokens
 
 
@@ -57,7 +63,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             marks=marks,
             priority=request.priority,
             patience=patience_of(context),
-            ttft_target=ttft_target_of(context),
+            targets=read_targets(request.targets).or_else(metadata_targets(context)),
             prompt_logprobs=request.prompt_logprobs if asks_scores else None,
             forks=forks_of(request_id, choices, sampling.seed),
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tasuki.engine.messages import Tokens
+from tasuki.engine.messages import Targets, Tokens
 from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
@@ -22,6 +22,7 @@ from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
     check_length,
+    check_seconds,
     check_vocabulary,
 )
 from tasuki.server.text.bad_words import read_bad_words
@@ -123,6 +124,19 @@ def _asked_grammar(sampling: pb.Sampling) -> AskedGrammar | None:
             return of_choices(field, sampling.choices.texts)
         case _:
             return None
+
+
+def read_targets(targets: pb.Targets) -> Targets:
+    """Raises InvalidField."""
+    given = {field.name: seconds for field, seconds in targets.ListFields()}
+    return Targets(
+        **{
+            name.removesuffix("_seconds"): check_seconds(
+                f"targets.{name}", seconds, f"seconds, not {seconds}"
+            )
+            for name, seconds in given.items()
+        }
+    )
 
 
 def read_sampling(

@@ -15,8 +15,8 @@ from tasuki.server.sessions.session_store import SessionStore
 from tasuki.server.sessions.turns import HeldSessions, Sessions
 from tasuki.server.text.text_codec import TextCodec
 
-from .auth import grpc_request_context, patience_of, ttft_target_of
-from .request_reader import read_sampling, with_grammar
+from .auth import grpc_request_context, metadata_targets, patience_of
+from .request_reader import read_sampling, read_targets, with_grammar
 from .response_stream import REQUEST_ID_KEY, write_tokens
 from .session_input import read_session_input
 
@@ -74,7 +74,7 @@ class TurnService(pb_grpc.SessionServicer):
                 session=prompt.label,
                 priority=request.priority,
                 patience=patience_of(context),
-                ttft_target=ttft_target_of(context),
+                targets=read_targets(request.targets).or_else(metadata_targets(context)),
             )
             parts = self._engine.generate(submit, request_context)
             answer = await write_tokens(parts, context.write, self._codec.detokenizer())

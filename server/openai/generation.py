@@ -23,12 +23,11 @@ from tasuki.server.http.request_ids import http_request_id
 from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, WholeReply
 from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.request_checks import (
-    TTFT_TARGET_HEADER,
     check_length,
     check_priority,
     choice_id,
     forks_of,
-    read_ttft_target,
+    read_targets,
 )
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.stop_strings import StopStrings
@@ -118,7 +117,7 @@ def read_submit(
         changed=prompt.changed,
         session=_session(fields, tenant),
         priority=check_priority(fields.integer("priority") or 0),
-        ttft_target=read_ttft_target(request.headers.getall(TTFT_TARGET_HEADER, ())),
+        targets=read_targets(lambda name: request.headers.getall(name, ())),
         prompt_logprobs=prompt_logprobs,
         forks=forks_of(own_id, choices, options.sampling.seed),
     )

@@ -1,9 +1,9 @@
 """A chunk is shared so that no prompt waits for the length of another one, and none for ever."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.engine.scheduling.chunk_shares import Demand, share_chunk
+from tasuki.engine.scheduling.chunk_shares import Demand, owed_after, share_chunk
 from tasuki.pycache.layout import PAGE_TOKENS
 
 CHUNK = 512
@@ -85,3 +85,65 @@ def test_the_whole_budget_is_used_and_chunks_end_on_pages(
             # What nobody got is less than anybody could use.
             assert budget - taken < (stop // PAGE_TOKENS + 1) * PAGE_TOKENS - stop
     assert taken or not demands
+
+
+PAGES = st.sampled_from((1, 2, 3, 5, 16, 80))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(PAGES, min_size=2, max_size=5), st.sampled_from((128, 256, 512)))
+def test_callers_get_what_deficit_round_robin_gives(pages: list[int], budget: int) -> None:
+    """Of callers who want more all the time none is ever further behind another than two chunks,
+    whatever the lengths of their prompts. In whole pages: tokens that no page fits into go to
+    whoever has a prompt so short, and cost nobody anything."""
+    lengths = [PAGE_TOKENS * count for count in pages]
+    had = [0] * len(lengths)
+    owed: dict[str, float] = {}
+    fresh = [Demand(str(n), 0, length, length) for n, length in enumerate(lengths)]
+    # None is ever through with all that it has.
+    prompts = [2 + 2 * budget // length for length in lengths]
+    running = [fresh[n] for n, count in enumerate(prompts) for _ in range(count)]
+    for turn in range(40):
+        stops = share_chunk(running, budget, turn, owed=owed)
+        owed = owed_after(running, stops, budget, owed)
+        after = []
+        for one, stop in zip(running, stops, strict=True):
+            had[int(one.caller)] += stop - one.start
+            went_on = Demand(one.caller, stop, one.length, one.sought)
+            after.append(fresh[int(one.caller)] if stop == one.length else went_on)
+        running = after
+        assert max(had) - min(had) <= 2 * budget, had
+
+
+def test_who_wants_no_more_is_owed_nothing() -> None:
+    now = [demand(64, "modest"), demand(9000, "greedy")]
+    stops = share_chunk(now, CHUNK, 1)
+    assert stops[0] == 64
+    assert owed_after(now, stops, CHUNK, {}) == {"greedy": CHUNK / 2 - stops[1]}
+
+
+SPEED = 1000.0
+
+
+def first(demands: list[Demand], turn: int = 1) -> int:
+    """Whose prompt is forwarded, where a chunk has room for one."""
+    stops = share_chunk(demands, PAGE_TOKENS, turn, SPEED)
+    return next(n for n, stop in enumerate(stops) if stop > demands[n].start)
+
+
+def due(length: int, seconds_left: float) -> Demand:
+    return Demand("", 0, length, length, seconds_left)
+
+
+def test_who_would_be_late_behind_all_others_comes_first_and_the_first_due_of_these() -> None:
+    others = [demand(6400), demand(64), demand(64)]
+    assert first([*others, due(3200, 5.0)]) == 3, "6.5 s of others are before it"
+    assert first([*others, due(3200, 5.0), due(1280, 4.0)]) == 4
+    assert first([*others, due(3200, 20.0)]) in (1, 2), "it has time"
+    assert first([*others, due(3200, 3.0)]) in (1, 2), "it is too late for it"
+    assert first([*others, due(3200, -3.0)]) in (1, 2)
+    assert first([*others, due(3200, 5.0)], turn=4) == 0, "the oldest, every fourth time"
+
+
+def test_while_no_speed_is_known_nobody_hurries() -> None:
+    assert share_chunk([due(3200, 5.0), demand(64)], PAGE_TOKENS, 1)[1] == 64

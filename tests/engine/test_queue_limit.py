@@ -9,10 +9,10 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine import messages as m
+from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.build import EngineParts, build_cache, build_prefill_engine
 from tasuki.engine.request import Request
 from tasuki.engine.role import Role
-from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.thread import EngineThread
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.handover.test_pulls import prompt_of, reserve, sender_over
@@ -36,13 +36,13 @@ def test_who_waits_too_long_is_due_once_and_in_order() -> None:
     clock.now += 30
     limit.entered(second)
     assert limit.idle_seconds == 30.0
-    assert limit.overdue([first, second]) == []
+    assert limit.passed([first, second]) == []
     clock.now += 30
     assert limit.idle_seconds == 0.0
-    assert limit.overdue([first, second]) == [first]
+    assert limit.passed([first, second]) == [first]
     assert limit.idle_seconds == 30.0
     clock.now += 30
-    assert limit.overdue([second]) == [second]
+    assert limit.passed([second]) == [second]
     assert limit.idle_seconds is None
 
 
@@ -55,7 +55,7 @@ def test_who_was_begun_once_waits_as_long_as_it_takes() -> None:
     for waiting in (begun, answered):
         limit.entered(waiting)
     clock.now += 1000
-    assert limit.overdue([begun, answered]) == []
+    assert limit.passed([begun, answered]) == []
 
 
 def test_who_comes_back_from_another_nodes_queue_waits_anew() -> None:
@@ -66,9 +66,9 @@ def test_who_comes_back_from_another_nodes_queue_waits_anew() -> None:
     clock.now += 59
     limit.entered(waiting)
     clock.now += 59
-    assert limit.overdue([waiting]) == []
+    assert limit.passed([waiting]) == []
     clock.now += 1
-    assert limit.overdue([waiting]) == [waiting]
+    assert limit.passed([waiting]) == [waiting]
 
 
 def test_a_request_that_is_never_begun_ends_and_the_running_one_goes_on(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.admission.queue_limit import QueueLimit
+from tasuki.engine.admission.seats import Seats
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.request import Prefilling, Request
-from tasuki.engine.scheduling.queue_limit import QueueLimit
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -190,9 +191,8 @@ class Planned:
         self._slots = slots
         config = EngineConfig(model="tiny", **changes)  # type: ignore[arg-type]
         limit = QueueLimit(60.0)
-        self.scheduler = Scheduler(
-            self.cache, config, self.begin, limit, changes.get("max_batch", 64)
-        )
+        rows = changes.get("max_batch", 64)
+        self.scheduler = Scheduler(self.cache, config, self.begin, limit, Seats(rows, None), rows)
 
     def request(self, length: int, seed: int = 0) -> Request:
         tokens = np.array(prompt(length, seed), dtype=np.int32)

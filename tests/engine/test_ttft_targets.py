@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.admission import first_token_outlook
+from tasuki.engine.admission.first_token_outlook import FirstTokenOutlook
 from tasuki.engine.request import Request
 from tasuki.engine.role import Role
-from tasuki.engine.scheduling import first_token_outlook
-from tasuki.engine.scheduling.first_token_outlook import FirstTokenOutlook
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
 from tests.harness.manual_clock import ManualClock
@@ -118,7 +118,7 @@ def lone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lone:
 
 
 def test_a_prompt_that_would_be_late_is_refused_and_the_others_go_on(lone: Lone) -> None:
-    lone.post(submit("late", prompt(40, seed=2), 4, ttft_target=NOW))
+    lone.post(submit("late", prompt(40, seed=2), 4, targets=m.Targets(NOW)))
     error = lone.rejected("late")
     assert error.kind is m.ErrorKind.OVERLOADED and "ask again in" in error.message
     assert error.retry_after is not None and error.retry_after > 0
@@ -129,11 +129,11 @@ def test_a_prompt_that_would_be_late_is_refused_and_the_others_go_on(lone: Lone)
 
 def test_where_nobody_waits_even_a_target_that_cannot_be_met_is_served(lone: Lone) -> None:
     lone.run()
-    assert len(lone.ask("alone", prompt(40, seed=3), 4, ttft_target=NOW)) == 4
+    assert len(lone.ask("alone", prompt(40, seed=3), 4, targets=m.Targets(NOW))) == 4
 
 
 def test_a_prompt_that_will_be_in_time_is_taken(lone: Lone) -> None:
-    lone.post(submit("in time", prompt(40, seed=2), 4, ttft_target=1e9))
+    lone.post(submit("in time", prompt(40, seed=2), 4, targets=m.Targets(1e9)))
     lone.run()
     assert len(lone.tokens("in time")) == 4
 
@@ -143,7 +143,7 @@ def test_forks_are_one_prompt(lone: Lone) -> None:
     forks = tuple(m.Fork(m.RequestId(f"fork {n}"), n) for n in range(3))
     lone.post(submit("forked", prompt(40, seed=4), 4, forks=forks))
     lone.run()
-    lone.post(submit("after", prompt(40, seed=5), 4, ttft_target=NOW))
+    lone.post(submit("after", prompt(40, seed=5), 4, targets=m.Targets(NOW)))
     lone.run()
     assert len(lone.tokens("after")) == 4, "no fork is left that anybody waits for"
 
@@ -157,7 +157,7 @@ def test_a_nodes_own_target_is_of_those_who_name_none(
     lone.ask("before", prompt(40), 2)
     lone.post(submit("runs", prompt(40), 4))
     lone.post(submit("late", prompt(40), 4))
-    lone.post(submit("patient", prompt(40), 4, ttft_target=1e9))
+    lone.post(submit("patient", prompt(40), 4, targets=m.Targets(1e9)))
     lone.run()
     assert lone.rejected("late").kind is m.ErrorKind.OVERLOADED
     assert len(lone.tokens("patient")) == 4

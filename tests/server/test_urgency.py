@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from tasuki.client.prompt import Prompt, Targets, generate_request
 from tasuki.engine import messages as m
+from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
+from tasuki.server.grpc.request_reader import read_targets
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.waiting import HANG_SECONDS
@@ -51,28 +55,58 @@ def test_a_priority_reaches_the_engine_from_every_surface(http: HttpFront) -> No
     assert submitted(http).priority == 0
 
 
-def test_a_target_for_the_first_token_reaches_the_engine_from_every_surface(
-    http: HttpFront,
-) -> None:
-    name = "x-slo-ttft-ms"
-    slow = http.front.bearing("ann-key", (name, "1500"))
+HEADERS = ("x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-e2e-ms")
+
+
+def test_targets_reach_the_engine_from_every_surface(http: HttpFront) -> None:
+    named = tuple(zip(HEADERS, ("1500", "20", "60000"), strict=True))
+    wanted = m.Targets(1.5, 0.02, 60)
+    slow = http.front.bearing("ann-key", *named)
     list(slow.generate(5))
-    assert submitted(http).ttft_target == 1.5
+    assert submitted(http).targets == wanted
     turns = slow.open()
     slow.append(turns, 5)
     list(slow.turn(turns))
-    assert submitted(http).ttft_target == 1.5
-    http.complete(headers("ann-key") | {name: "250"}, prompt=[5])
-    assert submitted(http).ttft_target == 0.25
+    assert submitted(http).targets == wanted
+    http.complete(headers("ann-key") | dict(named), prompt=[5])
+    assert submitted(http).targets == wanted
+    http.complete(headers("ann-key") | {"x-slo-ttft-ms": "250"}, prompt=[5])
+    assert submitted(http).targets == m.Targets(0.25)
     http.complete(headers("ann-key"), prompt=[5])
-    assert submitted(http).ttft_target is None
+    assert submitted(http).targets == m.NO_TARGETS
 
 
-@pytest.mark.parametrize("target", ["0", "-1", "nan", "inf", "soon", ""])
-def test_a_target_that_is_no_time_is_refused(http: HttpFront, target: str) -> None:
-    reply = http.complete(headers("ann-key") | {"x-slo-ttft-ms": target}, prompt=[5])
-    assert reply.status == 400 and "x-slo-ttft-ms" in str(reply.body)
+def test_the_field_of_a_call_comes_before_its_metadata(http: HttpFront) -> None:
+    ann = http.front.bearing("ann-key", ("x-slo-ttft-ms", "1500"), ("x-slo-tpot-ms", "20"))
+    list(ann.generate(5, targets=pb.Targets(first_token_seconds=0.5, answer_seconds=9)))
+    assert submitted(http).targets == m.Targets(0.5, 0.02, 9)
+    turns = ann.open()
+    ann.append(turns, 5)
+    list(ann.turn(turns, targets=pb.Targets(per_token_seconds=0.1)))
+    assert submitted(http).targets == m.Targets(1.5, 0.1)
+
+
+@pytest.mark.parametrize("name", HEADERS)
+@pytest.mark.parametrize("target", ["0", "-1", "nan", "inf", "1e999", "soon", "", "1 2"])
+def test_a_target_that_is_no_time_is_refused(http: HttpFront, name: str, target: str) -> None:
+    reply = http.complete(headers("ann-key") | {name: target}, prompt=[5])
+    assert reply.status == 400 and name in str(reply.body)
     assert not http.engine.of(m.Submit)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_call_s_target_that_is_no_time_is_refused(http: HttpFront, seconds: float) -> None:
+    with pytest.raises(grpc.RpcError, match=r"targets\.per_token_seconds"):
+        targets = pb.Targets(per_token_seconds=seconds)
+        list(http.front.bearing("ann-key").generate(5, targets=targets))
+    assert not http.engine.of(m.Submit)
+
+
+def test_the_clients_targets_are_those_of_the_call() -> None:
+    request = generate_request(
+        Prompt(token_ids=[1]), "", b"", (), 0, 1, None, Targets(0.5, answer=9), {}
+    )
+    assert read_targets(request.targets) == m.Targets(0.5, None, 9)
 
 
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "high", True])

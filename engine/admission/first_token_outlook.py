@@ -7,10 +7,12 @@ Invariants:
 1. A prompt counts whole, whatever of it is cached: those that come are like those that came.
 2. The speed is that of the best of the last windows of work, so that nobody is refused because
    nobody asked for more. Nothing is expected before a whole window of work has been seen.
-3. A caller waits for its own prompts that are as urgent, and for no more of another's than of its
-   own: callers take turns.
+3. A caller waits for its own prompts that are as urgent and for which something is due no later,
+   and for no more of another's than of its own: callers take turns. What other nodes have sent to
+   where prompts are computed is another's.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -49,25 +51,39 @@ class FirstTokenOutlook:
             self._speeds.append(self._answered / self._worked)
             self._worked, self._answered = 0.0, 0
 
-    def seconds(self, request: Request) -> float | None:
-        """Until the first token of one that comes now; None where nothing is expected, or nobody is
-        before it."""
-        before = self._before(request)
-        if not self._speeds or not before:
+    def seconds(
+        self, request: Request, within: float = math.inf, elsewhere: float = 0.0
+    ) -> float | None:
+        """Until the first token of one that comes now; None where nothing is expected, or nobody
+        waits. within: seconds in which it is due. elsewhere: seconds of others' work before it
+        on every node that could compute its prompt."""
+        if not self._speeds or not (self._waiting or elsewhere):
             return None
-        return (before + len(request.prompt)) / max(self._speeds)
+        speed = max(self._speeds)
+        before = self._before(request, self._clock() + within, elsewhere * speed)
+        return (before + len(request.prompt)) / speed
 
-    def _before(self, request: Request) -> int:
+    def _before(self, request: Request, due: float, elsewhere: float) -> float:
         """Prompt tokens that have their turn first."""
+        now = self._clock()
         tokens: dict[str, int] = {}
         for other in self._waiting:
-            if other.caller != request.caller or other.priority <= request.priority:
+            if other.caller != request.caller or _comes_first(other, request, due, now):
                 tokens[other.caller] = tokens.get(other.caller, 0) + len(other.prompt)
         own = tokens.pop(request.caller, 0)
-        return own + sum(min(theirs, own + len(request.prompt)) for theirs in tokens.values())
+        turn = own + len(request.prompt)
+        return own + sum(min(theirs, turn) for theirs in (elsewhere, *tokens.values()))
 
     def _pass_time(self) -> None:
         now = self._clock()
         if self._waiting:
             self._worked += now - self._looked_at
         self._looked_at = now
+
+
+def _comes_first(other: Request, request: Request, due: float, now: float) -> bool:
+    """In a line of one caller."""
+    if other.priority != request.priority:
+        return other.priority < request.priority
+    # Of one that is late already nothing is due any more.
+    return (other.ordered_by if other.first_due > now else other.due) <= due
