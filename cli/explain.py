@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tasuki.cli.recording.handover_chart import chart, pull_chart
 from tasuki.client.errors import ClientError
 from tasuki.client.session import Client
-from tasuki.dashboard.metrics.life_spans import seconds_by_phase
+from tasuki.dashboard.metrics.life_spans import missed_targets, seconds_by_phase
 from tasuki.engine import messages as m
 from tasuki.engine.messages.evictions import TEMPLATE_CHANGED
 from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
@@ -106,11 +106,27 @@ def _answer(usage: m.Usage) -> list[str]:
     return [
         f"  answer   {usage.completion_tokens} tokens, the first after "
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
+        *(_targets(usage, usage.targets) if usage.targets else []),
         f"  prefill  {where}",
         *(_route(usage.route) if usage.route else []),
         *(_prefill_choice(usage.prefill_choice) if usage.prefill_choice else []),
         *(_pulled(usage.pulled) if usage.pulled else []),
     ]
+
+
+def _targets(usage: m.Usage, targets: m.Targets) -> list[str]:
+    named = {
+        "first_token": ("the first token", targets.first_token),
+        "per_token": ("each after it", targets.per_token),
+        "answer": ("the whole answer", targets.answer),
+    }
+    missed = missed_targets(usage)
+    parts = (
+        f"{what} within {1000 * seconds:g} ms ({'missed' if name in missed else 'kept'})"
+        for name, (what, seconds) in named.items()
+        if seconds is not None
+    )
+    return [f"  targets  {', '.join(parts)}"]
 
 
 def _route(route: m.RouteReport) -> list[str]:

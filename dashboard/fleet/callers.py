@@ -1,12 +1,13 @@
 """Whether callers get what they were promised: at one node, and over all. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .exposition_text import by_label
+from .exposition_text import Samples, by_label
 from .histogram import Buckets, add_buckets, buckets_by, observed, quantile, share_within
-from .metric_names import CALLER_ENDED, CALLER_FIRST_TOKEN, CALLER_PER_TOKEN
+from .metric_names import CALLER_ENDED, CALLER_FIRST_TOKEN, CALLER_PER_TOKEN, CALLER_TARGETS
 from .recent_samples import RecentSamples
 from .targets import Targets
 
@@ -18,16 +19,19 @@ _CALLER = "caller"
 @dataclass
 class CallerLoad:
     """What was answered lately. per_minute: requests that ended. first_token: waits for it.
-    per_token: means over requests' later tokens."""
+    per_token: means over requests' later tokens. outcomes: of requests with targets, their own or
+    their node's, by name."""
 
     per_minute: float = 0.0
     first_token: Buckets = field(default_factory=dict)
     per_token: Buckets = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "CallerLoad") -> None:
         self.per_minute += other.per_minute
         add_buckets(self.first_token, other.first_token)
         add_buckets(self.per_token, other.per_token)
+        self.outcomes.update(other.outcomes)
 
 
 def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
@@ -37,10 +41,28 @@ def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
         return {}
     first = buckets_by(gained.added, CALLER_FIRST_TOKEN, _CALLER)
     each = buckets_by(gained.added, CALLER_PER_TOKEN, _CALLER)
+    outcomes = _outcomes(gained.added)
+    ended = by_label(gained.added, CALLER_ENDED, _CALLER)
     return {
-        name: CallerLoad(60 * count / gained.seconds, first.get(name, {}), each.get(name, {}))
-        for name, count in by_label(gained.added, CALLER_ENDED, _CALLER).items()
+        name: CallerLoad(
+            60 * ended.get(name, 0.0) / gained.seconds,
+            first.get(name, {}),
+            each.get(name, {}),
+            outcomes.get(name, Counter()),
+        )
+        # Of some every request is refused.
+        for name in {**ended, **outcomes}
     }
+
+
+def _outcomes(added: Samples) -> dict[str, Counter[str]]:
+    """By caller."""
+    found: dict[str, Counter[str]] = {}
+    for labels, count in added.get(CALLER_TARGETS, {}).items():
+        named = dict(labels)
+        if _CALLER in named and count > 0:
+            found.setdefault(named[_CALLER], Counter())[named.get("outcome", "")] += count  # type: ignore[assignment]
+    return found
 
 
 def callers(
@@ -64,6 +86,7 @@ def callers(
 
 def _row(name: str, load: CallerLoad, targets: Targets) -> dict[str, Any]:
     first, each = (dict(sorted(part.items())) for part in (load.first_token, load.per_token))
+    outcomes = load.outcomes
     return {
         "caller": name,
         "per_minute": load.per_minute,
@@ -72,9 +95,12 @@ def _row(name: str, load: CallerLoad, targets: Targets) -> dict[str, Any]:
         "itl": {"p50": quantile(each, 0.5), "p95": quantile(each, 0.95)},
         "ttft_kept": share_within(first, targets.first_token),
         "itl_kept": share_within(each, targets.per_token),
+        "wanted": sum(outcomes.values()),
+        "kept": outcomes["kept"] / sum(outcomes.values()) if outcomes else None,
+        "refused": outcomes["refused"] / sum(outcomes.values()) if outcomes else None,
     }
 
 
 def _kept(row: dict[str, Any]) -> float:
-    shares = (row["ttft_kept"], row["itl_kept"])
+    shares = (row["ttft_kept"], row["itl_kept"], row["kept"])
     return min((share for share in shares if share is not None), default=1.0)

@@ -43,6 +43,7 @@ CHOOSING = frozenset({CHOICES, CHOICE_EXPECTED, CHOICE_FOUND, CHOICE_REGRET})
 CALLER_ENDED = "tasuki_caller_requests_finished_total"
 CALLER_FIRST_TOKEN = "tasuki_caller_time_to_first_token_seconds"
 CALLER_PER_TOKEN = "tasuki_caller_time_per_output_token_seconds"
+CALLER_TARGETS = "tasuki_caller_target_requests_total"
 
 _HISTOGRAMS = (FIRST_TOKEN, PER_TOKEN, QUEUE, ROOM_QUEUE, CALLER_FIRST_TOKEN, CALLER_PER_TOKEN)
 WANTED = frozenset(
@@ -50,6 +51,7 @@ WANTED = frozenset(
         *(NODE, STARTED, GENERATED, REQUESTS, PAGES, SLOTS, INTEGRITY, REFUSED, LOST_HANDOVERS),
         *(*ANSWERED, *LOOKED_UP),
         *(LINK_STATE, LINK_HANDOVERS, LINK_BYTES, LINK_EXPOSED, CALLER_ENDED),
+        CALLER_TARGETS,
         *(f"{name}_bucket" for name in _HISTOGRAMS),
         *CHOOSING,
     }

@@ -39,3 +39,20 @@ def seconds_per_token(usage: Usage) -> float | None:
     """The mean over the tokens after the first; None where there are none."""
     later = usage.completion_tokens - 1
     return (usage.seconds - usage.time_to_first_token) / later if later > 0 else None
+
+
+def missed_targets(usage: Usage) -> list[str]:
+    """Names of the targets that the answer did not keep; empty where it had none."""
+    targets = usage.targets
+    if targets is None:
+        return []
+    taken = (
+        ("first_token", targets.first_token, usage.time_to_first_token),
+        ("per_token", targets.per_token, seconds_per_token(usage)),
+        ("answer", targets.answer, usage.seconds),
+    )
+    return [
+        name
+        for name, wanted, took in taken
+        if wanted is not None and took is not None and took > wanted
+    ]

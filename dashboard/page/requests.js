@@ -51,6 +51,7 @@ function showRequest(list, row) {
     ["computed where", row.usage?.route ? routeOf(row.usage.route) : null],
     ["pulled", row.usage?.pulled ? `${count(row.usage.pulled.tokens)} tokens, ${bytes(row.usage.pulled.bytes)} in ${seconds(row.usage.pulled.seconds)}` : null],
     ["fell back", row.usage?.local_fallback ? "the hand-over was lost; its prompt was computed here" : null],
+    ["wanted within", wantedOf(row.usage?.targets)],
     ["life", (row.life ?? []).map((mark) => `${mark.state} at ${seconds(mark.at)}`).join(", ") || null],
   ]);
 }
@@ -59,4 +60,9 @@ function showRequest(list, row) {
 function routeOf(route) {
   const expected = Object.entries(route.estimates).map(([way, value]) => `${way} ${seconds(value)}`);
   return expected.length ? `${route.choice} (expected: ${expected.join(", ")})` : route.choice;
+}
+
+function wantedOf(targets) {
+  const named = [["the first token", targets?.first_token], ["each after it", targets?.per_token], ["the answer", targets?.answer]];
+  return named.filter(([, within]) => within != null).map(([what, within]) => `${what} ${seconds(within)}`).join(", ") || null;
 }

@@ -50,6 +50,20 @@ def test_each_candidate_s_cost_is_shown_and_why_one_was_chosen() -> None:
     assert "> p2 p2:50051" in second and "prefill 0.250 s behind 4096 usable tokens" in second
 
 
+def test_each_target_is_shown_as_kept_or_missed() -> None:
+    ended = replace(usage(4, 5), targets=m.Targets(60.0, 1e-9, 61.0))
+    ended = replace(ended, time_to_first_token=0.2, seconds=1.0)
+    finished = finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
+    (line,) = [
+        line
+        for line in story(pb.ExplainResponse(request_id="r", finished=finished))
+        if "targets" in line
+    ]
+    assert "the first token within 60000 ms (kept)" in line
+    assert "each after it within 1e-06 ms (missed)" in line
+    assert "the whole answer within 61000 ms (kept)" in line
+
+
 def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with running_front() as front, Client(front.address) as client:
         front.engine.reject = m.RequestError(m.ErrorKind.TOO_LONG, "shorten the prompt")

@@ -12,6 +12,8 @@ from tasuki.dashboard.metrics.instruments import Instruments
 from tasuki.dashboard.metrics.life_spans import seconds_per_token
 from tasuki.engine.messages import Finished, Rejected, RequestId, Submit
 
+from .target_metrics import TargetMetrics
+
 MOST_CALLERS = 64
 OTHERS = "(others)"
 """All callers after the first MOST_CALLERS; no caller's own name has a bracket."""
@@ -43,19 +45,23 @@ class CallerMetrics:
             _TOKEN,
             "caller",
         )
+        self._targets = TargetMetrics(made)
         self._named: set[str] = set()
-        self._callers: OrderedDict[RequestId, str] = OrderedDict()
+        self._callers: OrderedDict[RequestId, tuple[str, int]] = OrderedDict()
+        """With the request's priority."""
 
     def observe(self, message: Submit | Finished | Rejected) -> None:
         match message:
-            case Submit(request_id=request, caller=caller):
-                self._callers[request] = self._label(caller)
-                if len(self._callers) > _IN_FLIGHT:
+            case Submit(caller=caller, priority=priority):
+                for request in message.answer_ids:
+                    self._callers[request] = self._label(caller), priority
+                while len(self._callers) > _IN_FLIGHT:
                     self._callers.popitem(last=False)
             case Rejected(request_id=request):
-                self._callers.pop(request, None)
+                self._targets.observe(message, *self._callers.pop(request, ("", 0)))
             case Finished(request_id=request):
-                caller = self._callers.pop(request, "")
+                caller, priority = self._callers.pop(request, ("", 0))
+                self._targets.observe(message, caller, priority)
                 if caller:
                     self._observe_end(caller, message)
 

@@ -7,6 +7,7 @@ import { drawCards, share, spread, stacked } from "./parts.js";
 const TITLES = [
   ["caller", "text name"], ["requests", "number"], ["first token", "number"], ["in time", "number wide-cell"],
   ["each after", "number"], ["in time", "number wide-cell"],
+  ["own targets", "number wide-cell"], ["refused", "number"],
 ];
 
 export class CallerView {
@@ -26,6 +27,8 @@ export class CallerView {
       kept(row.ttft_kept),
       spread(row.itl.p50 === null ? null : row.itl),
       kept(row.itl_kept),
+      kept(row.kept),
+      row.refused === null ? "-" : share(row.refused, 1),
     ]);
     drawCards(find("caller-rows"), TITLES, known ? told : []);
   }
