@@ -14,13 +14,26 @@ _SHORT_WORDS, _LONG_WORDS = 3, 8
 _SHORT_UNTIL, _BARE_UNTIL = 0.15, 0.4
 """Shares of the first stage: long values come after the first, templates after the second, then in
 half of the batches."""
-_PLAIN_SHARE = {1: 0.5, 2: 0.1, 3: 0.15}
-_FILLERS = {1: (2, 10, 30), 2: (10, 20, 40, 80), 3: (20, 60, 150, 250, 350)}
-_TURNS = {1: 1, 2: 1, 3: 6}
+_PLAIN_SHARE = {1: 0.5, 2: 0.1, 3: 0.15, 4: 0.15}
+_FILLERS = {
+    1: (2, 10, 30),
+    2: (10, 20, 40, 80),
+    3: (20, 60, 150, 250, 350),
+    4: (20, 60, 150, 350, 650),
+}
+_TURNS = {1: 1, 2: 1, 3: 6, 4: 6}
 """By stage. So many requests follow a prompt of the third, whose tokens cost too much for one."""
-_KINDS = {1: ("bare", "full"), 2: ("bare", "long"), 3: ("bare", "long", "longer")}
-_HELD_OUT_FILLER = {"bare": 0, "full": 10, "long": 60, "longer": 240}
-_HELD_OUT = {"bare": 24, "full": 24, "long": 24, "longer": 8}
+_SHARED_NAMES = 12
+"""In a prompt of the fourth stage: tools and their arguments are named with these, its prose names
+them, and so do its requests."""
+_KINDS = {
+    1: ("bare", "full"),
+    2: ("bare", "long"),
+    3: ("bare", "long", "longer"),
+    4: ("bare", "long", "longer", "longest"),
+}
+_HELD_OUT_FILLER = {"bare": 0, "full": 10, "long": 60, "longer": 240, "longest": 650}
+_HELD_OUT = {"bare": 24, "full": 24, "long": 24, "longer": 8, "longest": 4}
 """Prompts of a kind."""
 
 
@@ -37,7 +50,8 @@ class BatchMaker:
     def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
         """steps: of this stage; room: tokens of a batch, padded. stage: prompts of the second are
         as agents' are: thousands of tokens, much of them prose and code; those of the third
-        have up to tens of thousands, and values of the same words."""
+        have up to tens of thousands, and values of the same words; those of the fourth twice as
+        many, and names that stand in many places of a prompt."""
         self._tokenizer = tokenizer
         self._words = word_pieces(tokenizer)
         self._templates = tuple(map(by_template, XML_TEMPLATES))
@@ -47,6 +61,7 @@ class BatchMaker:
         self._stage = stage
         self._passages = passages() if stage > 1 else []
         self._real_words = words_of(self._passages)
+        self._shared = range(_SHARED_NAMES if stage > 3 else 0)
         self.kinds = _KINDS[stage]
 
     def batch(self, step: int) -> list[Pair]:
@@ -71,15 +86,15 @@ class BatchMaker:
 
     def held_out(self, kind: str) -> list[Pair]:
         """Pairs that no batch has."""
-        among = passages() if kind in ("long", "longer") else []
+        among = passages() if kind in ("long", "longer", "longest") else []
         chooser = random.Random("held out")
-        if kind == "longer":
+        if kind in ("longer", "longest"):
             maker = self._maker(chooser, among)
         else:
             maker = DialogueMaker(self._words, chooser, among)
         renders = (bare,) if kind == "bare" else self._templates
         filler = _HELD_OUT_FILLER[kind]
-        turns = _TURNS[3] if kind == "longer" else 1
+        turns = _TURNS[3] if kind in ("longer", "longest") else 1
         return [
             self._pair(maker, renders[number % len(renders)], filler, _LONG_WORDS, turns)
             for number in range(_HELD_OUT[kind])
@@ -91,7 +106,8 @@ class BatchMaker:
         words = self._real_words if chooser.random() < 0.6 else self._words
         folder = "".join(f"/{chooser.choice(words)}" for _ in range(chooser.randint(2, 5)))
         passage = f'The folder is {folder}. <cwd>{folder}</cwd> {{"root": "{folder}"}} {folder}/'
-        return DialogueMaker(words, chooser, [*among, passage], (folder, folder))
+        names = ["_".join(chooser.choices(words, k=chooser.randint(1, 3))) for _ in self._shared]
+        return DialogueMaker(words, chooser, [*among, passage], (folder, folder), names)
 
     def _pair(
         self, maker: DialogueMaker, render: Render, filler: int, longest: int, turns: int

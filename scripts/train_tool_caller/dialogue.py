@@ -24,6 +24,11 @@ Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], boo
 _THOUGHT = "I do it."
 _MARKS = tuple(":-_/'!?()*=#+;,,,@<>&$%[]{}~|")
 
+_AROUND_NAMES = (
+    *(("'", "'"), ("`", "` to"), ("the ", " is"), ('"', '", '), ("", "."), ("a ", ","), ("", "s")),
+    *(("- ", ": "), ('{"', '": "'), ('["', '"]'), ("(", ")"), ("use ", " for "), ('"', '": ')),
+)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -67,12 +72,15 @@ class DialogueMaker:
         chooser: random.Random,
         passages: Sequence[str] = (),
         folders: Sequence[str] = (),
+        names: Sequence[str] = (),
     ) -> None:
         """words: pieces of words, without white space or punctuation. passages: texts that others
-        wrote, parts of which stand among what is drawn. folders: what some paths begin with."""
+        wrote, parts of which stand among what is drawn. folders: what some paths begin with.
+        names: of tools and arguments, which prose names too."""
         self._words = words
         self._random = chooser
         self._passages = passages
+        self._names = names
         self._path_starts = ("/", "", "https://", *(f"{folder}/" for folder in folders))
 
     def prompt_and_answer(self, render: Render, filler: int, longest: int) -> tuple[str, str]:
@@ -202,6 +210,9 @@ class DialogueMaker:
             if self._passages and self._random.random() < 0.5:
                 parts.append(self._passage())
                 continue
+            if self._names and self._random.random() < 0.3:
+                parts.append(self._mention())
+                continue
             draw = self._random.random()
             if draw < 0.04:
                 call = self._call(2)
@@ -220,6 +231,10 @@ class DialogueMaker:
                 parts.append(self._text(6))
         return " ".join(parts[:size])
 
+    def _mention(self) -> str:
+        before, after = self._random.choice(_AROUND_NAMES)
+        return f"{before}{self._random.choice(self._names)}{after}"
+
     def _passage(self) -> str:
         text = self._random.choice(self._passages)
         size = self._random.randint(40, 400)
@@ -227,6 +242,8 @@ class DialogueMaker:
         return text[begin : begin + size]
 
     def _name(self, longest: int) -> str:
+        if self._names and self._random.random() < 0.5:
+            return self._random.choice(self._names)
         parts = [self._word() for _ in range(self._random.randint(1, longest))]
         if self._random.random() < 0.2:
             return parts[0] + "".join(part.capitalize() for part in parts[1:])

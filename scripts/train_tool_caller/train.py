@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,17 @@ from .answer_places import answer_states
 from .batches import BatchMaker, Pair
 from .prompts import texts
 from .shape import MAX_TOKENS, generation_config, model_config
-from .start import sharpen, start
+from .start import prefer_near, sharpen, start
 from .tokenizer import END_OF_TEXT, TURN_END, save_tokenizer, train_tokenizer
 
 _WARM_UP_STEPS = 20
 _EVALUATE_EVERY = 50
-_SHARPER = 1.5
-"""Of the third stage: among more tokens, each that is not looked for takes a part."""
+_LAST_LAYER_ONLY = (3, 4)
+"""Stages."""
+_SHARPER = {3: 1.5, 4: 1.7}
+"""By stage: among more tokens, each that is not looked for takes a part."""
+_NEARER = {4: 0.5}
+"""By stage: the preference for near places that it begins with, in parts of a weight."""
 _RECORDED = ("stage", "seed", "steps", "rate", "batch_tokens")
 
 
@@ -52,8 +56,10 @@ def main() -> None:
     start(model)
     if settings.go_on is not None:
         model.load_state_dict(load_file(settings.go_on / "model.safetensors"), strict=False)
-    if settings.stage == 3:
-        sharpen(model, _SHARPER)
+    if settings.stage in _SHARPER:
+        sharpen(model, _SHARPER[settings.stage])
+    if settings.stage in _NEARER:
+        prefer_near(model, _NEARER[settings.stage])
     began = time.process_time()
     batches = BatchMaker(
         tokenizer, settings.seed, settings.steps, settings.batch_tokens, settings.stage
@@ -76,8 +82,8 @@ def main() -> None:
 def _train(
     model: nn.Module, batches: BatchMaker, settings: argparse.Namespace, filler: int
 ) -> list[dict[str, float | int]]:
-    """The curve. Writes the weights at each of its points."""
-    learnt = model.model.layers[-1] if settings.stage == 3 else model
+    """The curve. Writes the weights at each of its points, which of no steps is the start."""
+    learnt = model.model.layers[-1] if settings.stage in _LAST_LAYER_ONLY else model
     optimiser = torch.optim.AdamW(learnt.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.05)
     curve: list[dict[str, float | int]] = []
     losses: list[float] = []
@@ -87,7 +93,7 @@ def _train(
             group["lr"] = _rate(step, settings)
         optimiser.zero_grad(set_to_none=True)
         tokens, answers = _padded(batches.batch(step), filler)
-        if settings.stage == 3:
+        if settings.stage in _LAST_LAYER_ONLY:
             logits = model.lm_head(answer_states(model.model, tokens, answers))
         else:
             logits = _answer_logits(model, tokens, answers)
@@ -97,13 +103,22 @@ def _train(
         optimiser.step()
         losses.append(loss.item())
         if (step + 1) % _EVALUATE_EVERY == 0 or step + 1 == settings.steps:
-            shares = {kind: _exact(model, found, filler) for kind, found in held.items()}
             mean = round(sum(losses) / len(losses), 4)
-            curve.append({"step": step + 1, "loss": mean, **shares})
+            curve.append({"step": step + 1, "loss": mean, **_exact_shares(model, held, filler)})
             print(curve[-1], flush=True)
             losses = []
             save_weights(published(model), settings.out)
+    if not settings.steps:
+        curve.append({"step": 0, **_exact_shares(model, held, filler)})
+        print(curve[-1], flush=True)
+        save_weights(published(model), settings.out)
     return curve
+
+
+def _exact_shares(
+    model: nn.Module, held: Mapping[str, Sequence[Pair]], filler: int
+) -> dict[str, float]:
+    return {kind: _exact(model, pairs, filler) for kind, pairs in held.items()}
 
 
 def _rate(step: int, settings: argparse.Namespace) -> float:
@@ -154,10 +169,10 @@ def _settings() -> argparse.Namespace:
     parser: Any = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1500, help="0 trains nothing")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--stage", type=int, choices=(1, 2, 3), default=1)
+    parser.add_argument("--stage", type=int, choices=(1, 2, 3, 4), default=1)
     parser.add_argument("--go-on", type=Path, help="folder of the stage before")
     settings: argparse.Namespace = parser.parse_args()
     return settings

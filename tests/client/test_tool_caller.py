@@ -41,6 +41,8 @@ WORDS = [
     *("branch", "commit", "table", "window", "field", "list", "order", "must", "should", "only"),
 ]
 """Of long prompts."""
+_SENTENCES = 160
+_SENTENCES_OF_THE_LONGEST = 1300
 _LONG_CASES = (0, 1, 2, 4, 7, 10)
 _LONG_MAY_BE_WRONG = 2
 KINDS = {str: "string", int: "integer", bool: "boolean", list: "array"}
@@ -67,10 +69,11 @@ def request(number: int) -> str:
     return f"Call {name}{' with ' if fields else ''}{fields}."
 
 
-def long_prompt() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A system message and tools, as an agent's client sends them; the cases' are among them."""
+def long_prompt(count: int = _SENTENCES) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A system message of so many sentences and tools, as an agent's client sends them; the cases'
+    are among them."""
     chooser = random.Random(2)
-    sentences = [" ".join(chooser.sample(WORDS, 9)).capitalize() for _ in range(160)]
+    sentences = [" ".join(chooser.sample(WORDS, 9)).capitalize() for _ in range(count)]
     some = [
         tool(f"{word}_{WORDS[-place]}", {word: "", "limit": 1})
         for place, word in enumerate(WORDS, 1)
@@ -158,3 +161,13 @@ def test_it_finds_the_request_behind_an_agents_long_prompt(node: Node) -> None:
         if made != [(name, json.dumps(arguments))]:
             wrong[request(number)] = made
     assert len(wrong) <= _LONG_MAY_BE_WRONG, wrong
+
+
+def test_it_finds_the_request_behind_40_000_tokens_that_name_what_it_names(node: Node) -> None:
+    """As qwen-code's prompt does. The weights of before the fourth stage fail it."""
+    system, tools = long_prompt(_SENTENCES_OF_THE_LONGEST)
+    name, arguments = CASES[1]
+    for place, named in enumerate((name, *arguments)):
+        system["content"] += f".\nUse '{named}' for the {WORDS[place]}, `{named}` and {named}s"
+    asked = [system, {"role": "user", "content": request(1)}]
+    assert calls_of(message(node, asked, tools=tools)) == [(name, json.dumps(arguments))]
