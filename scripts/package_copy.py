@@ -18,6 +18,8 @@ import pybind11
 
 CPP_TESTS = "cpp_cache_tests"
 """The doctest program."""
+_MADE = {"__pycache__", ".hypothesis"}
+"""Folders of what Python and tests keep."""
 
 
 def tracked(root: Path) -> list[Path]:
@@ -30,25 +32,37 @@ def tracked(root: Path) -> list[Path]:
 
 class PackageCopy:
     def __init__(self, root: Path, folder: Path) -> None:
-        """root: the checkout. folder: what is in it is replaced, builds too: what was built of
-        other sources is younger than the copied ones."""
+        """root: the checkout. folder: what differs there is written anew, so that what was built in
+        it is built again where it must be."""
         self._tree = folder / "tree"
         self.place = self._tree / "tasuki"
         """The copy of the checkout."""
         self.cpp_build = folder / "cpp"
         self.log = folder / "last.log"
         """What the last command said."""
-        for stale in (self._tree, self.cpp_build):
-            shutil.rmtree(stale, ignore_errors=True)
-        for path in tracked(root):
-            (self.place / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / path, self.place / path)
+        self.changed = self._take(root)
+        """What was written anew, relative to the checkout."""
         site = Path(sysconfig.get_paths()["purelib"])
         for finder in site.glob("_editable_*tasuki*.py"):
             (self._tree / finder.name).touch()
         self._name = f"_cpp_cache{sysconfig.get_config_var('EXT_SUFFIX')}"
         self._installed = site / "tasuki" / "pycache" / self._name
         self.load_installed()
+
+    def _take(self, root: Path) -> list[Path]:
+        paths, changed = tracked(root), []
+        known = {self.place / path for path in paths}
+        for path in self.place.rglob("*"):
+            if path.is_file() and path not in known and not _MADE.intersection(path.parts):
+                path.unlink()
+        for path in paths:
+            source, here = (root / path).read_bytes(), self.place / path
+            if not here.is_file() or here.read_bytes() != source:
+                here.parent.mkdir(parents=True, exist_ok=True)
+                here.write_bytes(source)
+                here.chmod((root / path).stat().st_mode)
+                changed.append(path)
+        return changed
 
     @property
     def environment(self) -> dict[str, str]:
@@ -83,13 +97,20 @@ class PackageCopy:
             300.0,
         )
 
+    def build_tests(self) -> bool:
+        """The tests in C++; whether they compile."""
+        return self._built(CPP_TESTS)
+
     def build(self) -> bool:
         """The extension, which the copy then loads, and the tests in C++; whether it compiles."""
-        command = ("cmake", "--build", str(self.cpp_build), "-j1")
-        if self.run((*command, "--target", "_cpp_cache", CPP_TESTS), 1800.0) != 0:
+        if not self._built("_cpp_cache", CPP_TESTS):
             return False
         shutil.copy2(self.cpp_build / self._name, self.place / "pycache" / self._name)
         return True
+
+    def _built(self, *targets: str) -> bool:
+        command = ("cmake", "--build", str(self.cpp_build), "-j1", "--target", *targets)
+        return self.run(command, 1800.0) == 0
 
     def run(
         self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None

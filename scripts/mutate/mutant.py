@@ -45,6 +45,8 @@ class Status(Enum):
     CAUGHT = "caught"
     TIMEOUT = "timeout"
     """The tests did not end: caught too, and slowly."""
+    UNNOTICED = "unnoticed"
+    """No test failed of those that run what it changes; the others have not been tried."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
     """It survived, and docs/testing.md has the reason why no test could notice."""

@@ -1,7 +1,7 @@
 """The verdicts of mutants, a JSON line each, so that a run goes on where the last one ended.
 
 Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the symbol's
-text that it was given for, and a survivor's only for the tests that it survived.
+text that it was given for, and that of one that lives only for the tests that it outlived.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ from scripts.mutate.targets import Aim
 
 @dataclass(frozen=True)
 class Verdict:
-    """scope, tests: digests of the symbol's text and of the tests' files."""
+    """scope, tests: digests of the symbol's text and of the tests' files. by: the test that noticed
+    it."""
 
     key: str
     area: str
@@ -25,6 +26,7 @@ class Verdict:
     seconds: float
     scope: str
     tests: str
+    by: str = ""
 
 
 class Results:
@@ -37,22 +39,28 @@ class Results:
             for line in path.read_text().splitlines():
                 verdict = Verdict(**json.loads(line))
                 self._verdicts[verdict.key] = verdict
+            path.write_text("".join(map(_line, self._verdicts.values())))
 
     def known(self, aim: Aim, tests: str) -> Status | None:
         verdict = self._verdicts.get(aim.mutant.key)
         if verdict is None or verdict.scope != aim.mutant.scope_digest:
             return None
         status = Status(verdict.status)
-        return None if status is Status.SURVIVED and verdict.tests != tests else status
+        lives = status in (Status.SURVIVED, Status.UNNOTICED)
+        return None if lives and verdict.tests != tests else status
 
     def add(self, verdict: Verdict) -> None:
         with self._lock:
             self._verdicts[verdict.key] = verdict
             with self._path.open("a") as file:
-                file.write(f"{json.dumps(asdict(verdict))}\n")
+                file.write(_line(verdict))
 
     def __getitem__(self, key: str) -> Verdict:
         return self._verdicts[key]
+
+
+def _line(verdict: Verdict) -> str:
+    return f"{json.dumps(asdict(verdict))}\n"
 
 
 def digest_of_tests(root: Path, aim: Aim) -> str:

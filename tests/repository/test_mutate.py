@@ -3,17 +3,22 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.mutate import cpp_source, python_source
+from scripts.mutate.__main__ import interval
 from scripts.mutate.campaign import drawn
+from scripts.mutate.collected_pytest import Ran
 from scripts.mutate.equivalents import equivalents
+from scripts.mutate.live_functions import UnlikeFunctions, change
 from scripts.mutate.mutant import Mutant, Status
 from scripts.mutate.results import Results, Verdict, digest_of_tests
 from scripts.mutate.targets import CPP as CPP_TARGETS
 from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
 from scripts.mutate.targets import Target, aims
+from scripts.mutate.touched_lines import TouchedLines
 from scripts.mutate.workshop import Baselines, Workshop
 from scripts.package_copy import CPP_TESTS
 
@@ -127,6 +132,81 @@ def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Pat
     known.add(verdict(Status.SURVIVED))
     assert known.known(aim, tests) is Status.SURVIVED
     assert known.known(aim, "other tests") is None
+    known.add(verdict(Status.UNNOTICED))
+    again = Results(file)
+    assert again.known(aim, tests) is Status.UNNOTICED
+    assert again.known(aim, "other tests") is None
+    assert len(file.read_text().splitlines()) == 1, "what was known before is not kept"
+
+
+def test_functions_that_live_do_what_the_changed_text_says() -> None:
+    before = """
+def limit(value):
+    return min(value, 7)
+
+def counted(step):
+    def count(value):
+        return limit(value) + step
+    return count
+
+class Book:
+    @property
+    def size(self):
+        return counted(1)(100)
+"""
+    made: dict[str, Any] = {}
+    exec(compile(before, "/a/book.py", "exec"), made)
+    standing = made["counted"](10)
+    functions = [made["limit"], made["counted"], standing, made["Book"].size.fget]
+
+    def after(old: str, new: str) -> tuple[int, int]:
+        change(functions, "/a/book.py", before, before.replace(old, new))
+        return standing(100), made["Book"]().size
+
+    assert after("7", "7") == (17, 8)
+    assert after("7", "9") == (19, 10)
+    assert after("+ step", "- step") == (-3, 6), "a closure that was made before"
+    change(functions, "/another/book.py", before, before.replace("7", "50"))
+    assert standing(100) == -3, "only that file's functions"
+    for unlike in (before.replace("def count(", "def other("), before.replace("+ step", "")):
+        with pytest.raises(UnlikeFunctions):
+            change(functions, "/a/book.py", before, unlike)
+
+
+def test_tests_of_a_mutant_run_its_lines_and_come_by_their_cost(tmp_path: Path) -> None:
+    aim = next(aim for aim in aims(ROOT) if len(aim.target.runs) > 1 and not aim.is_cpp)
+    line = (ROOT / aim.path).read_bytes().count(b"\n", 0, aim.mutant.edit.start) + 1
+    first, second, *_ = aim.target.runs
+    lines: dict[str, list[int]] = {str(aim.path): [line]}
+    noted = {
+        first: [
+            Ran("dear", 9.0, 1.0, None, lines),
+            Ran("fails without a mutant", 0.1, 1.0, "AssertionError", lines),
+            Ran("elsewhere", 0.1, 1.0, None, {str(aim.path): [line - 1]}),
+            Ran("of another file", 0.1, 1.0, None, {"engine/other.py": [line]}),
+        ],
+        second: [Ran("cheap", 0.5, 2.0, None, lines)],
+    }
+    asked: list[str] = []
+
+    def measure(file: str) -> list[Ran]:
+        asked.append(file)
+        return noted.get(file, [])
+
+    kept = tmp_path / "touched.jsonl"
+    found = TouchedLines(ROOT, kept, [aim]).touching(aim, measure)
+    assert [ran.test for ran in found] == ["cheap", "dear"]
+    assert asked == aim.target.runs
+    assert TouchedLines(ROOT, kept, [aim]).touching(aim, measure) == found
+    assert asked == aim.target.runs, "what is known is measured again"
+
+
+@pytest.mark.parametrize(
+    ("good", "tried", "low", "high"),
+    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (8, 10, 0.4902, 0.9433), (570, 600, 0.9295, 0.9647)],
+)
+def test_the_interval_of_a_share_is_wilsons(good: int, tried: int, low: float, high: float) -> None:
+    assert interval(good, tried) == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -139,8 +219,12 @@ def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path)
     aim = replace(aim, target=Target("fences", "evidence", ("test_fence",)))
     blind = replace(aim, target=Target("fences", "evidence", ("test_unserved",)))
     before = (ROOT / aim.path).read_bytes()
-    with closing(Workshop(ROOT, tmp_path, Baselines())) as workshop:
-        assert workshop.try_out(aim)[0] is Status.CAUGHT
+    touched = TouchedLines(ROOT, tmp_path / "touched.jsonl", [aim])
+    with closing(Workshop(ROOT, tmp_path, Baselines(), touched)) as workshop:
+        glanced = workshop.glance(aim)
+        assert glanced.status is Status.CAUGHT and glanced.by.startswith("test_fence.py::")
+        assert workshop.glance(blind).status is Status.UNNOTICED
+        assert workshop.try_out(aim).status is Status.CAUGHT
         assert (workshop.place / aim.path).read_bytes() == before
-        assert workshop.try_out(blind)[0] is Status.SURVIVED
+        assert workshop.try_out(blind).status is Status.SURVIVED
     assert (ROOT / aim.path).read_bytes() == before
