@@ -139,7 +139,7 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
         baselines = Baselines()
         touched = TouchedLines(campaign.root, campaign.folder / "touched.jsonl", aims)
 
-        def tell(aim: Aim, trial: Trial) -> None:
+        def report(aim: Aim, trial: Trial) -> None:
             verdict = _excused(sample.add(aim, trial), excused)
             say(f"{verdict.status} {verdict.seconds:.0f} s {verdict.key}: {verdict.change}")
 
@@ -150,9 +150,9 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
                     workshop = Workshop(campaign.root, place, baselines, touched)
                     stack.callback(workshop.close)
                     while (aim := sample.take()) is not None:
-                        tell(aim, workshop.glance(aim))
+                        report(aim, workshop.glance(aim))
                     while (aim := sample.take_again()) is not None:
-                        tell(aim, workshop.try_out(aim))
+                        report(aim, workshop.try_out(aim))
             except Exception as error:
                 sample.errors.append(error)
 
