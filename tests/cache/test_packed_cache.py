@@ -9,7 +9,7 @@ import pytest
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig
 from tasuki.pycache.packed_events import CacheEvent, PackedEvents, pack_events
 from tasuki.pycache.packed_tree import Standing, TreeNode, pack_tree
-from tests.harness.trees import keep, text
+from tests.harness.trees import branching_prompt, keep, text
 
 CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=64)
 
@@ -19,9 +19,7 @@ def lives(tree: PrefixCache, rounds: int) -> Iterator[None]:
     generator = np.random.default_rng(11)
     kinds, held = list(CheckpointKind), []
     for step in range(rounds):
-        pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
-        tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
-        salt = b"tenant" if step % 5 == 0 else b""
+        tokens, salt = branching_prompt(generator, step)
         allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
         if allocation is not None:
             end = int(generator.integers(allocation.cached_tokens + 1, len(tokens) + 1))

@@ -27,8 +27,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import Usage
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.daemons import random_prompt
+from tests.harness.fleet_process import replaying
 from tests.harness.http_calls import fetched
-from tests.harness.offline_page import replaying
 from tests.harness.running_nodes import HTTP, fused_node
 from tests.harness.waiting import HANG_SECONDS, until
 

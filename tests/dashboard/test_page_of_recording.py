@@ -19,8 +19,8 @@ from tasuki.transfer.timeline import (
     SentWindow,
 )
 from tests.harness.daemons import random_prompt
+from tests.harness.fleet_process import replaying
 from tests.harness.imagined_traffic import traffic
-from tests.harness.offline_page import replaying
 from tests.harness.pages import opened, picture
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)

@@ -1,21 +1,31 @@
-"""`tasuki dashboard` as a child process."""
+"""`tasuki dashboard` and `tasuki replay` as child processes."""
 
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.harness.http_calls import ask
 from tests.harness.waiting import HANG_SECONDS, until
 
 
+def watching(*more: str) -> AbstractContextManager[str]:
+    """The fleet's page. more: flags."""
+    return page_of("dashboard", "--port", "0", "--every-seconds", "0.2", *more)
+
+
+def replaying(recording: Path) -> AbstractContextManager[str]:
+    """The page over a recording."""
+    return page_of("replay", str(recording), "--bind", "127.0.0.1:0")
+
+
 @contextmanager
-def watching(*more: str) -> Iterator[str]:
-    """Its HOST:PORT. more: flags."""
-    command = (sys.executable, "-m", "tasuki.cli.main", "dashboard", "--port", "0")
+def page_of(*command: str) -> Iterator[str]:
+    """Its HOST:PORT, while `tasuki` runs this command."""
     serving = subprocess.Popen(
-        [*command, "--every-seconds", "0.2", *more], stdout=subprocess.PIPE, text=True
+        (sys.executable, "-m", "tasuki.cli.main", *command), stdout=subprocess.PIPE, text=True
     )
     assert serving.stdout is not None
     try:

@@ -22,6 +22,14 @@ def text(length: int, seed: int = 0) -> Tokens:
     return np.random.default_rng(seed).integers(0, 1000, length, dtype=np.int32)
 
 
+def branching_prompt(generator: np.random.Generator, step: int) -> tuple[Tokens, bytes]:
+    """Of five pages of three kinds, cut anywhere, so that prompts share beginnings; every fifth in
+    another namespace."""
+    pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
+    tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
+    return tokens, b"tenant" if step % 5 == 0 else b""
+
+
 def joined(*parts: Tokens | int) -> Tokens:
     """One prompt of runs and single tokens."""
     return np.concatenate([np.atleast_1d(part) for part in parts]).astype(np.int32)

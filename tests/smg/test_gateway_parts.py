@@ -27,6 +27,7 @@ from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.grpc_fixtures import text_codec, usage, write_tokenizer
 from tests.harness.smg_process import require_protocol
+from tests.harness.trees import branching_prompt
 
 require_protocol()
 
@@ -260,9 +261,7 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
     blocks, router, states = UsableBlocks(namespace_of(b"")), Router(), {}
     prompts: dict[bytes, list[bytes]] = {}
     for step in range(300):
-        pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
-        tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
-        salt = b"tenant" if step % 5 == 0 else b""
+        tokens, salt = branching_prompt(generator, step)
         allocation = tree.allocate(tokens, salt=salt, capacity_tokens=len(tokens), working_slots=1)
         if allocation is not None:
             end = int(generator.integers(allocation.cached_tokens + 1, len(tokens) + 1))
