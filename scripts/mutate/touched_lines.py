@@ -40,15 +40,14 @@ class TouchedLines:
                 noted = Noted(row["file"], row["text"], [Ran(**ran) for ran in row["tests"]])
                 self._noted[noted.file] = noted
 
-    def touching(self, aim: Aim, measure: Callable[[str], list[Ran]]) -> list[Ran]:
-        """Tests of the aim's files that run what the mutant changes, the cheapest first. measure:
-        runs one of the files, noting lines, where that is not known."""
+    def touching(self, aim: Aim, file: str, measure: Callable[[str], list[Ran]]) -> list[Ran]:
+        """Tests of one of the aim's files that run what the mutant changes, the cheapest first.
+        measure: runs the file, noting lines, where that is not known."""
         source = (self._root / aim.path).read_bytes()
         first = source.count(b"\n", 0, aim.mutant.edit.start) + 1
         last = source.count(b"\n", 0, aim.mutant.edit.end) + 1
         found = [
             ran
-            for file in aim.target.runs
             for ran in self._of(file, measure).tests
             if any(first <= line <= last for line in ran.lines.get(str(aim.path), ()))
         ]

@@ -122,9 +122,14 @@ class Workshop:
         return Trial(Status.TIMEOUT if status is None else Status.CAUGHT, CPP_TESTS)
 
     def _glance_python(self, aim: Aim) -> Trial:
-        touching = self._touched.touching(aim, self._measure)
-        if not touching:
-            return Trial(Status.UNNOTICED)
+        """File by file: a later one is not measured for what the first one notices."""
+        for file in aim.target.runs:
+            touching = self._touched.touching(aim, file, self._measure)
+            if touching and (trial := self._by(touching, aim)).status is not Status.UNNOTICED:
+                return trial
+        return Trial(Status.UNNOTICED)
+
+    def _by(self, touching: Sequence[Ran], aim: Aim) -> Trial:
         tests = [ran.test for ran in touching]
         patience = max(_LEAST_SECONDS, _PATIENCE * sum(ran.seconds for ran in touching))
         before = (self.place / aim.path).read_bytes()

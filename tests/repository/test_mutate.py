@@ -183,22 +183,23 @@ def test_tests_of_a_mutant_run_its_lines_and_come_by_their_cost(tmp_path: Path) 
             Ran("dear", 9.0, 1.0, None, lines),
             Ran("fails without a mutant", 0.1, 1.0, "AssertionError", lines),
             Ran("elsewhere", 0.1, 1.0, None, {str(aim.path): [line - 1]}),
-            Ran("of another file", 0.1, 1.0, None, {"engine/other.py": [line]}),
+            Ran("cheap", 0.5, 2.0, None, lines),
         ],
-        second: [Ran("cheap", 0.5, 2.0, None, lines)],
+        second: [Ran("of another file", 0.1, 1.0, None, {"engine/other.py": [line]})],
     }
     asked: list[str] = []
 
     def measure(file: str) -> list[Ran]:
         asked.append(file)
-        return noted.get(file, [])
+        return noted[file]
 
     kept = tmp_path / "touched.jsonl"
-    found = TouchedLines(ROOT, kept, [aim]).touching(aim, measure)
-    assert [ran.test for ran in found] == ["cheap", "dear"]
-    assert asked == aim.target.runs
-    assert TouchedLines(ROOT, kept, [aim]).touching(aim, measure) == found
-    assert asked == aim.target.runs, "what is known is measured again"
+    for _ in range(2):
+        lines_of = TouchedLines(ROOT, kept, [aim])
+        found = lines_of.touching(aim, first, measure)
+        assert [ran.test for ran in found] == ["cheap", "dear"]
+        assert lines_of.touching(aim, second, measure) == []
+    assert asked == [first, second], "what is known is measured again"
 
 
 @pytest.mark.parametrize(
