@@ -78,7 +78,13 @@ class PackageCopy:
 
     def load_installed(self) -> None:
         """The extension is the checkout's again."""
-        shutil.copy2(self._installed, self.place / "pycache" / self._name)
+        self._load(self._installed)
+
+    def _load(self, extension: Path) -> None:
+        # As a new file: the old one may be mapped by what runs.
+        here = self.place / "pycache" / self._name
+        shutil.copy2(extension, here.with_suffix(".new"))
+        here.with_suffix(".new").replace(here)
 
     def configure(self, *definitions: str) -> bool:
         """The C++ part's build, and whether that was possible. definitions: for cmake."""
@@ -105,7 +111,7 @@ class PackageCopy:
         """The extension, which the copy then loads, and the tests in C++; whether it compiles."""
         if not self._built("_cpp_cache", CPP_TESTS):
             return False
-        shutil.copy2(self.cpp_build / self._name, self.place / "pycache" / self._name)
+        self._load(self.cpp_build / self._name)
         return True
 
     def _built(self, *targets: str) -> bool:

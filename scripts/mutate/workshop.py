@@ -195,7 +195,8 @@ class Workshop:
             yield
         finally:
             file.write_bytes(source)
-            self._copy.load_installed()
+            if aim.is_cpp:
+                self._copy.load_installed()
 
     def _baseline(self, aim: Aim) -> float:
         """Seconds of the target's tests without a mutant."""
