@@ -173,6 +173,15 @@ class Book:
             change(functions, "/a/book.py", before, unlike)
 
 
+def test_a_function_that_lives_may_lose_what_it_makes_for_itself() -> None:
+    before = "def all_of(values):\n    return [value + 1 for value in values]\n"
+    made: dict[str, Any] = {}
+    exec(compile(before, "/a/all.py", "exec"), made)
+    after = "def all_of(values):\n    return None\n"
+    change([made["all_of"]], "/a/all.py", before, after)
+    assert made["all_of"]([1]) is None
+
+
 def test_tests_of_a_mutant_run_its_lines_and_come_by_their_cost(tmp_path: Path) -> None:
     aim = next(aim for aim in aims(ROOT) if len(aim.target.runs) > 1 and not aim.is_cpp)
     line = (ROOT / aim.path).read_bytes().count(b"\n", 0, aim.mutant.edit.start) + 1
