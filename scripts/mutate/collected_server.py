@@ -40,6 +40,7 @@ class Server:
             self._failure = f"{report.when}: {report.longreprtext[-_KEPT:]}"
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        sys.dont_write_bytecode = True
         items = {item.nodeid: item for item in session.items}
         # Before the freeze, after which they are not listed.
         gc.collect()
@@ -123,6 +124,8 @@ class Server:
 
 
 def main() -> int:
+    # Of the tests, while nothing is changed: the next process need not read them.
+    sys.dont_write_bytecode = False
     orders, answers, *files = sys.argv[1:]
     # As `python -m pytest` does.
     sys.path.insert(0, os.getcwd())
