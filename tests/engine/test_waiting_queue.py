@@ -104,6 +104,18 @@ def test_a_caller_who_holds_every_row_gives_way_to_another(length: int) -> None:
     engine.assert_at_rest()
 
 
+def test_a_request_that_is_just_an_equal_part_is_made_room_for() -> None:
+    engine = tiny_engine(max_batch=2)
+    for number in range(2):
+        ask(engine, f"endless {number}", tokens=100, caller="greedy")
+    engine.steps(20)
+    ask(engine, "modest", caller="modest")
+    engine.steps(20)
+    assert engine.finished("modest").usage.completion_tokens == 2
+    engine.run()
+    engine.assert_at_rest()
+
+
 def test_the_lowest_priority_number_is_begun_first_and_gives_way_last() -> None:
     engine = tiny_engine(max_batch=1)
     ask(engine, "runs", tokens=8)
