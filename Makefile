@@ -88,7 +88,8 @@ sanitize: $(VENV)/dev-installed
 # Small wrong changes, one at a time, in a copy of the tree: do the tests next to each notice? A seeded
 # sample, which goes on where it was stopped; needs doctest-dev.
 mutate: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.mutate --seconds $(SECONDS) --sample $(SAMPLE) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m scripts.mutate --seconds $(SECONDS) --sample $(SAMPLE) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(RESULTS),--results $(RESULTS))
 
 # Many conversations at once on a pair: no turn may be lost and memory stays flat.
 load: $(VENV)/dev-installed

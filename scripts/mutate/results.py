@@ -5,11 +5,11 @@ text that it was given for, and that of one that lives only for the tests that i
 """
 
 import hashlib
-import json
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.mutate import kept_rows
 from scripts.mutate.mutant import Status
 from scripts.mutate.targets import Aim
 
@@ -34,12 +34,10 @@ class Results:
         self._path = path
         self._lock = threading.Lock()
         self._verdicts: dict[str, Verdict] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            for line in path.read_text().splitlines():
-                verdict = Verdict(**json.loads(line))
-                self._verdicts[verdict.key] = verdict
-            path.write_text("".join(map(_line, self._verdicts.values())))
+        for row in kept_rows.read(path):
+            verdict = Verdict(**row)
+            self._verdicts[verdict.key] = verdict
+        kept_rows.replace(path, map(asdict, self._verdicts.values()))
 
     def known(self, aim: Aim, tests: str) -> Status | None:
         verdict = self._verdicts.get(aim.mutant.key)
@@ -52,15 +50,10 @@ class Results:
     def add(self, verdict: Verdict) -> None:
         with self._lock:
             self._verdicts[verdict.key] = verdict
-            with self._path.open("a") as file:
-                file.write(_line(verdict))
+            kept_rows.add(self._path, asdict(verdict))
 
     def __getitem__(self, key: str) -> Verdict:
         return self._verdicts[key]
-
-
-def _line(verdict: Verdict) -> str:
-    return f"{json.dumps(asdict(verdict))}\n"
 
 
 def digest_of_tests(root: Path, aim: Aim) -> str:

@@ -5,12 +5,12 @@ do not notice is tried with all. Owns the file. Thread rule: any thread, one loc
 """
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.mutate import kept_rows
 from scripts.mutate.collected_pytest import Ran
 from scripts.mutate.targets import Aim
 from scripts.package_copy import tracked
@@ -34,11 +34,10 @@ class TouchedLines:
         self._lock = threading.Lock()
         self._sources = _digest(root, _sources(root))
         self._noted: dict[str, Noted] = {}
-        if path.exists():
-            for line in path.read_text().splitlines():
-                row = json.loads(line)
-                noted = Noted(row["file"], row["text"], [Ran(**ran) for ran in row["tests"]])
-                self._noted[noted.file] = noted
+        for row in kept_rows.read(path):
+            noted = Noted(row["file"], row["text"], [Ran(**ran) for ran in row["tests"]])
+            self._noted[noted.file] = noted
+        kept_rows.replace(path, map(asdict, self._noted.values()))
 
     def touching(self, aim: Aim, file: str, measure: Callable[[str], list[Ran]]) -> list[Ran]:
         """Tests of one of the aim's files that run what the mutant changes, the cheapest first.
@@ -60,8 +59,7 @@ class TouchedLines:
             if noted is None or noted.text != text:
                 passed = [ran for ran in measure(file) if ran.failure is None]
                 noted = self._noted[file] = Noted(file, text, passed)
-                with self._path.open("a") as kept:
-                    kept.write(f"{json.dumps(asdict(noted))}\n")
+                kept_rows.add(self._path, asdict(noted))
             return noted
 
 

@@ -137,6 +137,9 @@ def test_what_is_known_of_a_mutant_holds_for_its_symbols_text_only(tmp_path: Pat
     assert again.known(aim, tests) is Status.UNNOTICED
     assert again.known(aim, "other tests") is None
     assert len(file.read_text().splitlines()) == 1, "what was known before is not kept"
+    with file.open("a") as torn:
+        torn.write('{"key": "a run that was killed')
+    assert Results(file).known(aim, tests) is Status.UNNOTICED
 
 
 def test_functions_that_live_do_what_the_changed_text_says() -> None:
