@@ -151,7 +151,7 @@ class Workshop:
             late = last.seconds > _LATE_SECONDS
             if late and not self._pass([test.test for test in ran], patience):
                 return Trial(Status.UNNOTICED)
-            return Trial(Status.CAUGHT, last.test.rpartition("/")[2])
+            return Trial(Status.CAUGHT, Path(last.test.partition("[")[0]).name)
         except Unmade:
             return Trial(Status.UNNOTICED)
 
