@@ -3,11 +3,12 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import __version__ as protobuf_version
@@ -63,13 +64,25 @@ class Smg:
     def chat(self, headers: dict[str, str] | None = None, **fields: object) -> Reply:
         return ask(self.address, "POST", "/v1/chat/completions", fields, headers)
 
+    def generate(self, model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
+        """A greedy answer of so many tokens to token ids: its ids, and what was cached."""
+        sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        body = {"model": model, "input_ids": list(prompt), "sampling_params": sampling}
+        reply = ask(self.address, "POST", "/generate", body)
+        assert reply.status == 200, reply
+        (answer,) = reply.json
+        found: dict[str, Any] = answer
+        return found
+
     def metric(self, name: str) -> float:
         """The sum over all labels."""
+        return sum(self.metrics(name).values())
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """By labels, as they stand there in braces."""
         lines = fetched(self.metrics_address, "/metrics").decode().splitlines()
-        values = [
-            line.rsplit(" ", 1)[1] for line in lines if line.startswith((name + "{", name + " "))
-        ]
-        return sum(map(float, values))
+        found = [line.rsplit(" ", 1) for line in lines if line.startswith((name + "{", name + " "))]
+        return {label.removeprefix(name): float(value) for label, value in found}
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from tests.harness.http_calls import JSON, connect
 from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import node_pair, running
 from tests.harness.smg_process import Smg, in_front_of_pair, require_smg, smg
+from tests.harness.usable_pages import usable_pages
 from tests.harness.waiting import HANG_SECONDS, until
 
 require_smg()
@@ -134,7 +135,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             # What the gateway was told is what a repeat may use, and no more.
             announced = "smg_kv_event_blocks_total"
             until(lambda: gateway.metric(announced) > 0, "no blocks were announced")
-            assert gateway.metric(announced) * 64 == node_usable(node)
+            assert gateway.metric(announced) == len(usable_pages(node))
             for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
                 assert gateway.metric(bad) == 0
             assert_answers_follow(client, "model")
@@ -150,22 +151,6 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             leave_in_the_middle(gateway, "model")
             until(lambda: not node.stats().requests, node.story)
         node.assert_at_rest()
-
-
-def node_usable(node: Node) -> int:
-    """Tokens in pages that lead to a checkpoint, as our own events tell."""
-    pages: dict[bytes, bytes] = {}
-    usable: set[bytes] = set()
-    watch = node.client.watch_cache("all")
-    for event in next(iter(watch)):
-        if event.kind == "page_stored":
-            pages[event.prefix] = event.parent
-        elif event.kind == "checkpoint_stored":
-            place = event.parent if event.tokens % 64 else event.prefix
-            while place in pages and place not in usable:
-                usable.add(place)
-                place = pages[place]
-    return 64 * len(usable)
 
 
 @pytest.mark.parametrize("apart", [(), ("--handover-bind", "127.0.0.1:0")], ids=["one", "two"])
