@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from tasuki.bench.measure.host import Host, describe_host
+from tasuki.bench.replay.shortened import shortened
 from tasuki.bench.replay.trace import load_trace
 
 from .comparison import Asked, compare
-from .shortened import shortened
 
 
 def main() -> int:

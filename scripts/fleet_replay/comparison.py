@@ -8,6 +8,7 @@ from tasuki.bench.fleet.nodes.node_model import NodeModel
 from tasuki.bench.fleet.settings import FleetSettings
 from tasuki.bench.fleet.simulate import simulate
 from tasuki.bench.fleet.workload import Workload
+from tasuki.bench.replay.texts import Texts
 from tasuki.bench.replay.trace import Trace
 from tasuki.cli.embedded import embedded_model
 from tasuki.model.flops import PrefillFlops
@@ -16,7 +17,6 @@ from tasuki.model.known_models import published_or_folder
 from .measured import Rates, figures, rates
 from .nodes import POLICY, TwoByTwo
 from .player import Played, Player
-from .texts import Texts
 
 _VOCABULARY = 2000
 """Below the special tokens of the embedded model."""

@@ -12,11 +12,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from tasuki.bench.fleet.workload import Turn, Workload
+from tasuki.bench.replay.texts import Texts
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
 from tests.harness.daemons import Node, asked
-
-from .texts import Texts
 
 _AT_ONCE = 128
 

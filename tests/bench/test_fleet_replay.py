@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from scripts.fleet_replay.shortened import shortened
-from scripts.fleet_replay.texts import Texts
 from tasuki.bench.fleet.workload import Workload
+from tasuki.bench.replay.shortened import shortened
+from tasuki.bench.replay.texts import Texts
 from tasuki.bench.replay.trace import Trace, TraceRequest
 
 BLOCK, FACTOR = 64, 32
