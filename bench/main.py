@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+_IN_FOLDERS = {"gateway": "gateway.main"}
+"""Modules of benches that are more than one."""
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",
     "decode": "steps of a whole model",
@@ -12,6 +14,7 @@ _BENCHES = {
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
     "route": "choices of a prefill node: processor time, the index's memory",
+    "gateway": "smg before simulated nodes: latency, hit rate, restart",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
 }
 
@@ -19,7 +22,8 @@ _BENCHES = {
 def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in _BENCHES:
         bench, *rest = argv
-        return int(importlib.import_module(f".{bench}", __package__).main(rest))
+        module = _IN_FOLDERS.get(bench, bench)
+        return int(importlib.import_module(f".{module}", __package__).main(rest))
     asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
     rows = [f"  {name:<10}{text}" for name, text in _BENCHES.items()]
     text = "\n".join(["usage: tasuki bench BENCH [FLAGS] (BENCH --help lists them)", "", *rows])

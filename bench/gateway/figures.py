@@ -135,7 +135,7 @@ def _restart(restart: Restart, begun: Sequence[Begun]) -> dict[str, Any]:
         "first_sent": min((at for at, _ in later), default=None),
         "registered": _since(restart.registered, killed),
         "index_known": _since(restart.known, killed),
-        "converged": _converged(later, share - _POINTS),
+        "converged": converged(later, share - _POINTS),
     }
 
 
@@ -143,7 +143,9 @@ def _since(moment: float, killed: float) -> float | None:
     return moment - killed if moment else None
 
 
-def _converged(after: Sequence[tuple[float, bool]], wanted: float) -> float | None:
+def converged(after: Sequence[tuple[float, bool]], wanted: float) -> float | None:
+    """From when on, for five seconds, that share of what was sent found all; None: never. after:
+    when each was sent, and whether it did."""
     at, last = 0.0, max((sent for sent, _ in after), default=0.0)
     while at + _WINDOW_SECONDS <= last:
         found = [good for sent, good in after if at <= sent < at + _WINDOW_SECONDS]

@@ -44,10 +44,10 @@ _decoder = msgspec.json.Decoder(list[_Answer])
 
 @dataclass
 class Asked:
-    """One turn. Times are of the monotonic clock. name, sent: of the first request for it. due: when
-    the turn came. continued: tokens of the text that it goes
-    on from; 0 where it begins one. cached: of its prompt, as the gateway's client is told. error:
-    why it was lost, or UNDER_WAY; empty where it was answered."""
+    """One turn. Times are of the monotonic clock. due: when it came. name, sent: of the first
+    request for it. continued: tokens of the text that it goes on from; 0 where it begins one.
+    cached: of its prompt, as the gateway's client is told. error: why it was lost, or UNDER_WAY;
+    empty where it was answered."""
 
     turn: Turn
     prompt_tokens: int

@@ -38,10 +38,14 @@ def require_protocol() -> None:
         pytest.skip("smg-grpc-proto needs protobuf 6.33", allow_module_level=True)
 
 
+def smg_is_there() -> bool:
+    return find_spec("smg") is not None
+
+
 def require_smg() -> None:
     """Skips a module where the gateway is not installed."""
     require_protocol()
-    if find_spec("smg") is None:
+    if not smg_is_there():
         pytest.skip("smg is not installed", allow_module_level=True)
 
 
