@@ -58,6 +58,8 @@ def figures(ran: Ran, settings: GatewaySettings, flops: PrefillFlops) -> dict[st
         "turns_per_second": len(counted) / (end - settings.warm_up),
         "mean_prompt_tokens": prompts / max(1, len(counted)),
         "ready_seconds": ran.ready_seconds,
+        "ready_cpu_seconds": ran.ready_cpu,
+        "ready_nodes_cpu_seconds": ran.nodes_cpu,
         "flops_saved": sum(flops.of(each.at.usable) for each in counted) / max(whole, 1.0),
         "hit_rate": sum(each.at.usable for each in counted) / max(prompts, 1),
         "continued": _continued(counted),
@@ -135,6 +137,7 @@ def _restart(restart: Restart, begun: Sequence[Begun]) -> dict[str, Any]:
         "first_sent": min((at for at, _ in later), default=None),
         "registered": _since(restart.registered, killed),
         "index_known": _since(restart.known, killed),
+        "index_known_cpu_seconds": restart.cpu,
         "converged": converged(later, share - _POINTS),
     }
 

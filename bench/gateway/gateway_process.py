@@ -107,6 +107,10 @@ class GatewayProcess:
         assert self._process is not None, "it runs"
         return sample(self._process.pid)
 
+    def cpu_seconds(self) -> float:
+        """Of all that it did in this life."""
+        return sum(self.cpu().processes.values())
+
     def metrics(self) -> dict[str, float]:
         """Those that are wanted: by sample name, over all labels but `le`, which stands behind the
         name in braces; empty where it does not answer."""

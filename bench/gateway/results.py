@@ -21,7 +21,8 @@ _COLUMNS = (
     *("nodes", "what else", "turns/s", "prompt tokens", "arrival p50, ms", "p99, ms"),
     *("lookup mean, ms", "p99 at most", "CPU, cores", "CPU a request, ms", "GiB", "blocks"),
     *("hit rate", "one cache", "cost", "random", "continued", "lost"),
-    *("ready, s", "restart: registered, s", "index known, s", "converged, s"),
+    *("ready, s", "smg's CPU until then, s", "the nodes', s"),
+    *("restart: registered, s", "index known, s", "smg's CPU until known, s", "converged, s"),
 )
 
 
@@ -81,8 +82,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['continued']:.3f}",
         str(row["lost_turns"]),
         f"{row['ready_seconds']:.1f}",
+        f"{row['ready_cpu_seconds']:.1f}",
+        f"{row['ready_nodes_cpu_seconds']:.1f}",
         _number(restart.get("registered"), 1),
         _number(restart.get("index_known"), 1),
+        _number(restart.get("index_known_cpu_seconds"), 1),
         _number(restart.get("converged"), 1),
     ]
 

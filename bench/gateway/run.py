@@ -4,6 +4,7 @@ import asyncio
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.fleet.nodes.node_model import NodeModel
 from tasuki.bench.fleet.workload import Workload
 from tasuki.bench.handover.process import Spawned, spawned
+from tasuki.bench.load.cpu_by_role import sample
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.replay.replay import tree_config
@@ -25,7 +27,7 @@ from .sleeping_engine import Arrival
 
 _START_SECONDS = 600.0
 _LOOK_SECONDS = 5.0
-_FOLLOW_SECONDS = 0.25
+_FOLLOW_SECONDS = 0.5
 """Between two looks after a restart."""
 _POLICY = "value"
 
@@ -44,21 +46,25 @@ class Look:
 @dataclass
 class Restart:
     """Times of the monotonic clock. blocks: in the index before; registered, known: all nodes, and
-    as many blocks again; 0 where that was not seen."""
+    as many blocks again; 0 where that was not seen. cpu: what the gateway took until known."""
 
     killed: float
     blocks: int
     registered: float = 0.0
     known: float = 0.0
+    cpu: float = 0.0
 
 
 @dataclass
 class Ran:
     """What was seen of a run. ready_seconds: from the gateway's start until all nodes were
-    registered and subscribed to."""
+    registered and subscribed to; ready_cpu, nodes_cpu: seconds of CPU that it and the nodes took
+    for that."""
 
     began: float
     ready_seconds: float
+    ready_cpu: float
+    nodes_cpu: float
     asked: list[Asked]
     arrivals: list[Arrival]
     looks: list[Look]
@@ -79,9 +85,11 @@ def run(trace: Trace, settings: GatewaySettings, model: NodeModel, folder: Path)
         flags = () if settings.defaults else BY_CACHE_ALONE
         gateway = GatewayProcess(addresses, flags, folder / "smg.log")
         stack.callback(gateway.kill)
+        before = _cpu_of(processes)
         started = gateway.start()
         gateway.wait_ready()
         ready = time.monotonic() - started
+        ready_cpu, nodes_cpu = gateway.cpu_seconds(), _cpu_of(processes) - before
         _say(f"smg has registered them after {ready:.1f} s")
         workload = Workload(
             trace, settings.streams, "recorded", settings.token_seconds, settings.seed
@@ -92,7 +100,16 @@ def run(trace: Trace, settings: GatewaySettings, model: NodeModel, folder: Path)
         arrivals = [arrival for each in processes for arrival in _arrivals(each)]
         for each in processes:
             each.channel.send(None)
-    return Ran(player.began, ready, player.asked, arrivals, watch.looks, watch.restart)
+    return Ran(
+        player.began,
+        ready,
+        ready_cpu,
+        nodes_cpu,
+        player.asked,
+        arrivals,
+        watch.looks,
+        watch.restart,
+    )
 
 
 class _Watch:
@@ -129,8 +146,7 @@ class _Watch:
     def _look(self) -> Look:
         metrics, cpu = self._gateway.metrics(), self._gateway.cpu()
         blocks = int(metrics.get(BLOCKS, 0))
-        seconds = sum(cpu.processes.values())
-        return Look(time.monotonic(), seconds, cpu.memory, blocks, metrics)
+        return Look(time.monotonic(), sum(cpu.processes.values()), cpu.memory, blocks, metrics)
 
     async def _follow(self, restart: Restart, player: Player) -> None:
         """Until its index holds what it held. Turns go on as soon as all nodes are registered, for
@@ -148,6 +164,7 @@ class _Watch:
                 _say(f"registered again after {restart.registered - restart.killed:.1f} s")
             if await asyncio.to_thread(gateway.blocks) >= restart.blocks:
                 restart.known = time.monotonic()
+                restart.cpu = gateway.cpu_seconds()
             await asyncio.sleep(_FOLLOW_SECONDS)
 
 
@@ -166,6 +183,11 @@ def _wanted(settings: GatewaySettings, model: NodeModel, folder: Path) -> list[N
         )
         for first in range(min(settings.processes, settings.nodes))
     ]
+
+
+def _cpu_of(processes: Sequence[Spawned]) -> float:
+    """Seconds until now."""
+    return sum(sum(sample(each.pid).processes.values()) for each in processes)
 
 
 def _arrivals(process: Spawned) -> list[Arrival]:
