@@ -54,6 +54,10 @@ class Restart:
     known: float = 0.0
     cpu: float = 0.0
 
+    @property
+    def over(self) -> bool:
+        return bool(self.registered and self.known)
+
 
 @dataclass
 class Ran:
@@ -98,6 +102,7 @@ def run(trace: Trace, settings: GatewaySettings, model: NodeModel, folder: Path)
         player = asyncio.run(watch.play(workload, settings.seconds))
         _say(f"{len(player.asked)} turns were asked")
         arrivals = [arrival for each in processes for arrival in _arrivals(each)]
+        gateway.kill()
         for each in processes:
             each.channel.send(None)
     return Ran(
@@ -136,7 +141,7 @@ class _Watch:
                 self.restart = Restart(time.monotonic(), self.looks[-1].blocks)
                 await asyncio.to_thread(self._gateway.kill)
                 self._gateway.start()
-            if self.restart is not None and not self.restart.known:
+            if self.restart is not None and not self.restart.over:
                 await self._follow(self.restart, player)
             await asyncio.wait((playing,), timeout=_LOOK_SECONDS)
         await playing
@@ -152,7 +157,7 @@ class _Watch:
         """Until its index holds what it held. Turns go on as soon as all nodes are registered, for
         whoever stands before it would ask whether it is ready. Raises BenchError."""
         gateway = self._gateway
-        while not restart.known:
+        while not restart.over:
             if time.monotonic() - restart.killed > SECONDS:
                 raise BenchError(f"smg does not come back: {gateway.last_words()}")
             if (
@@ -162,7 +167,8 @@ class _Watch:
                 restart.registered = time.monotonic()
                 player.go_on()
                 _say(f"registered again after {restart.registered - restart.killed:.1f} s")
-            if await asyncio.to_thread(gateway.blocks) >= restart.blocks:
+            blocks = await asyncio.to_thread(gateway.blocks)
+            if not restart.known and blocks >= restart.blocks:
                 restart.known = time.monotonic()
                 restart.cpu = gateway.cpu_seconds()
             await asyncio.sleep(_FOLLOW_SECONDS)
