@@ -54,7 +54,7 @@ def figures(ran: Ran, settings: GatewaySettings, flops: PrefillFlops) -> dict[st
         "lost_turns": len(lost),
         "errors": sorted({each.error for each in lost})[:5],
         "under_way_at_the_end": sum(each.error == UNDER_WAY for each in ran.asked),
-        "asked_again": sum(each.tries - 1 for each in ran.asked),
+        "asked_again": sum(max(0, each.tries - 1) for each in ran.asked),
         "turns_per_second": len(counted) / (end - settings.warm_up),
         "mean_prompt_tokens": prompts / max(1, len(counted)),
         "ready_seconds": ran.ready_seconds,
