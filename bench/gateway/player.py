@@ -152,6 +152,7 @@ class Player:
         turn = asked.turn
         name = f"{turn.stream}-{turn.index}-{asked.tries}"
         asked.tries += 1
+        asked.error = UNDER_WAY
         body = {
             "model": MODEL,
             "rid": name,
