@@ -14,6 +14,7 @@ from tasuki.pycache.packed_tree import pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
+from .answering_room import AnsweringRoom
 
 # Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256
@@ -36,11 +37,13 @@ class CacheQueries:
         cache: HybridPrefixCache,
         handover: Handover,
         times: StepTimes,
+        room: AnsweringRoom,
         emit: Callable[[m.Outbox], None],
     ) -> None:
         self._cache = cache
         self._handover = handover
         self._times = times
+        self._room = room
         self._emit = emit
         self._integrity = "ok"
 
@@ -60,6 +63,8 @@ class CacheQueries:
                 if cache.stats().nodes <= _NODES_CHECKED_AT_ONCE:
                     self._check_integrity()
                 self._report_counters(query_id)
+            case m.LoadQuery():
+                self._emit(self._room.reply(message))
             case m.FlushCache(query_id):
                 self._emit(m.FlushReply(query_id, cache.flush()))
             case m.WatchCache(query_id, stream):

@@ -33,6 +33,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 
 from . import messages as m
+from .answering_room import AnsweringRoom
 from .cache_queries import CacheQueries
 from .config import EngineConfig
 from .forward_plan import PlanError
@@ -97,7 +98,8 @@ class Engine:
                 clock,
             )
         )
-        self._queries = CacheQueries(cache, self._handover, self._times, emit)
+        self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
+        self._queries = CacheQueries(cache, self._handover, self._times, self._room, emit)
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
@@ -220,6 +222,7 @@ class Engine:
         else:
             busy = flight.in_flight.busy_seconds
             self._scheduler.landed(flight.scheduled, busy)
+            self._room.landed(flight.scheduled, busy)
             self._handover.landed(flight.scheduled.prompts, busy)
             if tokens := flight.scheduled.prompt_tokens:
                 self._costs.forwarded.add(tokens, busy)

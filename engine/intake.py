@@ -47,10 +47,18 @@ class Intake:
         process."""
         return 0 <= token < self._limits.vocab_size
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     def refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Why a prompt can never be served here, with the number that would fit."""
+        """Why a prompt is not served here."""
         if self._draining:
             return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
+        return self.misfit(prompt, final_length)
+
+    def misfit(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
+        """Why a prompt can never be served here, with the number that would fit."""
         if len(prompt) == 0:
             return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):

@@ -181,7 +181,7 @@ class Request:
     changed: as of the Submit. scoring: how its prompt is to be scored; scored: tokens from the
     second on that were. findable: others may resume at what it leaves in the cache. forks: answers
     that wait for its prompt to be computed, which is theirs but for the last token; it has none of
-    its own, and its client knows only theirs. carrier: whose fork it was."""
+    its own, and its client knows only theirs. carrier: whose fork it was. purpose: as of the Submit."""
 
     id: m.RequestId
     prompt: m.Tokens
@@ -201,6 +201,7 @@ class Request:
     findable: bool = True
     forks: tuple["Request", ...] = ()
     carrier: "Request | None" = None
+    purpose: m.Purpose = m.Purpose.ANSWER
     # An array, since a list keeps 36 bytes a token for as long as the answer goes on.
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = field(default_factory=Waiting)

@@ -330,6 +330,34 @@ class SessionCloseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SessionLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SessionLoadResponse(_message.Message):
+    __slots__ = ("step_seconds", "busy", "free_kv", "draining")
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    FREE_KV_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    step_seconds: float
+    busy: float
+    free_kv: float
+    draining: bool
+    def __init__(self, step_seconds: _Optional[float] = ..., busy: _Optional[float] = ..., free_kv: _Optional[float] = ..., draining: bool = ...) -> None: ...
+
+class SessionHandBackRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class SessionHandBackResponse(_message.Message):
+    __slots__ = ("pulled",)
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    pulled: _report_pb2.Pulled
+    def __init__(self, pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -181,6 +181,16 @@ class SessionStub(object):
                 request_serializer=tasuki_dot_proto_dot_inference__pb2.SessionCloseRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_inference__pb2.SessionCloseResponse.FromString,
                 _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/tasuki.v1.Session/Load',
+                request_serializer=tasuki_dot_proto_dot_inference__pb2.SessionLoadRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_inference__pb2.SessionLoadResponse.FromString,
+                _registered_method=True)
+        self.HandBack = channel.unary_unary(
+                '/tasuki.v1.Session/HandBack',
+                request_serializer=tasuki_dot_proto_dot_inference__pb2.SessionHandBackRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_inference__pb2.SessionHandBackResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServicer(object):
@@ -221,6 +231,22 @@ class SessionServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Load(self, request, context):
+        """How much room this node has for one session more: what one who has several nodes asks before it opens one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HandBack(self, request, context):
+        """Has a prefill node pull what this node's cache holds of the log, so that the next turn may be asked of another
+        decode node and is not computed again. Answered when that node has it; also while this node drains. The session
+        stays open. `not_handed_back` where nothing came of it: the next turn is then computed, wherever it is asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -248,6 +274,16 @@ def add_SessionServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=tasuki_dot_proto_dot_inference__pb2.SessionCloseRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_inference__pb2.SessionCloseResponse.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=tasuki_dot_proto_dot_inference__pb2.SessionLoadRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_inference__pb2.SessionLoadResponse.SerializeToString,
+            ),
+            'HandBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandBack,
+                    request_deserializer=tasuki_dot_proto_dot_inference__pb2.SessionHandBackRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_inference__pb2.SessionHandBackResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -386,6 +422,60 @@ class Session(object):
             '/tasuki.v1.Session/Close',
             tasuki_dot_proto_dot_inference__pb2.SessionCloseRequest.SerializeToString,
             tasuki_dot_proto_dot_inference__pb2.SessionCloseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.Session/Load',
+            tasuki_dot_proto_dot_inference__pb2.SessionLoadRequest.SerializeToString,
+            tasuki_dot_proto_dot_inference__pb2.SessionLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.v1.Session/HandBack',
+            tasuki_dot_proto_dot_inference__pb2.SessionHandBackRequest.SerializeToString,
+            tasuki_dot_proto_dot_inference__pb2.SessionHandBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

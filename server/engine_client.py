@@ -89,6 +89,7 @@ class Answering(Protocol):
 Reply = (
     m.CursorOpened
     | m.StatsReply
+    | m.LoadReply
     | m.FlushReply
     | m.WatchOpened
     | m.EventsReply
@@ -383,6 +384,10 @@ class EngineClient:
     async def counters(self) -> m.StatsReply:
         """As stats(), at no cost that grows with the cache."""
         return await self._query(m.StatsReply, m.CountersQuery)
+
+    async def load(self) -> m.LoadReply:
+        """How much room there is for one answer more."""
+        return await self._query(m.LoadReply, m.LoadQuery)
 
     async def flush(self) -> int:
         """Returns how many pages and checkpoints were dropped."""

@@ -18,6 +18,7 @@ _REJECTED = {
     ErrorKind.DRAINING: "The node takes no new requests: it is being stopped or changes its role.",
     ErrorKind.QUEUE_TIMEOUT: "Its prompt was not begun within `--queue-timeout`, or its deadline.",
     ErrorKind.OVERLOADED: "It is expected to miss its targets, or the node's `--ttft-target`.",
+    ErrorKind.NOT_HANDED_BACK: "What the node holds of a session did not reach a prefill node.",
     ErrorKind.INTERNAL: "A forward failed or the engine died; the node's log has the cause.",
 }
 

@@ -40,6 +40,7 @@ REJECTED = {
     ErrorKind.DRAINING: (StatusCode.UNAVAILABLE, Retry.ELSEWHERE),
     ErrorKind.QUEUE_TIMEOUT: (StatusCode.UNAVAILABLE, Retry.LATER),
     ErrorKind.OVERLOADED: (StatusCode.RESOURCE_EXHAUSTED, Retry.LATER),
+    ErrorKind.NOT_HANDED_BACK: (StatusCode.UNAVAILABLE, Retry.ELSEWHERE),
     ErrorKind.INTERNAL: (StatusCode.INTERNAL, Retry.NEVER),
 }
 

@@ -89,16 +89,13 @@ class Answers(Handover):
         first = choices[0]
         error = (
             refusal
+            or _not_here(message)
             or self._intake.refusal(first.prompt, first.final_length)
             or self._intake.sampling_refusal(first.sampling)
             or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
             or self._refusal.reason(first, self.requests, elsewhere)
         )
-        taken = next((name for name in message.answer_ids if name in self._requests), None)
-        if taken is not None:
-            error = m.RequestError(
-                m.ErrorKind.INVALID, f"request id {taken!r} is in use: choose another"
-            )
+        error = self._name_clash(message) or error
         if error is not None:
             for choice in choices:
                 self._emit(m.Rejected(choice.id, error, _named(choice)))
@@ -111,6 +108,26 @@ class Answers(Handover):
             self._add(choices[0])
         for choice in choices:
             self._scheduler.enqueue(choice)
+
+    def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
+        """Own a request that waits in no queue, while the node drains too; None where refused.
+        REQUIRES: it has no forks."""
+        request = _request(message, message.salt, message.cursor, m.NO_TARGETS)
+        error = refusal or self._intake.misfit(request.prompt, request.final_length)
+        error = self._name_clash(message) or error
+        if error is not None:
+            self._emit(m.Rejected(request.id, error))
+            return None
+        self._add(request)
+        return request
+
+    def _name_clash(self, message: m.Submit) -> m.RequestError | None:
+        taken = next((name for name in message.answer_ids if name in self._requests), None)
+        if taken is None:
+            return None
+        return m.RequestError(
+            m.ErrorKind.INVALID, f"request id {taken!r} is in use: choose another"
+        )
 
     def _add(self, request: Request) -> None:
         self._requests[request.id] = request
@@ -307,12 +324,20 @@ def _request(message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targ
         changed=message.changed,
         scoring=scoring,
         findable=scoring is None,
+        purpose=message.purpose,
     )
 
 
 def _named(request: Request) -> m.Targets | None:
     """Its targets, where it has any."""
     return None if request.targets == m.NO_TARGETS else request.targets
+
+
+def _not_here(message: m.Submit) -> m.RequestError | None:
+    if message.purpose is m.Purpose.ANSWER:
+        return None
+    reason = "this node has no prefill nodes to hand anything back to: ask elsewhere, in full"
+    return m.RequestError(m.ErrorKind.NOT_HANDED_BACK, reason)
 
 
 def _usage(request: Request) -> m.Usage:

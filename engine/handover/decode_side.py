@@ -58,6 +58,9 @@ from .room_names import RoomNames
 _FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
 """What is asked for where no token of the prefill node's is wanted: it draws one anyway."""
 
+_MOST_HANDED_BACK = 16
+"""Prompts at a time: each is read from the arena and sent while answers go on."""
+
 _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 
 
@@ -146,6 +149,9 @@ class DecodeHandover(Handover):
                 self._answers.handle(message)
 
     def _submit(self, message: m.Submit) -> None:
+        if message.purpose is m.Purpose.HAND_BACK:
+            self._hand_back(message)
+            return
         refusal = None
         if message.gateway_room is not None and message.gateway_room.room in self._rooms:
             refusal = m.RequestError(
@@ -160,6 +166,30 @@ class DecodeHandover(Handover):
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         new = match.prompt_tokens - match.usable_tokens
         return self._others_wait if new > self._router.local_tokens else 0.0
+
+    def _hand_back(self, message: m.Submit) -> None:
+        """Ask a prefill node for one token behind what is held here of the prompt, so that it pulls
+        that. Takes no place and no memory here, and waits for nobody's answer."""
+        match = self._cache.match(message.prompt, message.salt, message.cursor)
+        held = message.prompt[: match.usable_tokens + 1]
+        request = self._answers.take_aside(replace(message, prompt=held), self._no_hand_back())
+        if request is None:
+            return
+        if match.usable_tokens < PAGE_TOKENS:
+            # Not worth a room; and no error, which would show to whom it does not concern whether
+            # some tokens of a page are cached.
+            self._answers.finish_elsewhere(request, m.FinishReason.LENGTH)
+            return
+        self._ask(request, self._cache.match(held, message.salt, message.cursor))
+
+    def _no_hand_back(self) -> m.RequestError | None:
+        back = sum(room.request.purpose is m.Purpose.HAND_BACK for room in self._rooms.values())
+        if self._prefill_available and back < _MOST_HANDED_BACK:
+            return None
+        reason = "no prefill node is connected"
+        if self._prefill_available:
+            reason = f"{back} are being handed back, as many as may be"
+        return _not_handed_back(reason)
 
     def _abort_request(self, request: Request) -> None:
         match request.state:
@@ -435,7 +465,12 @@ class DecodeHandover(Handover):
             match = self._cache.match(request.prompt, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
-        self._scheduler.requeue(request)
+        if request.purpose is m.Purpose.ANSWER:
+            self._scheduler.requeue(request)
+        elif message.elsewhere:
+            self._ask(request, self._cache.match(request.prompt, request.salt, request.cursor))
+        else:
+            self._answers.reject(request, _not_handed_back(message.reason))
 
     def _give_up(self, room: DecodeRoom) -> None:
         """REQUIRES: the room is live. What was granted is quarantined; a step's token is worth
@@ -469,6 +504,13 @@ class DecodeHandover(Handover):
     def _forget(self, room: DecodeRoom) -> None:
         room.move(Over())
         del self._rooms[room.id]
+
+
+def _not_handed_back(reason: str) -> m.RequestError:
+    return m.RequestError(
+        m.ErrorKind.NOT_HANDED_BACK,
+        f"{reason}: ask the next turn elsewhere all the same, it is computed there",
+    )
 
 
 def _goes_on_here(request: Request) -> bool:

@@ -46,6 +46,7 @@ FrontOutbox = (
     | Rejected
     | CursorOpened
     | StatsReply
+    | LoadReply
     | FlushReply
     | WatchOpened
     | EventsReply

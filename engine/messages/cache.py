@@ -35,6 +35,12 @@ class CountersQuery(Message):
     query_id: int
 
 
+class LoadQuery(Message):
+    """How much room there is for one answer more; in constant time."""
+
+    query_id: int
+
+
 class FlushCache(Message):
     query_id: int
 
@@ -75,6 +81,7 @@ CacheQuery = (
     | CloseCursor
     | StatsQuery
     | CountersQuery
+    | LoadQuery
     | FlushCache
     | WatchCache
     | ReadEvents
@@ -107,6 +114,19 @@ class StatsReply(Message):
     slab_pages: int = 1
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)
+
+
+class LoadReply(Message):
+    """step_seconds: of a forward with one answer more; None where too few were measured. in_flight:
+    requests that are not over. places: of answers that run at a time. free_kv: the part of the pages
+    that no request holds."""
+
+    query_id: int
+    step_seconds: float | None
+    in_flight: int
+    places: int
+    free_kv: float
+    draining: bool
 
 
 class FlushReply(Message):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
+from enum import Enum
 from itertools import repeat
 from typing import Any
 
@@ -33,6 +34,14 @@ class Fork(Message):
     seed: int
 
 
+class Purpose(Enum):
+    """Of a Submit. answer: to generate. hand_back: to have a prefill node fetch what this engine's
+    cache holds of the prompt; no answer is wanted, and it waits in no queue."""
+
+    ANSWER = "answer"
+    HAND_BACK = "hand_back"
+
+
 class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
@@ -45,7 +54,8 @@ class Submit(Message):
     prompt that its conversation had otherwise the turn before.
     prompt_logprobs: answered by PromptScored too, with so many of the likeliest tokens in each
     place; nothing that is cached is used, since it has no logits. None: not asked for. forks: more
-    answers, each of which ends by itself; the prompt is computed once for all of them."""
+    answers, each of which ends by itself; the prompt is computed once for all of them. purpose: see
+    there."""
 
     request_id: RequestId
     prompt: Tokens
@@ -62,6 +72,7 @@ class Submit(Message):
     changed: tuple[int, int] | None = None
     prompt_logprobs: int | None = None
     forks: tuple[Fork, ...] = ()
+    purpose: Purpose = Purpose.ANSWER
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:

@@ -36,6 +36,7 @@ class ErrorKind(Enum):
     DRAINING = "draining"
     QUEUE_TIMEOUT = "queue_timeout"
     OVERLOADED = "overloaded"
+    NOT_HANDED_BACK = "not_handed_back"
     INTERNAL = "internal"
 
 

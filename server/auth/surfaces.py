@@ -44,7 +44,7 @@ _SCHEDULER = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 _METHODS: tuple[tuple[str, Needs, str], ...] = (
     ("tasuki.v1.Inference", _CALLER, "Generate"),
     ("tasuki.v1.Inference", _OWN, "Abort"),
-    ("tasuki.v1.Session", _CALLER, "Open Append Generate Fork Close"),
+    ("tasuki.v1.Session", _CALLER, "Open Append Generate Fork Close Load HandBack"),
     ("tasuki.v1.CacheAdmin", _OWN, "Explain"),
     ("tasuki.v1.CacheAdmin", _OPERATOR, "Stats Tree Flush Drain Undrain ChangeRole WatchEvents"),
     (_SCHEDULER, _GATEWAY, "Generate Abort HealthCheck GetModelInfo GetServerInfo GetLoads"),

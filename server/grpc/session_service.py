@@ -1,14 +1,17 @@
 """tasuki.v1.Session: conversations that send only what is new."""
 
+from contextlib import aclosing
 from functools import partial
 
-from tasuki.engine.messages import FinishReason, Submit
+from tasuki.engine.messages import Finished, FinishReason, Purpose, Submit
+from tasuki.engine.messages.proto import pulled_to_proto
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.tenant import salt_of
-from tasuki.server.engine_client import Answering
+from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.sessions.session_store import SessionStore
@@ -16,6 +19,7 @@ from tasuki.server.sessions.turns import HeldSessions, Sessions
 from tasuki.server.text.text_codec import TextCodec
 
 from .auth import grpc_request_context, metadata_targets, patience_of
+from .load_report import load_to_proto
 from .request_reader import read_sampling, read_targets, with_grammar
 from .response_stream import REQUEST_ID_KEY, write_tokens
 from .session_input import read_session_input
@@ -91,10 +95,11 @@ class SessionService(TurnService):
     """The whole service, over a store in this process."""
 
     def __init__(
-        self, engine: Answering, codec: TextCodec, store: SessionStore, keys: ApiKeys = NO_KEYS
+        self, engine: EngineClient, codec: TextCodec, store: SessionStore, keys: ApiKeys = NO_KEYS
     ) -> None:
         super().__init__(engine, codec, HeldSessions(store, codec), keys)
         self._store = store
+        self._engine_client = engine
 
     async def Open(
         self, request: pb.SessionOpenRequest, context: CallContext
@@ -115,3 +120,35 @@ class SessionService(TurnService):
     ) -> pb.SessionCloseResponse:
         self._store.close(self._caller(context), request.session_id)
         return pb.SessionCloseResponse()
+
+    async def Load(
+        self, request: pb.SessionLoadRequest, context: CallContext
+    ) -> pb.SessionLoadResponse:
+        return load_to_proto(await self._engine_client.load())
+
+    async def HandBack(
+        self, request: pb.SessionHandBackRequest, context: CallContext
+    ) -> pb.SessionHandBackResponse:
+        """Counts as a request of its caller's. The session is held meanwhile."""
+        request_context = grpc_request_context(self._keys, context)
+        caller, tenant = request_context.caller, request_context.tenant
+        await self._engine.admit(caller)
+        async with self._sessions.turn(caller, tenant, request.session_id) as turn:
+            prompt = turn.prompt
+            submit = Submit(
+                request_id=read_request_id(""),
+                prompt=prompt.tokens,
+                sampling=SamplingParams(max_new_tokens=1),
+                salt=prompt.salt,
+                cursor=prompt.cursor,
+                session=prompt.label,
+                patience=patience_of(context),
+                purpose=Purpose.HAND_BACK,
+            )
+            response = pb.SessionHandBackResponse()
+            with self._engine.calls.one():
+                async with aclosing(self._engine.generate(submit, request_context)) as parts:
+                    async for part in parts:
+                        if isinstance(part, Finished) and part.usage.pulled is not None:
+                            response.pulled.CopyFrom(pulled_to_proto(part.usage.pulled))
+        return response

@@ -147,6 +147,8 @@ class ScriptedEngine:
                 self.deliver(m.StatsReply(query, {"total": 9}, {"free": 2}, {}, {}, {"new": 5}, {}))
             case m.FlushCache(query):
                 self.deliver(m.FlushReply(query, 4))
+            case m.LoadQuery(query):
+                self.deliver(m.LoadReply(query, 0.0123, 3, 16, 0.5, self._draining is not None))
             case m.TreeQuery(query):
                 self.deliver(m.TreeReply(query, None))
             case m.Drain():

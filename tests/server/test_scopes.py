@@ -178,6 +178,7 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         "/tasuki.v1.Inference/Generate",
         "/tasuki.v1.Inference/Abort",
         *(f"/tasuki.v1.Session/{name}" for name in ("Open", "Append", "Generate", "Fork", "Close")),
+        *(f"/tasuki.v1.Session/{name}" for name in ("Load", "HandBack")),
         "/tasuki.v1.CacheAdmin/Explain",
         *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "List", "Watch")),
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
