@@ -18,6 +18,7 @@ from .cache_events import EventBatch, EventParts
 from .channel import open_async_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
+from .moving_session import Move, moves_of
 from .prompt import (
     NO_TARGETS,
     Prompt,
@@ -32,6 +33,8 @@ from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, a
 Result = TypeVar("Result")
 AsyncCall = Any
 """grpc.aio's call object, which has no useful type."""
+StubOf = Callable[[str], Any]
+"""By a node's address, what calls its Session service."""
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -94,9 +97,7 @@ class AsyncClient:
 
     async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
         life = SessionLife(Conversation(cache_salt), self._retry, id="")
-        session = AsyncSession(self._sessions, self._metadata, life)
-        await session.take(life.open())
-        return session
+        return await opened(life, lambda node: self._sessions, self._metadata)
 
     async def stats(self) -> pb.StatsResponse:
         """As Client.stats."""
@@ -190,8 +191,8 @@ class AsyncAnswer(AnswerReader):
 class AsyncSession:
     """A conversation whose tokens the server keeps; one task at a time. `async with` closes it."""
 
-    def __init__(self, stub: pb_grpc.SessionStub, metadata: Metadata, life: SessionLife) -> None:
-        self._stub: Any = stub
+    def __init__(self, stub_of: StubOf, metadata: Metadata, life: SessionLife) -> None:
+        self._stub_of = stub_of
         self._metadata = metadata
         self._life = life
 
@@ -199,6 +200,16 @@ class AsyncSession:
     def id(self) -> str:
         """The node's id of the session; another one after it was opened again."""
         return self._life.id
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """As Session.moves."""
+        return moves_of(self._life)
+
+    @property
+    def node(self) -> str:
+        """As Session.node."""
+        return self._life.node
 
     async def append(self, prompt: Prompt) -> int:
         """Adds to the end of the conversation; returns its length in tokens."""
@@ -222,8 +233,9 @@ class AsyncSession:
         )
 
         async def start() -> AsyncCall:
-            await self.take(self._life.attempt_turn(request))
-            return self._stub.Generate(request, metadata=self._metadata)
+            await self.take(life.attempt_turn(request))
+            metadata = (*self._metadata, *life.metadata)
+            return self._stub_of(life.node).Generate(request, metadata=metadata)
 
         life = self._life
         turn = AsyncAnswer(start, life.retry, life)
@@ -232,7 +244,7 @@ class AsyncSession:
 
     async def fork(self) -> "AsyncSession":
         """A second session with the same conversation; the two go separate ways."""
-        return AsyncSession(self._stub, self._metadata, await self.take(self._life.fork()))
+        return AsyncSession(self._stub_of, self._metadata, await self.take(self._life.fork()))
 
     async def close(self) -> None:
         await self.take(self._life.close())
@@ -247,9 +259,11 @@ class AsyncSession:
             outcome = None
             try:
                 match step:
-                    case Call(method, request):
-                        method_stub = getattr(self._stub, method)
-                        outcome = await _call(method_stub(request, metadata=self._metadata))
+                    case Call(method, request, node, seconds):
+                        unary = getattr(self._stub_of(node), method)
+                        outcome = await _call(
+                            unary(request, metadata=self._metadata, timeout=seconds)
+                        )
                     case Pause(seconds):
                         await asyncio.sleep(seconds)
                     case ReadTurn(AsyncAnswer() as turn):
@@ -263,6 +277,12 @@ class AsyncSession:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             await self.close()
+
+
+async def opened(life: SessionLife, stub_of: StubOf, metadata: Metadata) -> AsyncSession:
+    session = AsyncSession(stub_of, metadata, life)
+    await session.take(life.open())
+    return session
 
 
 async def _call(call: Awaitable[Any]) -> Any:

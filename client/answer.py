@@ -118,8 +118,9 @@ def _top(top: pb.TopLogprobs) -> tuple[tuple[int, float], ...]:
 class TurnOwner(Protocol):
     """Whose turn an answer is: a session's life."""
 
-    def turn_failed(self) -> None:
-        """The call broke: what the node made of it is unknown."""
+    def turn_failed(self, error: ClientError) -> bool:
+        """The call broke: what the node made of it is unknown. Whether another attempt is worth it
+        at once, elsewhere."""
 
     def turn_finished(self, answer: Answer) -> None:
         """The whole answer has been read."""
@@ -149,11 +150,10 @@ class AnswerReader:
     def _pause_after(self, caught: grpc.RpcError | ClientError) -> float:
         """Seconds before the next attempt. Raises ClientError where there is none."""
         error = caught if isinstance(caught, ClientError) else client_error(caught)
-        if self._owner is not None:
-            self._owner.turn_failed()
+        moves = self._owner is not None and self._owner.turn_failed(error)
         if self._parts.begun or self.cancelled:
             raise error
-        return next_pause(self._pauses, error)
+        return 0.0 if moves else next_pause(self._pauses, error)
 
 
 class AnswerStream(AnswerReader):

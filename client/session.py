@@ -6,7 +6,8 @@ which node gave it.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 import grpc
@@ -20,6 +21,7 @@ from .cache_events import EventBatch, EventParts
 from .channel import bearing, open_channel
 from .conversation import Conversation
 from .errors import ClientError, client_error
+from .moving_session import Move, moves_of
 from .prompt import (
     NO_TARGETS,
     Prompt,
@@ -32,6 +34,8 @@ from .retry import RetryPolicy
 from .session_protocol import Call, Over, Pause, ReadTurn, SessionLife, Steps, advance
 
 Result = TypeVar("Result")
+StubOf = Callable[[str], Any]
+"""By a node's address, what calls its Session service."""
 
 
 class Client:
@@ -105,8 +109,7 @@ class Client:
 
     def open_session(self, cache_salt: bytes = b"") -> "Session":
         life = SessionLife(Conversation(cache_salt), self._retry, id="")
-        take(life.open(), self._sessions)
-        return Session(self._sessions, life)
+        return opened(life, lambda node: self._sessions)
 
     def stats(self) -> pb.StatsResponse:
         """Counts of pages and slots by state, and the cache's counters."""
@@ -141,8 +144,8 @@ class Session:
     One thread at a time. `with` closes it.
     """
 
-    def __init__(self, stub: pb_grpc.SessionStub, life: SessionLife) -> None:
-        self._stub = stub
+    def __init__(self, stub_of: StubOf, life: SessionLife) -> None:
+        self._stub_of = stub_of
         self._life = life
 
     @property
@@ -150,9 +153,19 @@ class Session:
         """The node's id of the session; another one after it was opened again."""
         return self._life.id
 
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """Between the nodes of a fleet, so far."""
+        return moves_of(self._life)
+
+    @property
+    def node(self) -> str:
+        """The address of the fleet's node that has it; empty where the client has one node."""
+        return self._life.node
+
     def append(self, prompt: Prompt) -> int:
         """Adds to the end of the conversation; returns its length in tokens."""
-        return take(self._life.append(prompt), self._stub)
+        return take(self._life.append(prompt), self._stub_of)
 
     def generate(
         self,
@@ -172,8 +185,10 @@ class Session:
         )
 
         def start() -> "grpc.CallIterator[pb.GenerateResponse]":
-            take(self._life.attempt_turn(request), self._stub)
-            stream: grpc.CallIterator[pb.GenerateResponse] = call(self._stub.Generate, request)
+            life = self._life
+            take(life.attempt_turn(request), self._stub_of)
+            generate = partial(self._stub_of(life.node).Generate, metadata=life.metadata)
+            stream: grpc.CallIterator[pb.GenerateResponse] = call(generate, request)
             return stream
 
         turn = AnswerStream(start, self._life.retry, self._life)
@@ -182,10 +197,10 @@ class Session:
 
     def fork(self) -> "Session":
         """A second session with the same conversation; the two go separate ways."""
-        return Session(self._stub, take(self._life.fork(), self._stub))
+        return Session(self._stub_of, take(self._life.fork(), self._stub_of))
 
     def close(self) -> None:
-        take(self._life.close(), self._stub)
+        take(self._life.close(), self._stub_of)
 
     def __enter__(self) -> "Session":
         return self
@@ -195,7 +210,12 @@ class Session:
             self.close()
 
 
-def take(steps: Steps[Result], stub: pb_grpc.SessionStub) -> Result:
+def opened(life: SessionLife, stub_of: StubOf) -> Session:
+    take(life.open(), stub_of)
+    return Session(stub_of, life)
+
+
+def take(steps: Steps[Result], stub_of: StubOf) -> Result:
     """Takes the steps of an operation with blocking calls. Raises ClientError."""
     outcome: Any = None
     while True:
@@ -205,8 +225,9 @@ def take(steps: Steps[Result], stub: pb_grpc.SessionStub) -> Result:
         outcome = None
         try:
             match step:
-                case Call(method, request):
-                    outcome = call(getattr(stub, method), request)
+                case Call(method, request, node, seconds):
+                    unary = partial(getattr(stub_of(node), method), timeout=seconds)
+                    outcome = call(unary, request)
                 case Pause(seconds):
                     time.sleep(seconds)
                 case ReadTurn(AnswerStream() as turn):

@@ -27,10 +27,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Call:
-    """One unary call of the Session service, by the method's name; answered with its response."""
+    """One unary call of the Session service, by the method's name; answered with its response.
+    node: the address; empty of a client that has one. seconds: after which it fails; None:
+    never."""
 
     method: str
     request: Any
+    node: str = ""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,19 @@ def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Ove
         return Over(end.value)
 
 
+CLOSE_SECONDS = 1.0
+"""For which a session that is somewhere else by now waits for the node that it left."""
+
+
 class SessionLife:
-    """One conversation with a node that may forget it. One operation at a time."""
+    """One conversation with a node that may forget it. One operation at a time. Which node, and
+    whether it goes to another, is a subclass's (moving_session.py).
+
+    node: where its id is good; empty where there is but one."""
+
+    node = ""
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Of its turns."""
 
     def __init__(self, conversation: Conversation, retry: RetryPolicy, id: str) -> None:
         """id: the node's id of the session; empty until the node has given one."""
@@ -97,7 +112,7 @@ class SessionLife:
 
     def fork(self) -> Steps["SessionLife"]:
         reply = yield from self._persist("Fork", pb.SessionForkRequest())
-        return SessionLife(self._conversation.fork(), self.retry, reply.session_id)
+        return self._twin(self._conversation.fork(), reply.session_id)
 
     def close(self) -> Steps[None]:
         """Nothing is left to close where the node has lost the session, or died with it; one that
@@ -106,7 +121,7 @@ class SessionLife:
         pauses = self.retry.pauses()
         while True:
             try:
-                yield Call("Close", pb.SessionCloseRequest(session_id=self.id))
+                yield Call("Close", pb.SessionCloseRequest(session_id=self.id), self.node)
                 return
             except ClientError as error:
                 if error.kind == "unknown_session" or error.status is StatusCode.UNAVAILABLE:
@@ -121,10 +136,11 @@ class SessionLife:
     def turn_begun(self, turn: Turn) -> None:
         self._turn = turn
 
-    def turn_failed(self) -> None:
+    def turn_failed(self, error: ClientError) -> bool:
         """An attempt failed: the node's session may or may not have the answer, so it is opened
         again."""
         self._lost = True
+        return self._goes_elsewhere(error)
 
     def turn_finished(self, answer: Answer) -> None:
         self._turn = None
@@ -140,10 +156,12 @@ class SessionLife:
                 reply = None
                 if method is not None:
                     request.session_id = self.id
-                    reply = yield Call(method, request)
+                    reply = yield Call(method, request, self.node)
             except ClientError as error:
                 if self._closed:
                     raise
+                if self._goes_elsewhere(error):
+                    continue
                 self._lost = self._lost or is_transient(error)
                 yield Pause(next_pause(pauses, error))
             else:
@@ -151,19 +169,48 @@ class SessionLife:
                 # the conversation even if the caller did not read it to the end.
                 if self._turn is not None:
                     yield ReadTurn(self._turn)
+                self._taken()
                 return reply
 
     def _reopen_if_lost(self) -> Steps[None]:
         if self._turn is not None and self._turn.cancelled and not self._turn.finished:
             # It may have ended just before, and then the node's session has an unread answer.
             self._lost = True
+        yield from self._look_around()
         if not self._lost or self._closed:
             return
-        opened = yield Call("Open", pb.SessionOpenRequest(cache_salt=self._conversation.cache_salt))
-        left, self.id = self.id, opened.session_id
+        node = yield from self._where_to_open()
+        opening = pb.SessionOpenRequest(cache_salt=self._conversation.cache_salt)
+        opened = yield Call("Open", opening, node)
+        left, self.id = (self.node, self.id), opened.session_id
+        self.node = node
+        self._entered(left[0])
         for append in self._conversation.replay(self.id):
-            yield Call("Append", append)
+            yield Call("Append", append, node)
         self._lost, self._turn = False, None
-        if left:
+        if left[1]:
             with suppress(ClientError):
-                yield Call("Close", pb.SessionCloseRequest(session_id=left))
+                closing = pb.SessionCloseRequest(session_id=left[1])
+                yield Call("Close", closing, left[0], CLOSE_SECONDS)
+
+    def _twin(self, conversation: Conversation, id: str) -> "SessionLife":
+        """A session of that id on the same node."""
+        return SessionLife(conversation, self.retry, id)
+
+    def _look_around(self) -> Steps[None]:
+        """Before anything is asked: whether the session had better be lost."""
+        yield from ()
+
+    def _where_to_open(self) -> Steps[str]:
+        yield from ()
+        return self.node
+
+    def _entered(self, left: str) -> None:
+        """It was opened where it was to be. left: the node where it was before; empty: none."""
+
+    def _goes_elsewhere(self, error: ClientError) -> bool:
+        """Whether the failure is a reason to try at once on another node."""
+        return False
+
+    def _taken(self) -> None:
+        """The node took what was asked."""

@@ -181,7 +181,8 @@ class Request:
     changed: as of the Submit. scoring: how its prompt is to be scored; scored: tokens from the
     second on that were. findable: others may resume at what it leaves in the cache. forks: answers
     that wait for its prompt to be computed, which is theirs but for the last token; it has none of
-    its own, and its client knows only theirs. carrier: whose fork it was. purpose: as of the Submit."""
+    its own, and its client knows only theirs. carrier: whose fork it was. purpose: as of the
+    Submit."""
 
     id: m.RequestId
     prompt: m.Tokens

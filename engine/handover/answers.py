@@ -110,8 +110,8 @@ class Answers(Handover):
             self._scheduler.enqueue(choice)
 
     def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
-        """Own a request that waits in no queue, while the node drains too; None where refused.
-        REQUIRES: it has no forks."""
+        """Own a request that waits in no queue, also while the node drains; None where it is
+        refused. REQUIRES: it has no forks."""
         request = _request(message, message.salt, message.cursor, m.NO_TARGETS)
         error = refusal or self._intake.misfit(request.prompt, request.final_length)
         error = self._name_clash(message) or error

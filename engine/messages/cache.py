@@ -118,8 +118,8 @@ class StatsReply(Message):
 
 class LoadReply(Message):
     """step_seconds: of a forward with one answer more; None where too few were measured. in_flight:
-    requests that are not over. places: of answers that run at a time. free_kv: the part of the pages
-    that no request holds."""
+    requests that are not over. places: of answers that run at a time. free_kv: the part of the
+    pages that no request holds."""
 
     query_id: int
     step_seconds: float | None

@@ -1,5 +1,7 @@
-"""What callers see of a node's load: enough to choose between nodes, coarse enough to show little of
-what others ask. Pure."""
+"""What callers see of a node's load: enough to choose between nodes, and little of what others ask.
+
+Pure.
+"""
 
 import math
 

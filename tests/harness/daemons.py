@@ -182,6 +182,11 @@ class Node:
         reply: pb.StatsResponse = stub.Stats(pb.StatsRequest(), timeout=HANG_SECONDS)
         return reply
 
+    def drain(self) -> None:
+        """Returns when nothing is in flight; from then on it refuses what is new."""
+        stub = pb_grpc.CacheAdminStub(self._bearing)
+        stub.Drain(pb.DrainRequest(), timeout=HANG_SECONDS)
+
     def story(self) -> dict[str, object]:
         """The part of stats() that a failure should show."""
         stats = self.stats()
