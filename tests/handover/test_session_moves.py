@@ -15,6 +15,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client, Session
 from tests.harness.daemons import Node, flags, fleet, meet, random_prompt
 from tests.harness.running_nodes import needs_nixl
+from tests.harness.waiting import until
 
 pytestmark = needs_nixl
 
@@ -133,6 +134,10 @@ def test_a_node_that_dies_in_an_answer_has_it_asked_again_elsewhere(
         assert len(session.moves) == 1
 
 
+def in_flight(node: Node) -> int:
+    return sum(node.stats().requests.values())
+
+
 def test_a_session_whose_tokens_come_late_leaves_a_full_node(
     undisturbed: list[tuple[int, ...]],
 ) -> None:
@@ -150,8 +155,7 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
                 )
                 for number in range(4)
             ]
-            for answer in crowd:
-                next(iter(answer))
+            until(lambda: in_flight(nodes.decode[full]) == len(crowd), "they did not begin")
             answers += [take_turn(session, turn) for turn in range(1, TURNS)]
             for answer in crowd:
                 answer.cancel()
