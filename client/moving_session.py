@@ -186,7 +186,8 @@ class MovingSession(SessionLife):
     def _look_around(self) -> Steps[None]:
         """Leave a node whose last answer was slow for one that promises better."""
         target = self._targets.between_tokens
-        if not self._slow or target is None or self._turn is not None or self._lost:
+        busy = self._turn is not None or self._lost or self._closed
+        if not self._slow or target is None or busy:
             return
         self._slow = False
         here = yield from self._load(self.node)

@@ -370,6 +370,10 @@ class DecodeHandover(Handover):
         request.pulled = message.pulled
         request.route = joined(request.route, message.route)
         request.prefill_choice = message.prefill_choice
+        if request.purpose is m.Purpose.HAND_BACK:
+            # The token shows that the prompt's beginning is over there, and nothing else.
+            self._answered(room, m.FinishReason.LENGTH)
+            return
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
