@@ -9,7 +9,7 @@ waits for it is bounded; of what comes and goes between two batches only how it 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.packed_events import PackedEvents
@@ -31,6 +31,8 @@ class _Reader:
         self._went: dict[bytes, UsablePrefix] = {}
         self._starts_over = True
         self._sequence = 0
+        self.hurry = asyncio.Event()
+        """What waits is to be sent at once."""
         self._sent_at = time.monotonic()
 
     def came(self, prefix: UsablePrefix) -> None:
@@ -94,7 +96,7 @@ class UsableFeed:
         self._readers: set[_Reader] = set()
 
     def take(self, events: PackedEvents) -> None:
-        self._asked = False
+        unasked, self._asked = not self._asked, False
         self._known = True
         if events.is_snapshot:
             self._clear()
@@ -109,6 +111,9 @@ class UsableFeed:
             elif (removed := self._stands.pop(event.prefix, None)) is not None:
                 for reader in self._readers:
                     reader.went(removed)
+        if unasked:
+            for reader in self._readers:
+                reader.hurry.set()
 
     def _clear(self) -> None:
         self._stands.clear()
@@ -122,7 +127,10 @@ class UsableFeed:
                 if not self._asked:
                     self._asked = True
                     self._read()
-                await asyncio.sleep(READ_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(READ_SECONDS):
+                        await reader.hurry.wait()
+                reader.hurry.clear()
                 if self._known:
                     for batch in reader.take():
                         yield batch

@@ -83,6 +83,8 @@ class PrefillHandover(Handover):
                 request = self._pulls.over(message)
                 if request is not None:
                     self._scheduler.requeue(request)
+                if isinstance(message, m.PullCommitted):
+                    self._show_what_was_left(request)
             case m.PullFenced():
                 self._pulls.fenced(message)
             case m.ReadUsable():
@@ -123,6 +125,13 @@ class PrefillHandover(Handover):
             self._emit(m.PrefillQueued(room, wait))
         usable = self._cache.match(request.prompt, request.salt, request.cursor).usable_tokens
         self._load.enter(room, usable, len(request.prompt), peer)
+
+    def _show_what_was_left(self, request: Request | None) -> None:
+        """Of a room of one token, what was pulled is a session's that goes to another decode node,
+        which is about to choose: it is shown at once."""
+        if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
+            return
+        self._read_usable()
 
     def _read_usable(self) -> None:
         if self._usable is None:

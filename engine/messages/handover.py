@@ -175,7 +175,8 @@ class PrefillLoad(Message):
 
 
 class UsableRead(Message):
-    """Events of the stream `usable`; the first answer is a snapshot."""
+    """Events of the stream `usable`; the first answer is a snapshot. It also comes unasked, where
+    others are about to look for what is new."""
 
     batch: PackedEvents
 

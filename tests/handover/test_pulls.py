@@ -2,6 +2,7 @@
 it is free again."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -176,6 +177,23 @@ def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, 
     # The number is good again.
     give(prefill, reserve(prompt_of(300, 3), 200))
     assert len(said(prefill, m.PullWanted)) == 2
+
+
+@pytest.mark.parametrize(("new_tokens", "unasked"), [(1, 1), (4, 0)])
+def test_what_a_session_hands_back_is_shown_before_its_token(
+    prefill: Lone, new_tokens: int, unasked: int
+) -> None:
+    """So that the decode node which it goes to finds it; else when decode nodes next ask."""
+    give(prefill, m.ReadUsable())
+    shown = len(said(prefill, m.UsableRead))
+    ticket = replace(
+        reserve(prompt_of(201), 200).ticket, sampling=SamplingParams(max_new_tokens=new_tokens)
+    )
+    give(prefill, m.PrefillReserve(ticket, prompt_of(201)))
+    give(prefill, m.PullCommitted(ROOM, REPORT))
+    assert len(said(prefill, m.UsableRead)) - shown == unasked
+    prefill.post(m.PrefillEnd(ROOM))
+    prefill.assert_at_rest()
 
 
 def test_too_little_to_gain_is_not_pulled(prefill: Lone) -> None:

@@ -103,6 +103,31 @@ def test_what_a_draining_node_holds_is_pulled_and_not_computed_again(
         assert nodes.decode[left].stats().sessions == 0
 
 
+def test_conversations_that_no_prefill_node_has_seen_are_pulled_too() -> None:
+    """Of short turns, which their decode node computed itself: nobody else knows of them before."""
+    turns = [random_prompt(40, 70 + turn) for turn in range(5)]
+    with four("--local-prefill-tokens", "64") as nodes, Fleet([*nodes.decode]) as clients:
+        sessions = [clients.open_session(bytes([number])) for number in range(8)]
+        left = sessions[0].node
+        moving = [session for session in sessions if session.node == left]
+        for turn in turns[:4]:
+            for session in moving:
+                session.append(Prompt(token_ids=turn))
+                answer = session.generate(max_new_tokens=NEW_TOKENS, ignore_eos=True).result()
+                assert answer.usage.prefilled_on == "local"
+        nodes.decode[left].drain()
+        held = 4 * (len(turns[0]) + NEW_TOKENS) - 1
+        for session in moving:
+            session.append(Prompt(token_ids=turns[4]))
+            answer = session.generate(max_new_tokens=NEW_TOKENS, ignore_eos=True).result()
+            (move,) = session.moves
+            assert move.pulled_tokens == held
+            print(move, answer.usage.prefilled_on, answer.usage.prefill_choice, answer.usage.route)
+            assert_resumed(answer, held + 1)
+        for session in sessions:
+            session.close()
+
+
 def test_a_node_that_dies_loses_no_turn(undisturbed: list[tuple[int, ...]]) -> None:
     with four() as nodes, session_of(nodes) as session:
         answers = [take_turn(session, turn) for turn in range(3)]

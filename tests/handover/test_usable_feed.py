@@ -1,6 +1,7 @@
 """What a prefill node sends of its usable prefixes, and what a decode node makes of it: whatever is
 sent late or too much, both have the same in the end, and a node has no more than its share."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.usable_prefixes import MOST_PREFIXES
 from tests.harness.trees import keep, text, tree_of
+from tests.harness.waiting import HANG_SECONDS
 
 SALT = b"salt"
 
@@ -69,6 +71,33 @@ def test_the_index_is_the_tree_through_changes_gaps_and_flushes(followed: Follow
     held = followed.index.look_up(text(201, 39), SALT, 1, 0)[0]
     assert held == {followed.node: 200} or held == {followed.node: 128}
     assert not followed.index.look_up(text(201, 39), b"another tenant", 1, 0)[0]
+
+
+def test_what_others_are_about_to_look_for_is_sent_at_once(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that nobody asked for is not kept until the next look."""
+    monkeypatch.setattr(usable_feed, "READ_SECONDS", 1000.0)
+    asked = []
+    feed = UsableFeed(lambda: asked.append(1))
+    watch = followed.tree.watch("usable", 4)
+
+    async def scenario() -> list[pb.UsableBatch]:
+        batches = feed.batches(lambda: True)
+        first = asyncio.ensure_future(anext(batches))
+        while not asked:
+            await asyncio.sleep(0)
+        feed.take(pack_events(followed.tree.drain_events(watch)))
+        await asyncio.sleep(0.01)
+        assert not first.done(), "an answer waits for its turn"
+        kept(followed, 1)
+        feed.take(pack_events(followed.tree.drain_events(watch)))
+        found = [await first, await anext(batches)]
+        await batches.aclose()
+        return found
+
+    snapshot, stored = asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
+    assert snapshot.snapshot and stored.HasField("stored")
 
 
 def test_what_came_and_went_between_two_batches_is_in_none(followed: Followed) -> None:
