@@ -58,8 +58,10 @@ from .room_names import RoomNames
 _FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
 """What is asked for where no token of the prefill node's is wanted: it draws one anyway."""
 
-_MOST_HANDED_BACK = 16
+MOST_HANDED_BACK = 16
 """Prompts at a time: each is read from the arena and sent while answers go on."""
+MOST_LEAVING = 1024
+"""That wait for it: of a node that drains, all sessions leave at once."""
 
 _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 
@@ -82,6 +84,10 @@ class DecodeHandover(Handover):
         self._blocked: Request | None = None
         """The first of those that found no room to be computed here, while it waits."""
         self._wanted: deque[DecodeRoom] = deque()
+        self._leaving: deque[Request] = deque()
+        """To be handed back; maybe some that were aborted."""
+        self._handed_back = 0
+        """Live rooms of such."""
         self._grants = AtRestQueue(context.runner, self._emit_grant)
         self._names = RoomNames()
 
@@ -180,16 +186,23 @@ class DecodeHandover(Handover):
             # some tokens of a page are cached.
             self._answers.finish_elsewhere(request, m.FinishReason.LENGTH)
             return
-        self._ask(request, self._cache.match(held, message.salt, message.cursor))
+        self._leaving.append(request)
+        self._hand_next_back()
+
+    def _hand_next_back(self) -> None:
+        while self._leaving and self._handed_back < MOST_HANDED_BACK:
+            request = self._leaving.popleft()
+            if isinstance(request.state, Waiting):
+                match = self._cache.match(request.prompt, request.salt, request.cursor)
+                self._handed_back += 1
+                self._ask(request, match)
 
     def _no_hand_back(self) -> m.RequestError | None:
-        back = sum(room.request.purpose is m.Purpose.HAND_BACK for room in self._rooms.values())
-        if self._prefill_available and back < _MOST_HANDED_BACK:
-            return None
-        reason = "no prefill node is connected"
-        if self._prefill_available:
-            reason = f"{back} are being handed back, as many as may be"
-        return _not_handed_back(reason)
+        if not self._prefill_available:
+            return _not_handed_back("no prefill node is connected")
+        if len(self._leaving) >= MOST_LEAVING:
+            return _not_handed_back(f"{MOST_LEAVING} wait to be handed back, as many as may")
+        return None
 
     def _abort_request(self, request: Request) -> None:
         match request.state:
@@ -300,6 +313,7 @@ class DecodeHandover(Handover):
         """Allocation and grant for every room whose sender is about to start, as far as there is
         room; emit what is granted or pinned once its ids are at rest."""
         self._grants.advance()
+        self._hand_next_back()
         while self._wanted and self._granted(self._wanted[0]):
             self._wanted.popleft()
         self._pulls.sources.advance()
@@ -472,7 +486,7 @@ class DecodeHandover(Handover):
         if request.purpose is m.Purpose.ANSWER:
             self._scheduler.requeue(request)
         elif message.elsewhere:
-            self._ask(request, self._cache.match(request.prompt, request.salt, request.cursor))
+            self._leaving.appendleft(request)
         else:
             self._answers.reject(request, _not_handed_back(message.reason))
 
@@ -508,6 +522,7 @@ class DecodeHandover(Handover):
     def _forget(self, room: DecodeRoom) -> None:
         room.move(Over())
         del self._rooms[room.id]
+        self._handed_back -= room.request.purpose is m.Purpose.HAND_BACK
 
 
 def _not_handed_back(reason: str) -> m.RequestError:
