@@ -8,7 +8,7 @@ prefill node has it; where that fails, or takes long, the prompt is computed aga
 itself.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpc import StatusCode
 
@@ -61,7 +61,8 @@ class Move:
 
 
 class MovingSession(SessionLife):
-    """Invariant: `placed` of its nodes counts it where it stands, until it is closed."""
+    """Invariant: its nodes count it at one of them, where it stands or is about to, until it is
+    closed."""
 
     def __init__(
         self,
@@ -78,21 +79,26 @@ class MovingSession(SessionLife):
         self.moves: list[Move] = []
         self._nodes = nodes
         self._targets = targets
-        self._asked_at = node
+        self._asked_at = ""
+        """Where it is opened, or was to be."""
         self._refused: dict[str, str] = {}
         """Nodes that refused what is being asked, and why."""
         self._slow = False
         self._handed_back: dict[str, int | None] = {}
         """By the session's id on the node that it leaves, what was pulled from there."""
         if node:
-            nodes.moved(None, node)
+            self._ask_at(node)
         if targets.first_token is not None:
             self.metadata = ((TTFT_HEADER, f"{1000 * targets.first_token:g}"),)
 
     def close(self) -> Steps[None]:
-        if self.node and not self._closed:
-            self._nodes.moved(self.node, None)
+        if self._asked_at and not self._closed:
+            self._nodes.moved(self._asked_at, None)
         yield from super().close()
+
+    def _ask_at(self, node: str) -> None:
+        self._nodes.moved(self._asked_at or None, node)
+        self._asked_at = node
 
     def turn_finished(self, answer: Answer) -> None:
         super().turn_finished(answer)
@@ -132,16 +138,15 @@ class MovingSession(SessionLife):
             target = self.node
         else:
             target = yield from self._place()
+        self._ask_at(target)
         if self.id and target != self.node and self.id not in self._handed_back:
             # Once, though several nodes may be tried after it.
             self._handed_back = {self.id: (yield from self._hand_back())}
-        self._asked_at = target
         return target
 
     def _entered(self, left: str) -> None:
         if left == self.node:
             return
-        self._nodes.moved(left or None, self.node)
         if left:
             (pulled,) = self._handed_back.values()
             self.moves.append(Move(left, self.node, self._refused.get(left, _SLOW), pulled))
@@ -158,7 +163,11 @@ class MovingSession(SessionLife):
                 loads[node] = load
             if len(loads) == DRAWN:
                 break
-        return choose_decode_node(loads) if loads else in_turn[0]
+        # Now, since others were placed while this one asked.
+        counted = {
+            node: replace(load, placed=self._nodes.placed(node)) for node, load in loads.items()
+        }
+        return choose_decode_node(counted) if counted else in_turn[0]
 
     def _load(self, node: str) -> Steps[DecodeLoad | None]:
         try:
@@ -169,8 +178,7 @@ class MovingSession(SessionLife):
             return None
         self._nodes.answered(node)
         step = said.step_seconds if said.HasField("step_seconds") else None
-        placed = self._nodes.placed(node)
-        return DecodeLoad(step, said.busy, said.free_kv, said.draining, placed)
+        return DecodeLoad(step, said.busy, said.free_kv, said.draining)
 
     def _hand_back(self) -> Steps[int | None]:
         if not self._targets.hand_back:

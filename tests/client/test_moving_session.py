@@ -255,6 +255,29 @@ def test_nodes_that_failed_come_last_for_a_while() -> None:
     assert ["a", "b"] in [small.in_turn(()) for _ in range(100)]
 
 
+def test_a_session_is_counted_at_one_node_from_its_choice_to_its_close() -> None:
+    """Else all that are opened at one moment would see the same nodes empty."""
+    fleet = Fleet({"a": said(), "b": said()})
+    nodes = DecodeNodes(["a", "b"])
+    sessions = [MovingSession(Conversation(b""), FAST, nodes, SessionTargets()) for _ in range(8)]
+    opening = [session.open() for session in sessions]
+    outcomes: list[Any] = [None] * len(opening)
+    for method in ("Load", "Load", "Open"):
+        for place, steps in enumerate(opening):
+            step = advance(steps, outcomes[place])
+            assert isinstance(step, Call) and step.method == method
+            outcomes[place] = fleet.answer(step)
+    assert [nodes.placed(node) for node in "ab"] == [4, 4]
+    for session, steps in zip(sessions, opening, strict=True):
+        steps.close()
+        fleet.take(session.open())
+        session.turn_failed(DRAINING)
+        turn(fleet, session)
+        fleet.take(session.close())
+        fleet.take(session.close())
+    assert [nodes.placed(node) for node in "ab"] == [0, 0]
+
+
 @pytest.mark.parametrize("addresses", [[], ["a", "a"]])
 def test_addresses_are_named_once(addresses: list[str]) -> None:
     with pytest.raises(ValueError, match="each once"):
