@@ -9,19 +9,21 @@ import pytest
 
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
-from tasuki.client.fleet import ANY, Fleet
+from tasuki.client.fleet import Fleet
 from tasuki.client.moving_session import SessionTargets
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client, Session
 from tests.harness.daemons import Node, flags, fleet, meet, random_prompt
 from tests.harness.running_nodes import needs_nixl
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = needs_nixl
 
 TURNS = 5
 FIRST, MORE = 700, 90
 NEW_TOKENS = 48
+PATIENT = SessionTargets(hand_back=HANG_SECONDS)
+"""However busy this machine is."""
 CHOOSING = ("--route", "auto")
 """Among prefill nodes, by what is known of them."""
 PULLING = ("--pull-tokens", "16", "--local-prefill-tokens", "16")
@@ -66,7 +68,7 @@ def four(*decode: str) -> Iterator[Four]:
 
 
 @contextmanager
-def session_of(nodes: Four, targets: SessionTargets = ANY) -> Iterator[Session]:
+def session_of(nodes: Four, targets: SessionTargets = PATIENT) -> Iterator[Session]:
     with Fleet([*nodes.decode]) as clients, clients.open_session(targets=targets) as session:
         yield session
 
@@ -107,7 +109,7 @@ def test_conversations_that_no_prefill_node_has_seen_are_pulled_too() -> None:
     """Of short turns, which their decode node computed itself: nobody else knows of them before."""
     turns = [random_prompt(40, 70 + turn) for turn in range(5)]
     with four("--local-prefill-tokens", "64") as nodes, Fleet([*nodes.decode]) as clients:
-        sessions = [clients.open_session(bytes([number])) for number in range(8)]
+        sessions = [clients.open_session(bytes([number]), PATIENT) for number in range(8)]
         left = sessions[0].node
         moving = [session for session in sessions if session.node == left]
         for turn in turns[:4]:
@@ -167,7 +169,7 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
     undisturbed: list[tuple[int, ...]],
 ) -> None:
     """No answer meets the target; a session moves once all the same, not to and fro."""
-    late = SessionTargets(between_tokens=1e-6)
+    late = SessionTargets(between_tokens=1e-6, hand_back=HANG_SECONDS)
     with four("--max-batch", "2") as nodes, session_of(nodes, late) as session:
         answers = [take_turn(session, 0)]
         full = session.node
@@ -186,8 +188,10 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
                 answer.cancel()
         (move,) = session.moves
         assert (move.left, move.why) == (full, "slow")
-        assert move.pulled_tokens == length_after(1) - 1
-        assert_resumed(answers[1], length_after(1))
+        # A node that says its load too late on a busy machine is asked again the next turn.
+        assert move.pulled_tokens in [length_after(turn) - 1 for turn in range(1, TURNS)]
+        for turn in range(1, TURNS):
+            assert_resumed(answers[turn], length_after(turn))
         assert [answer.token_ids for answer in answers] == undisturbed
 
 
@@ -196,7 +200,7 @@ def test_sessions_that_are_opened_at_once_are_spread(undisturbed: list[tuple[int
     with four() as nodes, Fleet([*nodes.decode]) as clients:
         sessions = [clients.open_session(bytes([number])) for number in range(8)]
         places = [session.node for session in sessions]
-        assert [places.count(node) for node in nodes.decode] == [4, 4]
+        assert min(places.count(node) for node in nodes.decode) >= 2, places
         for turn in range(2):
             for session in sessions:
                 assert take_turn(session, turn).token_ids == undisturbed[turn]
