@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces bench-fleet bench-gateway fleet-replay fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -42,6 +42,10 @@ bench-traces: $(VENV)/installed
 # them; all take hours on one core, and that of 1,000 nodes 14 GiB.
 bench-fleet: $(VENV)/installed
 	$(BIN)/python -m tasuki.bench.fleet.tables $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet.json $(BENCH_ARGS)
+
+# Days of requests under the planner, and under an oracle that knows them: a table and JSON. Half an hour of a core.
+bench-planner: $(VENV)/installed
+	$(BIN)/python -m tasuki.bench.fleet.planner.main --out docs/results/planner.json $(BENCH_ARGS)
 
 # The same trace, shortened, on 2 x 2 real daemons and in the simulator: how far apart the two are.
 fleet-replay: $(VENV)/dev-installed

@@ -32,7 +32,7 @@ _ADDED = (
     "wall_seconds",
     "cpu_seconds",
 )
-_STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Of the 95% interval, by degrees of freedom from 1 on."""
 
 
@@ -48,7 +48,7 @@ def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[st
     result |= {name: fmean(run[name] for run in runs) for name in AVERAGED}
     result |= {name: sum(run[name] for run in runs) for name in _ADDED}
     result["memory_gib"] = max(run["memory_gib"] for run in runs)
-    student = _STUDENT[min(seeds - 1, len(_STUDENT)) - 1]
+    student = STUDENT[min(seeds - 1, len(STUDENT)) - 1]
     result["seeds"] = seeds
     result["intervals"] = {
         name: student * stdev(run[name] for run in runs) / seeds**0.5 for name in AVERAGED
