@@ -13,11 +13,11 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import aiohttp
 
 from tasuki.dashboard.fleet.exposition_text import LabelTexts, Samples, read_samples
-from tasuki.dashboard.fleet.fleet import Fleet
 from tasuki.dashboard.fleet.metric_names import WANTED
 
 from .node_address import is_here
@@ -60,11 +60,29 @@ class NodeRefused(Exception):
     """A node's answer is of no use; the message is why, in words of ours."""
 
 
+class Polled(Protocol):
+    """Whoever wants nodes' answers. now: seconds since 1970. clock: monotonic seconds."""
+
+    def set_members(self, addresses: Iterable[str]) -> None: ...
+
+    def answered(self, address: str, now: float, clock: float, samples: Samples) -> None: ...
+
+    def failed(self, address: str, now: float, reason: str) -> None: ...
+
+
 class NodePoll:
     """`async with` it. REQUIRES: a running event loop."""
 
-    def __init__(self, fleet: Fleet, credentials: Credentials, limits: PollLimits) -> None:
+    def __init__(
+        self,
+        fleet: Polled,
+        credentials: Credentials,
+        limits: PollLimits,
+        wanted: frozenset[str] = WANTED,
+    ) -> None:
+        """wanted: names of the samples that are kept."""
         self._fleet = fleet
+        self._wanted = wanted
         self._credentials = credentials
         self._limits = limits
         self._turns = asyncio.Semaphore(limits.at_a_time)
@@ -133,7 +151,7 @@ class NodePoll:
         try:
             async with asyncio.timeout(seconds):
                 text = await self._fetch(address)
-            return read_samples(text, WANTED, self._label_texts)
+            return read_samples(text, self._wanted, self._label_texts)
         except TimeoutError as error:
             raise NodeRefused(f"no answer within {seconds:g} s") from error
         except aiohttp.ClientConnectorCertificateError as error:

@@ -1,31 +1,48 @@
 """One node under Ray: an actor that keeps one daemon alive and gives its address.
 
-Owns a child process and a file of prefill nodes that the child watches. Thread rule: Ray calls one
-method at a time. Invariants: a child never outlives its actor, since its stdin ends with it; the
-address of a child that died is its successor's.
+Owns a child process and a file of prefill nodes that the child watches while it decodes. Thread
+rule: Ray calls one method at a time. Invariants: a child never outlives its actor, since its stdin
+ends with it; the address of a child that died is its successor's, which has the role that it had.
 """
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasuki.cli.launcher import Daemon
+from tasuki.cli.launcher import STOP_SECONDS, Daemon
+from tasuki.cli.planner.node_access import NodeAccess
+from tasuki.cli.planner.placed_nodes import Standing
+from tasuki.cli.role import change_role
+from tasuki.client.channel import bearing, open_channel
+from tasuki.utils.tls import ClientTls
 
 
 class RayNode:
     """Made an actor by fleet.py. role: prefill or decode."""
 
-    def __init__(self, role: str, name: str, flags: Sequence[str], host: str) -> None:
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        flags: Sequence[str],
+        host: str,
+        access: NodeAccess | None = None,
+    ) -> None:
         """flags: the daemon's, without --bind and --name; host: to bind, empty for Ray's address of
-        this machine."""
+        this machine. access: of a planner, for nodes that it places."""
         self._role = role
         self._folder = tempfile.TemporaryDirectory(prefix="tasuki-")
-        self._members = Path(self._folder.name) / "prefill-nodes"
+        folder = Path(self._folder.name)
+        self._members = folder / "prefill-nodes"
         self._members.write_text("", encoding="utf-8")
-        self._flags = [*flags, "--name", name]
-        if role == "decode":
-            self._flags += ["--prefill-file", str(self._members)]
         self._host = host or _own_address()
+        self._access = access
+        self._flags = [*flags, "--name", name]
+        if access is not None:
+            self._flags += access.flags(self._host, flags)
+        # What it watches once it decodes, where it begins as a prefill node.
+        self._other = folder / "other-role.toml"
+        self._other.write_text(f'prefill_file = "{self._members}"\n', encoding="utf-8")
         self._daemon: Daemon | None = None
         self._address = ""
 
@@ -36,15 +53,33 @@ class RayNode:
             self._daemon.stop()
             self._daemon = None
         if self._daemon is None:
-            self._daemon = Daemon(self._role, self._flags, bind=f"{self._host}:0")
+            flags = [*self._flags, *self._role_flags()]
+            self._daemon = Daemon(self._role, flags, bind=f"{self._host}:0")
             self._address = self._daemon.wait_ready()
         return self._address
+
+    def stand(self) -> Standing:
+        """As address(). Raises LaunchError."""
+        address = self.address()
+        assert self._daemon is not None
+        return Standing(self._role, address, self._daemon.http_address or "")
 
     def follow(self, members: Sequence[str]) -> None:
         """(decode) The prefill nodes from now on, HOST:PORT."""
         fresh = self._members.with_suffix(".new")
         fresh.write_text("".join(f"{member}\n" for member in members), encoding="utf-8")
         fresh.replace(self._members)
+
+    def change_role(self, role: str) -> None:
+        """Once what was in flight has ended. REQUIRES: address() was called; it has an access.
+        Raises ClientError, RoleNotTaken."""
+        access = self._access
+        assert access is not None
+        tls = ClientTls(access.ca) if access.ca else None
+        with open_channel(self._address, tls) as plain:
+            channel = bearing(plain, access.key) if access.key else plain
+            change_role(channel, role, {}, access.drain_seconds + STOP_SECONDS)
+        self._role = role
 
     def pid(self) -> int:
         """The daemon's process id. REQUIRES: address() was called."""
@@ -57,12 +92,20 @@ class RayNode:
 
         return str(ray.get_runtime_context().get_node_id())
 
-    def drain(self, timeout: float) -> int:
-        """SIGTERM, and its exit status once what was in flight has ended."""
-        if self._daemon is None:
-            return 0
+    def drain(self, timeout: float | None = None) -> int:
+        """SIGTERM, and its exit status once what was in flight has ended. timeout: seconds; None:
+        the access's and what it takes to end. Nothing may be asked of it afterwards."""
+        if timeout is None:
+            timeout = STOP_SECONDS + (self._access.drain_seconds if self._access else 0.0)
         daemon, self._daemon = self._daemon, None
-        return daemon.stop(timeout)
+        status = 0 if daemon is None else daemon.stop(timeout)
+        self._folder.cleanup()
+        return status
+
+    def _role_flags(self) -> list[str]:
+        if self._role == "decode":
+            return ["--prefill-file", str(self._members)]
+        return ["--other-role-config", str(self._other)] if self._access is not None else []
 
 
 def _own_address() -> str:

@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tasuki.cli.planner.planner_config import PlannerConfig
 from tasuki.utils.config.flags import FlagParser
 from tasuki.utils.config.options import option
 
@@ -27,6 +28,9 @@ class RayConfig:
     )
     host: str = option("", "address that each node binds; none: Ray's address of its machine")
     poll_seconds: float = option(1.0, "between two looks at every node")
+    plan: bool = option(
+        False, "nodes come, go and change their roles as demand asks; else they stay as they are"
+    )
 
     def __post_init__(self) -> None:
         if self.prefill < 0 or self.decode < 1:
@@ -34,13 +38,18 @@ class RayConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Raises RayMissing."""
+    """Raises RayMissing, PlannerConfigError."""
     parser = FlagParser("tasuki ray", "Nodes on the machines of a Ray cluster.")
     parser.add_argument("flags", nargs="*", help="of every daemon, behind --")
     parser.add_config(RayConfig)
+    parser.add_config(PlannerConfig)
     values = parser.parse_args(argv)
-    config = parser.build(RayConfig, values)
+    config, planner = parser.build(RayConfig, values), parser.build(PlannerConfig, values)
     if importlib.util.find_spec("ray") is None:
         raise RayMissing("Ray is not installed: pip install 'tasuki[ray]'")
-    importlib.import_module(".fleet", __package__).supervise(config, values.flags)
+    if config.plan:
+        planned = importlib.import_module(".planned_fleet", __package__)
+        planned.supervise(config, planner, values.flags)
+    else:
+        importlib.import_module(".fleet", __package__).supervise(config, values.flags)
     return 0

@@ -14,10 +14,14 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: make ray-test")
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from tasuki.cli.embedded import embedded_model  # noqa: E402
+from tasuki.cli.planner.cluster import ClusterNode, NodePhase  # noqa: E402
+from tasuki.cli.planner.node_access import NodeAccess  # noqa: E402
 from tasuki.cli.ray.fleet import RayFleet  # noqa: E402
 from tasuki.cli.ray.main import RayConfig  # noqa: E402
+from tasuki.cli.ray.planned_fleet import RayNodes  # noqa: E402
 from tasuki.client.prompt import Prompt  # noqa: E402
 from tasuki.client.session import Client  # noqa: E402
+from tasuki.routing.planner.observation import NodeRole  # noqa: E402
 from tests.harness.daemons import flags, random_prompt, until  # noqa: E402
 
 pytestmark = [
@@ -81,3 +85,41 @@ def test_nodes_find_each_other_and_what_dies_comes_back(cluster: Cluster, fleet:
     until(lambda: hands_over(second), "no hand-over after the machine's death", 180.0)
     assert ray.get(fleet.nodes["prefill-0"].machine.remote()) != where
     fleet.drain()
+
+
+def test_planned_nodes_come_change_their_roles_and_go(cluster: Cluster) -> None:
+    config = RayConfig(host="127.0.0.1", cpus=0.5)
+    nodes = RayNodes(config, flags(embedded_model()), NodeAccess(drain_seconds=60.0))
+
+    def found(role: NodeRole) -> list[ClusterNode]:
+        return [
+            node
+            for node in nodes.nodes()
+            if node.role is role and node.phase is NodePhase.READY and node.http
+        ]
+
+    def stand(prefill: int, decode: int) -> bool:
+        return (len(found(NodeRole.PREFILL)), len(found(NodeRole.DECODE))) == (prefill, decode)
+
+    def hands_over() -> bool:
+        (decode,) = found(NodeRole.DECODE)
+        with Client(decode.address) as client:
+            prompt = Prompt(token_ids=random_prompt(300, next(asked)))
+            usage = client.generate(prompt, max_new_tokens=4, ignore_eos=True).result().usage
+        return str(usage.prefilled_on) in {node.name for node in found(NodeRole.PREFILL)}
+
+    asked = iter(range(1000))
+    try:
+        nodes.place(NodeRole.PREFILL)
+        nodes.place(NodeRole.DECODE)
+        nodes.place(NodeRole.DECODE)
+        until(lambda: stand(1, 2), nodes.nodes, 180.0)
+        changed = found(NodeRole.DECODE)[0].name
+        nodes.change_role(changed, NodeRole.PREFILL)
+        until(lambda: stand(2, 1), nodes.nodes, 180.0)
+        until(hands_over, "no hand-over", 60.0)
+        nodes.drain(changed)
+        until(lambda: len(nodes.nodes()) == 2, nodes.nodes, 180.0)
+        until(hands_over, "no hand-over after one has gone", 60.0)
+    finally:
+        nodes.end()

@@ -1,0 +1,244 @@
+"""A planner over real daemons: roles follow the demand and no request is lost; one that begins anew
+takes nothing away."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from tasuki.cli.fleet.node_poll import Credentials, NodePoll, PollLimits
+from tasuki.cli.planner.cluster import ClusterNode, NodePhase
+from tasuki.cli.planner.fleet_observer import FleetObserver
+from tasuki.cli.planner.node_figures import PLANNED_BY
+from tasuki.cli.planner.placed_nodes import PlacedNodes
+from tasuki.cli.planner.plan_loop import PlanLoop
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt
+from tasuki.client.retry import RetryPolicy
+from tasuki.client.session import Client
+from tasuki.routing.planner.observation import NodeRole
+from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
+from tasuki.transfer.transports.nixl.transport import installed_package
+from tests.harness.daemons import flags, random_prompt
+from tests.harness.local_nodes import local_nodes
+from tests.harness.waiting import HANG_SECONDS
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed"),
+]
+
+EVERY = 0.5
+# Three nodes, whose roles alone change. No machine meets the first target, so that prefill nodes
+# are planned by how busy they are, whatever this machine's speed; every machine meets the second,
+# so that decode nodes are planned by memory.
+POLICY = PlanPolicy(
+    ServiceTargets(1e-4, 60.0, 0.95),
+    NodeBounds(least=3, most=3),
+    Pace(window=8.0, level=3.0, quick=1.0, ahead=1.0, settle=4.0, cool_down=1.0, clear=10.0),
+)
+ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
+ONCE = RetryPolicy(attempts=1)
+
+
+class Callers:
+    """Ask over and over, each for an answer of its own, at whichever node answers."""
+
+    def __init__(self, many: int, prompt: int, answer: int) -> None:
+        self._prompt, self._answer = prompt, answer
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(many)
+        self.addresses: Sequence[str] = ()
+        self.answers = 0
+        self._running = [self._pool.submit(self._run, caller) for caller in range(many)]
+
+    def _run(self, caller: int) -> None:
+        turn = 0
+        while not self._over.is_set():
+            turn += 1
+            self._ask(f"{caller}-{turn}".encode(), caller + turn)
+            self.answers += 1
+
+    def _ask(self, salt: bytes, start: int) -> None:
+        deadline = time.monotonic() + HANG_SECONDS
+        refusals: list[str] = []
+        while time.monotonic() < deadline:
+            for address in self.addresses[start % max(1, len(self.addresses)) :]:
+                try:
+                    with Client(address, retry=ONCE) as client:
+                        answer = client.generate(
+                            Prompt(token_ids=random_prompt(self._prompt, start)),
+                            max_new_tokens=self._answer,
+                            ignore_eos=True,
+                            cache_salt=salt,
+                        ).result()
+                    assert len(answer.token_ids) == self._answer
+                    return
+                except ClientError as error:
+                    assert error.status in ELSEWHERE, error
+                    refusals.append(str(error))
+            start = 0
+            self._over.wait(0.1)
+        raise AssertionError(f"nobody answers: {refusals[-3:]}")
+
+    def stop(self) -> int:
+        """Answers in all. Raises what a caller did."""
+        self._over.set()
+        for each in self._running:
+            each.result(HANG_SECONDS)
+        self._pool.shutdown()
+        return self.answers
+
+
+class Planned:
+    def __init__(self, nodes: PlacedNodes, plans: PlanLoop) -> None:
+        self.nodes, self.plans = nodes, plans
+
+    def standing(self) -> Sequence[ClusterNode]:
+        return self.nodes.nodes()
+
+    def roles(self) -> dict[NodeRole, int]:
+        """Of nodes that are ready."""
+        ready = [node.role for node in self.standing() if node.phase is NodePhase.READY]
+        return {role: ready.count(role) for role in NodeRole}
+
+    async def step_until(self, prefill: int, decode: int, callers: Callers | None = None) -> None:
+        deadline = time.monotonic() + 2 * HANG_SECONDS
+        wanted = {NodeRole.PREFILL: prefill, NodeRole.DECODE: decode}
+        while (found := await asyncio.to_thread(self.roles)) != wanted:
+            assert time.monotonic() < deadline, (found, wanted)
+            await self.plans.step()
+            if callers is not None:
+                callers.addresses = [
+                    node.address
+                    for node in await asyncio.to_thread(self.standing)
+                    if node.role is NodeRole.DECODE and node.phase is NodePhase.READY
+                ]
+            await asyncio.sleep(EVERY)
+
+
+@asynccontextmanager
+async def planned(
+    nodes: PlacedNodes, policy: PlanPolicy = POLICY, done: list[dict[str, Any]] | None = None
+) -> AsyncIterator[Planned]:
+    observer = FleetObserver(warm=0.1)
+    limits = PollLimits(every_seconds=EVERY / 2, answer_seconds=HANG_SECONDS)
+    async with NodePoll(observer, Credentials(), limits, PLANNED_BY) as poll:
+        show = [].append if done is None else done.append
+        yield Planned(nodes, PlanLoop(nodes, observer, poll, policy, EVERY, show))
+
+
+def three(nodes: PlacedNodes) -> None:
+    for role in (NodeRole.PREFILL, NodeRole.DECODE, NodeRole.DECODE):
+        nodes.place(role)
+
+
+SHARED = (*flags(arena_mib=32), "--local-prefill-tokens", "64", "--prefill-chunk-tokens", "128")
+
+
+@pytest.mark.slow
+def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
+    async def run() -> list[dict[str, Any]]:
+        done: list[dict[str, Any]] = []
+        with local_nodes(SHARED) as nodes:
+            three(nodes)
+            async with planned(nodes, done=done) as fleet:
+                await fleet.step_until(1, 2)
+                reading = Callers(6, prompt=900, answer=1)
+                try:
+                    await fleet.step_until(2, 1, reading)
+                finally:
+                    assert await asyncio.to_thread(reading.stop) > 0
+                # Answers whose memory one node does not have.
+                writing = Callers(24, prompt=32, answer=400)
+                try:
+                    await fleet.step_until(1, 2, writing)
+                finally:
+                    assert await asyncio.to_thread(writing.stop) > 0
+        return done
+
+    done = asyncio.run(run())
+    assert [each["changed_to"] for each in done if "changed_to" in each][:2] == [
+        "prefill",
+        "decode",
+    ]
+    assert not [each for each in done if "placed" in each or "drained" in each]
+
+
+def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
+    """Four nodes, of which two are too many, and an answer under way on the one that goes."""
+    policy = replace(POLICY, bounds=NodeBounds(least=2, most=4))
+
+    async def run() -> None:
+        done: list[dict[str, Any]] = []
+        with local_nodes(SHARED) as nodes:
+            three(nodes)
+            nodes.place(NodeRole.PREFILL)
+            # Two planners that end before they have seen a whole window.
+            for _ in range(2):
+                async with planned(nodes, policy, done) as fleet:
+                    await fleet.step_until(2, 2)
+                    began = time.monotonic()
+                    while time.monotonic() - began < policy.pace.window / 3:
+                        assert (made := await fleet.plans.step()) is None or not made.actions
+                        await asyncio.sleep(EVERY)
+            writing = Callers(2, prompt=32, answer=100)
+            try:
+                async with planned(nodes, policy, done) as fleet:
+                    await fleet.step_until(1, 1, writing)
+            finally:
+                answers = await asyncio.to_thread(writing.stop)
+            assert answers > 0
+        assert [each for each in done if "drained" in each]
+        assert not [each for each in done if "placed" in each or "changed_to" in each]
+
+    asyncio.run(run())
+
+
+class Broken:
+    """A cluster that cannot be asked, once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.placed: list[NodeRole] = []
+
+    def nodes(self) -> Sequence[ClusterNode]:
+        self.asked += 1
+        if self.asked == 1:
+            raise RuntimeError("the cluster did not answer")
+        return [
+            ClusterNode(f"{role}-{n}", role, NodePhase.COMING, "", "")
+            for n, role in enumerate(self.placed)
+        ]
+
+    def place(self, role: NodeRole) -> None:
+        self.placed.append(role)
+
+    def drain(self, name: str) -> None:
+        raise AssertionError("nothing was observed")
+
+    def change_role(self, name: str, role: NodeRole) -> None:
+        raise AssertionError("nothing was observed")
+
+
+def test_a_planner_that_breaks_goes_on_anew() -> None:
+    async def run() -> None:
+        cluster, observer = Broken(), FleetObserver(warm=0.1)
+        async with NodePoll(observer, Credentials(), PollLimits(), PLANNED_BY) as poll:
+            plans = PlanLoop(cluster, observer, poll, POLICY, 0.01, [].append)
+            running = asyncio.create_task(plans.run())
+            while cluster.asked < 5:
+                assert not running.done()
+                await asyncio.sleep(0.01)
+            running.cancel()
+        # What is least was placed, once.
+        assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]
+
+    asyncio.run(run())
