@@ -92,6 +92,6 @@ def test_the_planner_serves_and_the_oracle_is_cheaper(day: Day) -> None:
     _, best = OracleDay(day, SPEED, NodeTimes(), TARGETS).cheapest(lambda line: None)
     planned = simulated_day(day, SPEED, NodeTimes(), POLICY, 1)
     assert planned.unended == 0 and best.in_time >= 0.999
-    assert planned.in_time > 0.9 and planned.turns == planned.at_crowds
+    assert planned.in_time > 0.9 and planned.turns <= 1
     # An hour begins with more nodes than it needs, of which none goes for ten minutes.
     assert best.node_hours < planned.node_hours < 2.5 * best.node_hours
