@@ -7,6 +7,7 @@ cheapest is taken with which `SHARE` of the requests are in time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -121,7 +122,7 @@ class OracleDay:
         return fleet.run(follow)
 
 
-def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _smooth(values: NDArray[Any]) -> NDArray[np.float64]:
     window = np.ones(_SMOOTH)
     many = np.convolve(np.ones(len(values)), window, "same")
     return np.asarray(np.convolve(values, window, "same") / many)

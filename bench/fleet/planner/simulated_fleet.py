@@ -63,7 +63,10 @@ class SimulatedFleet:
         self._times = times
         self._random = np.random.default_rng(seed)
         self._prefill, self._decode = PrefillPool(), DecodePool(speed)
-        self._pools = {NodeRole.PREFILL: self._prefill, NodeRole.DECODE: self._decode}
+        self._pools: dict[NodeRole, PrefillPool | DecodePool] = {
+            NodeRole.PREFILL: self._prefill,
+            NodeRole.DECODE: self._decode,
+        }
         self._unfinished = 0
         self._coming: list[tuple[float, int, NodeRole]] = []
         self._changing: dict[int, NodeRole] = {}
