@@ -8,6 +8,7 @@ after them; only blocks of the wanted namespace are announced, and two namespace
 block.
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,9 +20,12 @@ from tasuki.pycache.packed_events import CacheEvent, PackedEvents
 
 @dataclass(frozen=True)
 class Block:
+    """tokens: an array, a seventh of a tuple's memory: a node of 64 GB has 50,000 pages, and each
+    gateway a copy."""
+
     prefix: bytes
     parent: bytes
-    tokens: tuple[int, ...]
+    tokens: "array[int]"
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class UsableBlocks:
             return ()
         if event.kind == "page_stored":
             if parent == root or parent in self._pages:
-                self._pages[prefix] = Block(prefix, parent, event.page)
+                self._pages[prefix] = Block(prefix, parent, array("i", event.page))
         elif event.kind == "page_removed":
             self._pages.pop(prefix, None)
         else:
