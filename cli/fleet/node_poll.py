@@ -11,7 +11,6 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from .node_address import is_here
 
 _PATH = "/metrics"
 _CHUNK = 1 << 16
+_CANCEL_SECONDS = 1.0
 _SLOWEST_SECONDS = 60.0
 """How seldom a node that never answers is asked."""
 
@@ -94,7 +94,8 @@ class NodePoll:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._limits.at_a_time),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=self._limits.answer_seconds),
+            # _ask has the bound: of two that end at once, one may swallow a cancellation.
+            timeout=aiohttp.ClientTimeout(total=None),
             # A short answer could expand to any size.
             auto_decompress=False,
             headers={"Accept-Encoding": "identity"},
@@ -122,12 +123,12 @@ class NodePoll:
             self._asking[address] = asyncio.create_task(self._keep_asking(address, later))
 
     async def _end(self, addresses: list[str]) -> None:
-        tasks = [self._asking.pop(address) for address in addresses]
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        ending = {self._asking.pop(address) for address in addresses}
+        while ending:
+            # Again, where something that a task awaits has swallowed it.
+            for task in ending:
+                task.cancel()
+            _, ending = await asyncio.wait(ending, timeout=_CANCEL_SECONDS)
 
     async def _keep_asking(self, address: str, later: float) -> None:
         await asyncio.sleep(later)

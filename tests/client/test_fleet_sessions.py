@@ -84,7 +84,7 @@ def test_where_both_are_overloaded_the_caller_is_told_and_when_to_come_back(
             session.generate().result()
         assert (raised.value.kind, raised.value.retry_after) == ("overloaded", 2.0)
         asked = [each for front in fronts.values() for each in front.engine.of(m.Submit)]
-        turns = [each.ttft_target for each in asked if each.purpose is m.Purpose.ANSWER]
+        turns = [each.targets.first_token for each in asked if each.purpose is m.Purpose.ANSWER]
         assert turns == [0.5, 0.5], "once at each, with its target"
         for front in fronts.values():
             front.engine.reject = None
