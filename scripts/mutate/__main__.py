@@ -8,6 +8,7 @@ docs/testing.md does not show to be equivalent.
 import argparse
 import math
 import random
+import resource
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,8 @@ from scripts.mutate.results import Verdict
 from scripts.mutate.targets import Aim, aims
 
 _ROOT = Path(__file__).parents[2]
+_MOST_BYTES = 8 << 30
+"""Of each process: a loop that is changed may allocate for ever, and take the machine with it."""
 
 
 def main() -> int:
@@ -42,6 +45,7 @@ def main() -> int:
         _ROOT, options.results, seed, options.sample, options.seconds, options.workers
     )
     print(f"mutate: seed {seed}, {options.sample} of {len(found)} mutants", flush=True)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     verdicts = run(campaign, found, lambda line: print(line, flush=True))
     print(table(verdicts))
     lives = (Status.SURVIVED.value, Status.UNNOTICED.value)
