@@ -147,3 +147,9 @@ def test_who_would_be_late_behind_all_others_comes_first_and_the_first_due_of_th
 
 def test_while_no_speed_is_known_nobody_hurries() -> None:
     assert share_chunk([due(3200, 5.0), demand(64)], PAGE_TOKENS, 1)[1] == 64
+
+
+def test_two_callers_who_are_owed_nothing_take_turns_at_what_is_enough_for_one() -> None:
+    both = [demand(1000, "ann"), demand(1000, "ben")]
+    given = [share_chunk(both, PAGE_TOKENS, turn) for turn in (1, 2, 3)]
+    assert given[0] != given[1] == [PAGE_TOKENS, 0] and given[2] == given[0] == [0, PAGE_TOKENS]

@@ -12,11 +12,11 @@ from tasuki.engine import messages as m
 from tasuki.engine.accounting.memory_plan import MemoryPlan
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan, PlanError, ScoredRow, decode_plan
-from tasuki.engine.intake import MAX_PROMPT_SCORES
+from tasuki.engine.intake import MAX_PROMPT_SCORES, Intake
 from tasuki.engine.role import Role
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
-from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.prompt_scores import SCORED_ROWS, PromptScores, score_rows
 from tests.harness.engine_goldens import cold_engine
 from tests.harness.engine_pair import engine_pair
@@ -236,3 +236,13 @@ def test_a_plan_that_scores_what_its_row_does_not_have_is_refused() -> None:
     engine.post(submit("r", prompt(40), 1, prompt_logprobs=0))
     with pytest.raises(PlanError, match="scores tokens"):
         engine.run()
+
+
+@pytest.mark.parametrize(
+    ("top", "fits"),
+    [(None, True), (0, True), (MAX_TOP_LOGPROBS, True), (-1, False), (MAX_TOP_LOGPROBS + 1, False)],
+)
+def test_so_many_of_the_likeliest_may_be_asked_for(top: int | None, fits: bool) -> None:
+    # What is asked for is all that it looks at.
+    intake = Intake(None, None, print)  # type: ignore[arg-type]
+    assert (intake.scoring_refusal(prompt(3, 1), top) is None) is fits

@@ -14,7 +14,7 @@ from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Prefilling, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.scheduling.siblings import leader_of
+from tasuki.engine.scheduling.siblings import common_tokens, leader_of
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation
 from tests.handover.test_pulls import reserve, said, sender_over
@@ -275,3 +275,20 @@ def test_a_room_whose_forward_failed_leaves_nothing(
     prefill.run()
     (token,) = said(prefill, m.PrefillToken)
     assert token.hit.usable_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "common"),
+    [
+        ((), (1,), 0),
+        ((1, 2), (3, 2), 0),
+        ((5,), (5, 6), 1),
+        ((5, 6, 8), (5, 7, 8), 1),
+        ((5, 6), (5, 6), 2),
+    ],
+)
+def test_what_two_prompts_begin_with(
+    one: tuple[int, ...], other: tuple[int, ...], common: int
+) -> None:
+    first, second = (np.array(tokens, dtype=np.int32) for tokens in (one, other))
+    assert common_tokens(first, second) == common_tokens(second, first) == common

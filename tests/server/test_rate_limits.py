@@ -234,3 +234,8 @@ def test_a_prompt_may_take_a_whole_minute_and_what_is_refused_takes_nothing() ->
     limits.admit_prompt(ANN, 600)
     with pytest.raises(RateLimited):
         limits.admit_prompt(ANN, 1)
+
+
+def test_tokens_are_counted_where_they_are_limited() -> None:
+    assert not RateLimits(5, 0, Clock()).count_tokens
+    assert RateLimits(0, 1, Clock()).count_tokens
