@@ -183,7 +183,7 @@ def test_a_storm_of_aborts_costs_less_than_what_it_ends(pair: Pair) -> None:
 
     before = spent()
     streams = [pair.ask(SHORT, ENDLESS) for _ in range(STORM)]
-    # Not all of them: what waits for a minute ends by itself, and asking may take a busy machine that.
+    # Not all of them: what waits for a minute ends by itself, and asking may take as long.
     until(lambda: sum(pair.decode.stats().requests.values()) > STORM * 0.4, pair.decode.story)
     begun = spent()
     for stream in streams:
