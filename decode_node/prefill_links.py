@@ -59,6 +59,9 @@ class PrefillLinks:
         used = set(busy)
         for link in [link for link in self._leaving if link.connection not in used]:
             self._leaving.remove(link)
+            if link.connection is not None:
+                # Its task ends later, and until then it would be chosen among those that stand.
+                link.connection.end()
             self._tasks.pop(link).cancel()
 
     def lose_all(self) -> None:

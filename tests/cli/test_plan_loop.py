@@ -21,7 +21,7 @@ from tasuki.cli.planner.placed_nodes import PlacedNodes
 from tasuki.cli.planner.plan_loop import PlanLoop
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
+from tasuki.client.retry import RetryPolicy, is_transient
 from tasuki.client.session import Client
 from tasuki.routing.planner.observation import NodeRole
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
@@ -44,7 +44,8 @@ POLICY = PlanPolicy(
     NodeBounds(least=3, most=3),
     Pace(window=8.0, level=3.0, quick=1.0, ahead=1.0, settle=4.0, cool_down=1.0, clear=10.0),
 )
-ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
+# This node is no front door now.
+ELSEWHERE = (grpc.StatusCode.UNIMPLEMENTED,)
 ONCE = RetryPolicy(attempts=1)
 
 
@@ -82,7 +83,7 @@ class Callers:
                     assert len(answer.token_ids) == self._answer
                     return
                 except ClientError as error:
-                    assert error.status in ELSEWHERE, error
+                    assert is_transient(error) or error.status in ELSEWHERE, error
                     refusals.append(str(error))
             start = 0
             self._over.wait(0.1)

@@ -107,10 +107,8 @@ def test_two_by_two_nodes_find_each_other_and_one_leaves_under_load(etcd: EtcdPr
         ]
         first.ask_to_stop()
         usages = [stream.result().usage for stream in streams]
-        # Every prompt is answered. One that the leaving node turns away is computed here where its
-        # second attempt fails too: seen on a quiet machine, not explained yet.
-        assert {usage.prefilled_on for usage in usages} <= {"p1", "p2", "local"}
-        assert any(usage.prefilled_on != "local" for usage in usages)
+        assert not any(usage.local_fallback for usage in usages)
+        assert {usage.prefilled_on for usage in usages} <= {"p1", "p2"}
         for node in decodes:
             until(lambda node=node: members(node) == {"p2"}, lambda node=node: members(node))
             late = asked(node, random_prompt(333, 9), b"", new_tokens=4).result().usage

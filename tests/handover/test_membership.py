@@ -2,13 +2,17 @@
 
 import asyncio
 import logging
+from asyncio import Event
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tasuki.client.answer import Answer, AnswerStream
 from tasuki.decode_node.config import DecodeConfig
+from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_links import PrefillLinks
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
 from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
@@ -64,6 +68,26 @@ def test_a_list_and_a_file_exclude_each_other() -> None:
 def start() -> Iterator[Callable[..., Node]]:
     with fleet() as starting:
         yield starting
+
+
+def test_a_link_that_leaves_idle_is_ended_in_the_same_tick() -> None:
+    """Until its task has ended, whoever chooses would choose it, and nothing begins there."""
+
+    async def ended() -> list[str]:
+        def link(target: str) -> PrefillLink:
+            connection = Mock(spec=PrefillConnection)
+            return Mock(spec=PrefillLink, target=target, connection=connection, run=Event().wait)
+
+        links = PrefillLinks(link)
+        links.follow(["stays:1", "used:1", "idle:1"])
+        made = links.members
+        links.follow(["stays:1"])
+        links.end_idle([made[1].connection])
+        now = [link.target for link in made if link.connection.end.called]
+        await links.stop(HANG_SECONDS)
+        return now
+
+    assert asyncio.run(ended()) == ["idle:1"]
 
 
 def test_nodes_come_and_go_and_no_request_notices(

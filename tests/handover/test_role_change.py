@@ -16,7 +16,7 @@ from tasuki.client.answer import Answer
 from tasuki.client.channel import bearing, open_channel
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
-from tasuki.client.retry import RetryPolicy
+from tasuki.client.retry import RetryPolicy, is_transient
 from tasuki.client.session import Client
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
@@ -71,8 +71,8 @@ FIXED = frozenset(
 
 ONCE = RetryPolicy(attempts=1)
 HALF = NEW_TOKENS // 2
-# Another node may answer: this one drains, is away, or is no front door now.
-ELSEWHERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED)
+# This node is no front door now.
+ELSEWHERE = (grpc.StatusCode.UNIMPLEMENTED,)
 
 
 class Callers:
@@ -107,7 +107,7 @@ class Callers:
                         cache_salt=salt,
                     ).result()
             except ClientError as error:
-                assert error.status in ELSEWHERE, error
+                assert is_transient(error) or error.status in ELSEWHERE, error
                 refusals.append(str(error))
             self._over.wait(0.05)
         raise AssertionError(f"nobody answers: {refusals[-3:]}")
