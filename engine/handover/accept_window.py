@@ -1,4 +1,5 @@
-"""Rooms that hold memory on a prefill node though nothing of them is computed yet.
+"""Rooms that hold memory on a prefill node, or had it filled by a pull, though nothing of them is
+computed yet.
 
 Owns the count of them by decode node, and how many there may be. Knows no queue and no cache.
 Thread rule: the engine loop's. Invariant: a decode node that grants nothing keeps no more than its
@@ -21,6 +22,9 @@ class AcceptWindow:
         self._ahead: dict[str, dict[RoomId, int]] = {}
         self.left = 0
         """Rooms that were in the window and are not any more: grows when others may enter."""
+
+    def holds(self, peer: str, room: RoomId) -> bool:
+        return room in self._ahead.get(peer, {})
 
     def has_room(self, peer: str, tokens: int) -> bool:
         """Whether a prompt of so many tokens may be leased for the decode node."""

@@ -150,16 +150,18 @@ class PrefillHandover(Handover):
     def admit(self, request: Request) -> bool:
         """Pull what the receiver offers where that pays, else allocate, and wait for the grant."""
         assert request.ticket is not None
-        room = request.ticket.room
-        if not self._window.has_room(self._peers[room], len(request.prompt)):
+        room, tokens = request.ticket.room, len(request.prompt)
+        peer = self._peers[room]
+        if not (self._window.holds(peer, room) or self._window.has_room(peer, tokens)):
             return False
         if self._pull_pays(request) and self._pulls.begin(request):
+            self._window.enter(peer, room, tokens)
             return True
         allocation = self._allocate(request, request.length)
         if allocation is None:
             return False
         request.move(AwaitingGrant(allocation))
-        self._window.enter(self._peers[room], room, len(request.prompt))
+        self._window.enter(peer, room, tokens)
         self._emit(m.PrefillAccepted(room))
         return True
 
@@ -169,9 +171,18 @@ class PrefillHandover(Handover):
         if request.pull_tried or not offered:
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        decision = self._router.pull(match, offered)
+        decision = self._router.pull(match, offered, self._seconds_ahead())
         request.route = report(decision)
         return decision.choice is m.Choice.PULLED
+
+    def _seconds_ahead(self) -> float:
+        """Of prefill that is left of prompts whose turn has come."""
+        begun = AwaitingGrant | Prefilling
+        return sum(
+            self._load.left(room)
+            for room, request in self._rooms.items()
+            if isinstance(request.state, begun)
+        )
 
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         for item in prompts:

@@ -64,17 +64,25 @@ def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> 
     return RoutingDecision(Choice.HERE if here <= there else Choice.THERE, estimates)
 
 
-def should_pull(rates: Rates, tokens: int, size: int, at_least: int) -> RoutingDecision:
+def should_pull(
+    rates: Rates, tokens: int, size: int, at_least: int, ahead: float = 0.0
+) -> RoutingDecision:
     """PULLED, or THERE without a pull, where `tokens` in `size` bytes could be fetched instead of
-    computed. At least `at_least` are fetched while the rates are not known.
+    computed. At least `at_least` are fetched while the rates are not known. ahead: seconds of
+    prompts that are computed before this one in any case.
 
-    Fetched tokens save no forward, only its length: the fixed part is paid all the same. What a
-    busy node makes prompts wait is no part of it: fewer tokens do not shorten that.
+    Fetched tokens save no forward, only its length: the fixed part is paid all the same. A fetch of
+    at least `at_least` tokens hides behind the prompts ahead, and only the rest of it counts; for
+    fewer it is not worth the work that it is for both nodes.
     """
     if tokens <= 0:
         return RoutingDecision(Choice.THERE)
     if rates.forwarded is None or rates.pulled is None:
         return RoutingDecision(Choice.PULLED if tokens >= at_least else Choice.THERE)
-    estimates = {"pull": rates.pulled.seconds(size), "compute": rates.forwarded.each * tokens}
+    hidden = ahead if tokens >= at_least else 0.0
+    estimates = {
+        "pull": max(0.0, rates.pulled.seconds(size) - hidden),
+        "compute": rates.forwarded.each * tokens,
+    }
     pays = estimates["pull"] < estimates["compute"]
     return RoutingDecision(Choice.PULLED if pays else Choice.THERE, estimates)

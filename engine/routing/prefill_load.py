@@ -35,6 +35,10 @@ class PrefillLoad:
         """Seconds of prefill that are left."""
         return sum(self._left.values())
 
+    def left(self, room: m.RoomId) -> float:
+        """Seconds of prefill that are left of one room's prompt."""
+        return self._left.get(room, 0.0)
+
     @property
     def waits(self) -> dict[str, float]:
         """The same by whose rooms they are."""

@@ -35,13 +35,15 @@ class Router:
         """So many are always computed here while nothing was measured."""
         return self._config.local_prefill_tokens
 
-    def pull(self, match: Match, offered: int) -> RoutingDecision:
-        """PULLED or not, where the receiver has KV and state of `offered` tokens."""
+    def pull(self, match: Match, offered: int, ahead: float) -> RoutingDecision:
+        """PULLED or not, where the receiver has KV and state of `offered` tokens. ahead: seconds of
+        prompts that are computed before this one."""
         return should_pull(
             self._rates(),
             offered - match.usable_tokens,
             self._state_bytes(min(match.kv_tokens, offered), offered),
             self._config.pull_tokens,
+            ahead,
         )
 
     def pull_seconds(self) -> Line | None:

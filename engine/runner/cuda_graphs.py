@@ -4,7 +4,10 @@ Owns the graphs and their memory. A replay reads its rows, pages and lanes from 
 address and writes tokens back to the lanes, so that the next replay needs nothing from the host.
 """
 
+import gc
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -52,7 +55,7 @@ class DecodeGraphs:
             self._step(size)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with _no_collection(), torch.cuda.graph(graph, pool=pool):
                 self._logits[size] = self._step(size)
             self._graphs[size] = graph
             progress(len(self._graphs), len(self._sizes))
@@ -76,3 +79,16 @@ class DecodeGraphs:
         sample(logits, draws, rows.rows)
         self._lanes.put(lanes, draws.token)
         return logits
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What a garbage collection frees meanwhile, as the graphs of an engine before this one, would
+    invalidate the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -70,6 +70,18 @@ def test_what_a_busy_node_makes_prompts_wait_is_no_reason_to_pull() -> None:
     assert should_pull(busy, 50_000, 10**6, at_least=1).choice is Choice.PULLED
 
 
+def test_a_pull_hides_behind_the_prompts_that_are_computed_before() -> None:
+    """It takes half a second, and 150 tokens 4.5 ms."""
+    rates = Rates(pulled=Line(0.5, 0.0), forwarded=Line(0.01, 3e-5))
+    behind = should_pull(rates, 150, 10**6, at_least=32, ahead=0.498)
+    assert behind.choice is Choice.PULLED and behind.estimates["pull"] == pytest.approx(0.002)
+    assert should_pull(rates, 150, 10**6, at_least=32, ahead=0.49).choice is Choice.THERE
+    assert should_pull(rates, 31, 10**6, at_least=32, ahead=9.0).choice is Choice.THERE, (
+        "so few are not worth the work"
+    )
+    assert should_pull(rates, 32, 10**6, at_least=32, ahead=9.0).estimates["pull"] == 0
+
+
 @given(lines, lines, lines, amounts, amounts, st.integers(0, 1000))
 def test_the_cheaper_estimate_is_chosen(
     here: Line, there: Line, sent: Line, tokens: int, size: int, at_most: int

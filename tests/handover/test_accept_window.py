@@ -16,7 +16,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_room import OutgoingHandover
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.sending.sender import Sender
-from tests.handover.test_pulls import prompt_of, reserve, sender_over
+from tests.handover.test_pulls import REPORT, prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, tiny_parts
 
 AHEAD = 16
@@ -75,6 +75,34 @@ def test_rooms_of_other_decode_nodes_are_begun_though_one_is_full(node: Lone) ->
         node.post(m.PrefillEnd(m.RoomId(number)))
     node.run()
     assert len(node.all_said(m.PrefillAccepted)) == held + 1, "what was ended is not begun"
+    node.assert_at_rest()
+
+
+def test_rooms_that_pull_are_in_the_window_and_come_back_to_their_place(tmp_path: Path) -> None:
+    parts = tiny_parts(arena_mib=2)
+    node = Lone(engine_config(tmp_path, max_batch=80), Role.PREFILL, parts, sender_over(parts))
+    rooms = range(1, AHEAD + 5)
+    for number in rooms:
+        node.post(reserve(prompt_of(100, seed=number), 90, m.RoomId(number)))
+    node.run()
+    pulling = [pull.grant.room for pull in node.all_said(m.PullWanted)]
+    assert len(pulling) == AHEAD and not node.all_said(m.PrefillAccepted)
+    # The window is full: who comes back enters all the same, and one more begins for each that
+    # left it, none for those that only came back.
+    for room in pulling[:2]:
+        node.post(m.PullCommitted(room, REPORT))
+    node.run()
+    assert [said.room for said in node.all_said(m.PrefillAccepted)] == pulling[:2]
+    assert len(node.all_said(m.PullWanted)) == AHEAD
+    node.post(m.PrefillEnd(pulling[0]))
+    node.run()
+    assert len(node.all_said(m.PullWanted)) == AHEAD + 1
+    for number in rooms:
+        node.post(m.PrefillEnd(m.RoomId(number)))
+    for pull in node.all_said(m.PullWanted)[2:]:
+        node.post(m.PullLost(pull.grant.room))
+        node.post(m.PullFenced(pull.grant.room))
+    node.run()
     node.assert_at_rest()
 
 

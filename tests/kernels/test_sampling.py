@@ -2,11 +2,14 @@
 margins."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tasuki.model.grammar.constraint import Constraint, Mask, keep_only
 from tasuki.model.ops.sampling import sample as sampling_sample
 from tasuki.model.ops.sampling import top_k_top_p as sampling_cut
 from tasuki.model.ops.sampling.gumbel import gumbel, noise_key
@@ -148,6 +151,48 @@ def test_draws_from_adjusted_logits_agree_with_the_twin(
     twins = naive_sample(logits.float(), params, positions, adjusted(logits, rows))
     assert_same(results(draws), twins)
     assert results(draws)[1].margin == math.inf
+
+
+class Allowing(Constraint):
+    """These tokens, whatever came before."""
+
+    def __init__(self, tokens: Sequence[int], vocab: int) -> None:
+        self._mask = np.zeros(-(-vocab // 32), dtype=np.int32)
+        self._mask = keep_only(~self._mask, tokens)
+
+    def mask(self) -> Mask:
+        return self._mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("more", [{}, {"logit_bias": ((5, 90.0),)}], ids=["masks alone", "a bias"])
+def test_draws_under_a_mask_agree_with_the_twin(
+    dtype: torch.dtype, more: dict[str, Any], runs: int, device: torch.device
+) -> None:
+    """Masks that leave a run of the vocabulary nothing, one that leaves one token, and no mask."""
+    vocab = 2 * runs + 41
+    left = [range(0, vocab, 7), [runs + 3], [2, 5, 2 * runs + 40], [vocab - 1, 0], None, None]
+    params = [
+        SamplingParams(temperature=0.9 * (row % 2), seed=row, **(more if row == 4 else {}))
+        for row in range(len(left))
+    ]
+    before = TokensBefore(np.zeros(0, np.int32), np.zeros(0, np.int32))
+    adjusters = [
+        LogitAdjuster(
+            item, frozenset(), vocab, before, None if tokens is None else Allowing(tokens, vocab)
+        )
+        for item, tokens in zip(params, left, strict=True)
+    ]
+    rows, positions = AdjustedRows.of(adjusters), list(range(len(left)))
+    assert rows.masks_alone == (not more)
+    logits = random_logits(5, len(left), vocab).to(dtype)
+    draws = prepared(params, positions, device)
+    there = count(len(left), device)
+    sample_adjusted(logits.to(device), rows.to(device), draws, there, cuts=False)
+    got = results(draws)
+    assert_same(got, naive_sample(logits.float(), params, positions, adjusted(logits, rows)))
+    assert got[1].token == runs + 3 and got[1].margin == math.inf
+    assert got[2].token in (2, 5, 2 * runs + 40) and got[3].token in (vocab - 1, 0)
 
 
 def test_equal_scores_go_to_the_lowest_id(device: torch.device) -> None:

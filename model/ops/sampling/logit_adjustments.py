@@ -157,8 +157,9 @@ class LogitAdjuster:
 @dataclass(frozen=True)
 class AdjustedRows:
     """Adjustments of a batch, each list flat with the row of every entry. Rows and tokens int64,
-    values float32; reaches [n] float64, one a row. allowing: rows with allowed tokens. masks
-    [n, bytes of a mask] uint8, where a grammar holds in one of the rows; else [0, 0]."""
+    values float32; reaches [n] float64, one a row, or [0] where no row has a min_p. allowing: rows
+    with allowed tokens. masks [n, bytes of a mask] uint8, where a grammar holds in one of the rows;
+    else [0, 0]."""
 
     masks: Tensor
     allowing: Tensor
@@ -211,8 +212,14 @@ class AdjustedRows:
             repetition=of_seen([item.repetition_penalty for item in params]),
             frequency=of_seen([item.frequency_penalty for item in params]),
             presence=of_seen([item.presence_penalty for item in params]),
-            reaches=torch.tensor([item.reach for item in adjusters], dtype=torch.float64),
+            reaches=_reaches(adjusters),
         )
+
+    @property
+    def masks_alone(self) -> bool:
+        """Whether grammars are all that there is. Lengths only: waits for nothing."""
+        others = (self.allowing, self.ruled_out, self.biased, self.seen, self.reaches)
+        return len(self.masks) > 0 and not any(len(other) for other in others)
 
     def to(self, device: torch.device) -> "AdjustedRows":
         """Copied there behind what the current stream was given, without a wait."""
@@ -221,7 +228,8 @@ class AdjustedRows:
         copies = {}
         for field in fields(self):
             host: Tensor = getattr(self, field.name)
-            copies[field.name] = host.pin_memory().to(device, non_blocking=True)
+            pinned = host.pin_memory() if host.numel() else host
+            copies[field.name] = pinned.to(device, non_blocking=True)
         return AdjustedRows(**copies)
 
 
@@ -235,6 +243,13 @@ def _masks(masks: Sequence[Mask | None]) -> Tensor:
         if mask is not None:
             rows[row] = mask
     return torch.from_numpy(rows.view(np.uint8))
+
+
+def _reaches(adjusters: Sequence[LogitAdjuster]) -> Tensor:
+    reaches = [item.reach for item in adjusters]
+    if all(math.isinf(reach) for reach in reaches):
+        reaches = []
+    return torch.tensor(reaches, dtype=torch.float64)
 
 
 def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
@@ -255,15 +270,22 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
         scores = logits.clone()
     if len(rows.masks):
         scores.masked_fill_(_masked_out(rows.masks, scores.shape[1]), -torch.inf)
-    kept = scores[rows.allowed_rows, rows.allowed]
-    scores[rows.allowing] = -torch.inf
-    scores[rows.allowed_rows, rows.allowed] = kept
-    scores[rows.ruled_out_rows, rows.ruled_out] = -torch.inf
+    # On a GPU what is empty would be launched all the same.
+    if len(rows.allowing):
+        kept = scores[rows.allowed_rows, rows.allowed]
+        scores[rows.allowing] = -torch.inf
+        scores[rows.allowed_rows, rows.allowed] = kept
+    if len(rows.ruled_out):
+        scores[rows.ruled_out_rows, rows.ruled_out] = -torch.inf
     # No list names a token of a row twice, so that what is read may be written back.
-    scores[rows.bias_rows, rows.biased] = scores[rows.bias_rows, rows.biased] + rows.biases
-    scores[rows.seen_rows, rows.seen] = _penalized(scores[rows.seen_rows, rows.seen], rows)
-    lowest = scores.amax(dim=-1, keepdim=True).double() + rows.reaches[:, None]
-    return scores.masked_fill_(scores < _rounded_up(lowest), -torch.inf)
+    if len(rows.biased):
+        scores[rows.bias_rows, rows.biased] = scores[rows.bias_rows, rows.biased] + rows.biases
+    if len(rows.seen):
+        scores[rows.seen_rows, rows.seen] = _penalized(scores[rows.seen_rows, rows.seen], rows)
+    if len(rows.reaches):
+        lowest = scores.amax(dim=-1, keepdim=True).double() + rows.reaches[:, None]
+        scores.masked_fill_(scores < _rounded_up(lowest), -torch.inf)
+    return scores
 
 
 def _masked_out(masks: Tensor, vocab: int) -> Tensor:

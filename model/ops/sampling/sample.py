@@ -61,9 +61,16 @@ class Draws:
         )
 
 
-def sample(logits: Tensor, draws: Draws, rows: Tensor, cut: Cut | None = None) -> None:
+def sample(
+    logits: Tensor,
+    draws: Draws,
+    rows: Tensor,
+    cut: Cut | None = None,
+    mask: Tensor | None = None,
+) -> None:
     """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored: with
-    a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn; logprobs stay
+    a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn. mask [B, at
+    least vocab / 8] uint8: likewise, those whose bit it has, t % 8 of byte t // 8. Logprobs stay
     those of the whole distribution."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
@@ -73,6 +80,7 @@ def sample(logits: Tensor, draws: Draws, rows: Tensor, cut: Cut | None = None) -
     _best_of_run[(runs, batch)](
         logits,
         *((None,) * 3 if cut is None else (cut.keys, cut.left, cut.equals)),
+        mask,
         draws.temperature,
         draws.keys,
         draws.positions,
@@ -82,8 +90,10 @@ def sample(logits: Tensor, draws: Draws, rows: Tensor, cut: Cut | None = None) -
         token,
         vocab,
         logits.stride(0),
+        0 if mask is None else mask.stride(0),
         batch * runs,
         CUT=cut is not None,
+        MASKED=mask is not None,
         NARROW=logits.dtype is torch.bfloat16,
         RUN=RUN,
         RUNS=triton.next_power_of_2(runs),
@@ -125,12 +135,13 @@ def _gumbel(key_0, key_1, position, token):
     return -tl.log(exponential)
 
 
-@triton.jit(do_not_specialize=["plane"])
+@triton.jit(do_not_specialize=["plane", "mask_stride"])
 def _best_of_run(
     logits,
     cut_keys,
     cut_left,
     cut_equals,
+    mask,
     temperature,
     keys,
     positions,
@@ -140,8 +151,10 @@ def _best_of_run(
     token,
     vocab,
     stride,
+    mask_stride,
     plane,
     CUT: tl.constexpr,
+    MASKED: tl.constexpr,
     NARROW: tl.constexpr,
     RUN: tl.constexpr,
     RUNS: tl.constexpr,
@@ -166,6 +179,9 @@ def _best_of_run(
         rank = tl.sum(equals, axis=0) + tl.cumsum(equal.to(tl.int32), axis=0)
         kept = (order > edge) | (equal & (rank <= tl.load(cut_left + row)))
         score = tl.where(kept, logit, -float("inf"))
+    if MASKED:
+        bits = tl.load(mask + row.to(tl.int64) * mask_stride + ids // 8, inside, 0)
+        score = tl.where((bits.to(tl.int32) >> (ids % 8)) & 1 != 0, score, -float("inf"))
     heat = tl.load(temperature + row)
     if heat > 0:
         noise = _gumbel(
@@ -225,21 +241,23 @@ def _join_runs(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """The published vocabulary, with and without a cut."""
+    """The published vocabulary, with and without a cut, and under a mask."""
     width = {"RUNS": triton.next_power_of_2(triton.cdiv(248320, RUN))}
     cuts = "cut_keys cut_left cut_equals"
 
-    def best_of_run(name: str, dtype: str, cut: bool) -> KernelSpec:
-        constants = {"CUT": cut, "NARROW": dtype == "bf16", "RUN": RUN} | width
+    def best_of_run(name: str, dtype: str, cut: bool, masked: bool) -> KernelSpec:
+        constants = {"CUT": cut, "MASKED": masked, "NARROW": dtype == "bf16", "RUN": RUN} | width
+        absent = [*([] if cut else cuts.split()), *([] if masked else ["mask"])]
         return KernelSpec.of(
             f"sampling_{name}_{dtype}",
             _best_of_run,
-            constants if cut else constants | dict.fromkeys(cuts.split()),
+            constants | dict.fromkeys(absent),
             RUN_WARPS,
             fp32="temperature best mass",
             i32="keys positions rows token" + (f" {cuts}" if cut else ""),
             logits=f"*{dtype}",
             vocab="i32:16",
+            pointers="*u8",
         )
 
     joined = KernelSpec.of(
@@ -251,8 +269,12 @@ def compile_specs() -> list[KernelSpec]:
         i32="token rows out_token",
     )
     best = [
-        best_of_run(name, dtype, cut)
+        best_of_run(name, dtype, cut, masked)
         for dtype in ("fp32", "bf16")
-        for name, cut in (("best_of_run", False), ("best_of_run_cut", True))
+        for name, cut, masked in (
+            ("best_of_run", False, False),
+            ("best_of_run_cut", True, False),
+            ("best_of_run_masked", False, True),
+        )
     ]
     return [*best, joined]

@@ -23,6 +23,9 @@ def sample_adjusted(
     """Fill token, logprob and margin of every row; rows[0] must be their number. logits [n, vocab]
     of any float type, row i of adjustments and of draws is row i's. cuts: whether any row has a
     top_k or a top_p. Logprobs are of the logits as they were."""
+    if adjustments.masks_alone and not cuts:
+        sample(logits, draws, rows, mask=adjustments.masks)
+        return
     mass = logits.float().logsumexp(dim=-1)
     scores = adjusted(logits, adjustments).clamp_(min=_RULED_OUT)
     sample(scores, draws, rows, cut(scores, draws) if cuts else None)
