@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tasuki.utils.lock_turns import shorten_lock_turns
 from tasuki.utils.os_threads import name_this_thread
 
 from .errors import Busy
@@ -23,9 +24,12 @@ _WAITING = 256
 
 
 class WorkThreads:
-    """threads: how many; they start with the first work. waiting: pieces that may run or wait."""
+    """threads: how many; they start with the first work. waiting: pieces that may run or wait.
+    Also sets for how long any thread of this process keeps the interpreter's lock: the event loop
+    writes tokens while prompts are read."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
+        shorten_lock_turns()
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix="tasuki-front", initializer=name_this_thread
         )

@@ -6,18 +6,14 @@ pulls come, or the other way round, is the node's. Thread rule: start and stop b
 on any thread that may wait.
 """
 
-import sys
 from dataclasses import dataclass
 
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.lock_turns import shorten_lock_turns
 
 from .data_plane import DataPlane
-
-_TURN_SECONDS = 0.0002
-"""A thread that computes in Python keeps the interpreter's lock for so long where others wait for
-it, by default 25 times that; a window costs the sender and the receiver several turns each."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class TransferEngine:
 
     def start(self) -> None:
         """Also sets for how long any thread of this process keeps the interpreter's lock."""
-        sys.setswitchinterval(min(sys.getswitchinterval(), _TURN_SECONDS))
+        shorten_lock_turns()
         self.receiver.start()
         self.sender.start()
 

@@ -31,7 +31,7 @@ from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import FinishedLayers
 
-from .accept_window import AcceptWindow
+from .accept_window import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
 from .base import Handover, HandoverContext, RequestInbox, misdirected
 from .pull_receiver import PullReceiver
 from .room_names import room_name
@@ -50,10 +50,11 @@ class PrefillHandover(Handover):
         self._load = PrefillLoad(speed)
         self._usable: int | None = None
         """The watch of what is usable, once somebody has asked."""
-        self._pulls = PullReceiver(context)
         self._rooms: dict[m.RoomId, Request] = {}
         self._peers: dict[m.RoomId, str] = {}
-        self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots))
+        capacity = context.cache.capacity_tokens(context.working_slots)
+        self._pulls = PullReceiver(context, AcceptWindow(capacity, MOST_PULLED))
+        self._window = AcceptWindow(capacity, MOST_ACCEPTED)
         self._order: tuple[m.RoomId, ...] = ()
         """Of the queue, as it was emitted last."""
         self._ending: list[m.PrefillEnd] = []
@@ -65,7 +66,7 @@ class PrefillHandover(Handover):
 
     @property
     def admission_terms(self) -> Hashable:
-        return self._window.left
+        return self._window.left, self._pulls.left
 
     @property
     def waits(self) -> bool:
@@ -152,11 +153,11 @@ class PrefillHandover(Handover):
         assert request.ticket is not None
         room, tokens = request.ticket.room, len(request.prompt)
         peer = self._peers[room]
-        if not (self._window.holds(peer, room) or self._window.has_room(peer, tokens)):
-            return False
-        if self._pull_pays(request) and self._pulls.begin(request):
-            self._window.enter(peer, room, tokens)
+        # While it would wait for a place in the window as well: that is what a pull hides behind.
+        if self._pull_pays(request, peer) and self._pulls.begin(request, peer):
             return True
+        if not self._window.has_room(peer, tokens):
+            return False
         allocation = self._allocate(request, request.length)
         if allocation is None:
             return False
@@ -165,10 +166,11 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillAccepted(room))
         return True
 
-    def _pull_pays(self, request: Request) -> bool:
+    def _pull_pays(self, request: Request, peer: str) -> bool:
+        """And may begin."""
         assert request.ticket is not None
         offered = request.ticket.offered
-        if request.pull_tried or not offered:
+        if request.pull_tried or not offered or not self._pulls.has_room(peer, offered):
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         decision = self._router.pull(match, offered, self._seconds_ahead())

@@ -15,15 +15,18 @@ from tasuki.engine import messages as m
 from tasuki.engine.request import Pulling, Request, Waiting
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest
 
+from .accept_window import AcceptWindow
 from .at_rest import AtRestQueue
 from .base import HandoverContext
 
 
 @dataclass(frozen=True)
 class _Granted:
-    """The allocation is the sender's to write: state and KV of `tokens` are to land in it."""
+    """The allocation is the sender's to write: state and KV of `tokens` are to land in it. peer:
+    whose room it is."""
 
     request: Request
+    peer: str
     allocation: Allocation
     tokens: int
 
@@ -33,10 +36,13 @@ class _Quarantined:
     """Lost: the sender may still write the ids."""
 
     quarantine: int
+    peer: str
 
 
 class PullReceiver:
-    def __init__(self, context: HandoverContext) -> None:
+    def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
+        """window: of rooms that pull, a lost one until its fence."""
+        self._window = window
         self._cache = context.cache
         self._costs = context.router.costs
         self._emit = context.emit
@@ -44,9 +50,19 @@ class PullReceiver:
         self._pulls: dict[m.RoomId, _Granted | _Quarantined] = {}
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
-    def begin(self, request: Request) -> bool:
-        """Grant room for what the ticket offers and ask for it; False where there is no room, which
-        is no reason to wait. REQUIRES: the request waits and pulled nothing yet."""
+    @property
+    def left(self) -> int:
+        """Pulls that are over: grows when others may begin."""
+        return self._window.left
+
+    def has_room(self, peer: str, tokens: int) -> bool:
+        """Whether one more of the decode node's rooms may pull so many."""
+        return self._window.has_room(peer, tokens)
+
+    def begin(self, request: Request, peer: str) -> bool:
+        """Grant room for what the ticket offers and ask for it; False where there is no memory,
+        which is no reason to wait. REQUIRES: the request waits and pulled nothing yet, and the
+        decode node `peer`, whose room it is, has room for one more."""
         assert request.ticket is not None
         request.pull_tried = True
         room, tokens = request.ticket.room, request.ticket.offered
@@ -66,7 +82,8 @@ class PullReceiver:
             return False
         if allocation is None:
             return False
-        self._pulls[room] = _Granted(request, allocation, tokens)
+        self._pulls[room] = _Granted(request, peer, allocation, tokens)
+        self._window.enter(peer, room, tokens)
         request.move(Pulling())
         first = allocation.shared_pages
         pages = tuple(allocation.pages[first:].tolist())
@@ -86,12 +103,13 @@ class PullReceiver:
         match message:
             case m.PullCommitted(report=report):
                 del self._pulls[message.room]
+                self._window.leave(pull.peer, message.room)
                 self._commit(pull)
                 pull.request.pulled = report
                 self._costs.pulled.add(report.bytes, report.seconds)
             case m.PullLost():
                 quarantine = self._cache.quarantine(pull.allocation)
-                self._pulls[message.room] = _Quarantined(quarantine)
+                self._pulls[message.room] = _Quarantined(quarantine, pull.peer)
         if not isinstance(pull.request.state, Pulling):
             return None
         pull.request.move(Waiting())
@@ -110,4 +128,5 @@ class PullReceiver:
         pull = self._pulls.get(message.room)
         if isinstance(pull, _Quarantined):
             del self._pulls[message.room]
+            self._window.leave(pull.peer, message.room)
             self._cache.free_quarantined(pull.quarantine)

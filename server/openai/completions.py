@@ -33,6 +33,7 @@ MAX_PROMPTS = 1024
 # Numbers of prompts' scores in one reply, about 80 MB of JSON.
 MAX_REPLY_SCORES = 1 << 20
 
+_PROMPTS = frozenset({str, list})
 _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs"})
 
 
@@ -135,11 +136,13 @@ class AskedPrompt:
 def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
     """A string, token ids, or those of a list of strings and lists of token ids."""
     prompt = fields.get("prompt")
-    if not isinstance(prompt, list) or not any(isinstance(item, str | list) for item in prompt):
+    # Not one by one: a prompt of thousands would hold the interpreter for long.
+    kinds = set(map(type, prompt)) if isinstance(prompt, list) else set()
+    if not kinds & _PROMPTS:
         return [_read_prompt(prompt, codec)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidField("prompt", f"holds {len(prompt)} prompts: send at most {MAX_PROMPTS}")
-    if not all(isinstance(item, str | list) for item in prompt):
+    if kinds - _PROMPTS:
         raise InvalidField("prompt", "mixes token ids with prompts: send one list of either")
     return [_read_prompt(item, codec) for item in prompt]
 
@@ -155,7 +158,7 @@ def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
 def _read_prompt(prompt: object, codec: TextCodec) -> AskedPrompt:
     if isinstance(prompt, str):
         return AskedPrompt(ChatRenderer(codec).text("prompt", prompt), prompt)
-    if not isinstance(prompt, list) or any(isinstance(item, str | list) for item in prompt):
+    if not isinstance(prompt, list) or set(map(type, prompt)) & _PROMPTS:
         raise InvalidField("prompt", "must be a string, a list of token ids, or a list of these")
     tokens = to_tokens("prompt", prompt)
     check_vocabulary("prompt", tokens, codec.vocab_size)

@@ -4,13 +4,14 @@ bytes suggest.
 Pure; any thread. Counts in slices, between which other threads can run.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 20
 """As many as a prompt of a million token ids needs."""
 
-_HOLDERS = (dict, list)
+_HOLDERS = frozenset({dict, list})
 _SLICE = 1 << 18
 _QUOTE, _BACKSLASH = b'"', b"\\"
 
@@ -35,15 +36,19 @@ def nested_too_deeply(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-            if type(child) in _HOLDERS
+            child for item in level if isinstance(item, dict | list) for child in _holders_in(item)
         ]
         if not level:
             return False
     return True
+
+
+def _holders_in(item: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    children = item.values() if isinstance(item, dict) else item
+    # A prompt's thousands of token ids are not looked at one by one.
+    if not set(map(type, children)) & _HOLDERS:
+        return ()
+    return (child for child in children if type(child) in _HOLDERS)
 
 
 def _separators(body: bytes, begin: int, end: int) -> int:

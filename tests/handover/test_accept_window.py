@@ -21,10 +21,12 @@ from tests.harness.engines import Lone, engine_config, tiny_parts
 
 AHEAD = 16
 """Rooms of one decode node that may hold KV before they are begun."""
+PULLED = 32
+"""Of which something may be pulled at a time."""
 
 
 def test_a_decode_node_that_grants_nothing_keeps_its_share() -> None:
-    window = AcceptWindow(100_000)
+    window = AcceptWindow(100_000, AHEAD)
     for number in range(1, AHEAD + 1):
         assert window.has_room("full", 100)
         window.enter("full", m.RoomId(number), 100)
@@ -40,7 +42,7 @@ def test_a_decode_node_that_grants_nothing_keeps_its_share() -> None:
 def test_prompts_ahead_are_a_part_of_what_fits_and_one_always_may(
     tokens: int, together: int
 ) -> None:
-    window = AcceptWindow(4000)
+    window = AcceptWindow(4000, AHEAD)
     entered = 0
     while entered < 2 * AHEAD and window.has_room("full", tokens):
         entered += 1
@@ -78,30 +80,38 @@ def test_rooms_of_other_decode_nodes_are_begun_though_one_is_full(node: Lone) ->
     node.assert_at_rest()
 
 
-def test_rooms_that_pull_are_in_the_window_and_come_back_to_their_place(tmp_path: Path) -> None:
-    parts = tiny_parts(arena_mib=2)
+def test_only_so_many_rooms_pull_and_none_of_them_takes_another_one_s_turn(tmp_path: Path) -> None:
+    parts = tiny_parts(arena_mib=4)
     node = Lone(engine_config(tmp_path, max_batch=80), Role.PREFILL, parts, sender_over(parts))
-    rooms = range(1, AHEAD + 5)
+    rooms = range(1, PULLED + AHEAD + 5)
     for number in rooms:
         node.post(reserve(prompt_of(100, seed=number), 90, m.RoomId(number)))
     node.run()
-    pulling = [pull.grant.room for pull in node.all_said(m.PullWanted)]
-    assert len(pulling) == AHEAD and not node.all_said(m.PrefillAccepted)
-    # The window is full: who comes back enters all the same, and one more begins for each that
-    # left it, none for those that only came back.
-    for room in pulling[:2]:
-        node.post(m.PullCommitted(room, REPORT))
+
+    def pulling() -> list[m.RoomId]:
+        return [pull.grant.room for pull in node.all_said(m.PullWanted)]
+
+    def accepted() -> list[m.RoomId]:
+        return [said.room for said in node.all_said(m.PrefillAccepted)]
+
+    # Who finds no place to pull is computed without, as far as the window goes.
+    assert pulling() == list(rooms)[:PULLED] and accepted() == list(rooms)[PULLED:][:AHEAD]
+    node.post(m.PullCommitted(rooms[0], REPORT))
+    node.post(m.PullLost(rooms[1]))
     node.run()
-    assert [said.room for said in node.all_said(m.PrefillAccepted)] == pulling[:2]
-    assert len(node.all_said(m.PullWanted)) == AHEAD
-    node.post(m.PrefillEnd(pulling[0]))
+    # A lost pull holds its place until its writer is fenced, and the others wait for the window.
+    assert len(pulling()) == PULLED + 1 and len(accepted()) == AHEAD
+    node.post(m.PullFenced(rooms[1]))
     node.run()
-    assert len(node.all_said(m.PullWanted)) == AHEAD + 1
+    assert len(pulling()) == PULLED + 2
+    node.post(m.PrefillEnd(accepted()[0]))
+    node.run()
+    assert accepted()[AHEAD:] == [rooms[0]], "whose pull is over comes first"
     for number in rooms:
         node.post(m.PrefillEnd(m.RoomId(number)))
-    for pull in node.all_said(m.PullWanted)[2:]:
-        node.post(m.PullLost(pull.grant.room))
-        node.post(m.PullFenced(pull.grant.room))
+    for room in pulling()[2:]:
+        node.post(m.PullLost(room))
+        node.post(m.PullFenced(room))
     node.run()
     node.assert_at_rest()
 
