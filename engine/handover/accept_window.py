@@ -1,9 +1,9 @@
 """Rooms that hold memory on a prefill node though nothing of them is computed yet: those that are
 accepted, and those whose beginning is pulled.
 
-Owns the count of one kind of them by decode node, and how many there may be. Knows no queue and no cache.
-Thread rule: the engine loop's. Invariant: a decode node that grants nothing keeps no more than its
-share of the memory.
+Owns the count of one kind of them by decode node, and how many there may be. Knows no queue and no
+cache. Thread rule: the engine loop's. Invariant: a decode node that grants nothing keeps no more
+than its share of the memory.
 """
 
 from tasuki.engine.messages import RoomId
