@@ -3,8 +3,8 @@ it."""
 
 import sys
 
-_SECONDS = 0.0002
-"""By default it is 25 times that; a token's way to a client and a window each cost several
+_SECONDS = 0.0001
+"""By default it is 50 times that; a token's way to a client and a window each cost several
 turns."""
 
 

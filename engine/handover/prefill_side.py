@@ -222,6 +222,7 @@ class PrefillHandover(Handover):
 
     def _plan_windows(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         """What the coming forward will have finished, layer by layer."""
+        ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
             state = item.active
             if not isinstance(state, Prefilling) or state.grant is None:
@@ -237,6 +238,7 @@ class PrefillHandover(Handover):
                     first_logical_page=first,
                     local_pages=tuple(state.allocation.pages[first : state.pages_sent].tolist()),
                     state_slot=item.write_slot if last else None,
+                    ending=ending,
                 ),
             )
 

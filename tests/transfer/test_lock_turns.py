@@ -18,7 +18,7 @@ def restored() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.005, 0.0002), (0.0001, 0.0001)])
+@pytest.mark.parametrize(("before", "after"), [(0.005, 0.0001), (0.00005, 0.00005)])
 def test_the_ends_make_turns_short(restored: None, before: float, after: float) -> None:
     with loopback_pair() as pair:
         sender: Sender = pair.source.sender(StepCounter(), None)

@@ -13,11 +13,11 @@ from tasuki.transfer.sending.link import Link, SourceArena
 from tasuki.transfer.sending.link_cost import LinkCost, LinkSpeed
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom
 from tasuki.transfer.sending.sender import SenderSettings
-from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs
+from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs, window_runs
 from tasuki.transfer.transports.base import Endpoint
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.window import FinishedLayers
-from tests.harness.loopback_pair import Pair, loopback_pair
+from tests.harness.loopback_pair import FULL, GDN, Pair, loopback_pair, small_layout
 
 
 def feed(link: LinkCost, sizes: list[int], window_seconds: float, byte_seconds: float) -> None:
@@ -136,6 +136,40 @@ def test_known_cuts() -> None:
     assert last_runs(STATES, 0) == [(layer, layer + 1) for layer in range(32)]
     assert last_runs([0, 0, 0], 0) == [(0, 3)]
     assert last_runs([5, 0, 0], 0) == [(0, 1), (1, 3)]
+
+
+def test_where_many_prompts_end_together_windows_are_fewer_and_most_stays_hidden() -> None:
+    assert last_runs(STATES, 1 << 40, 1) == last_runs(STATES, 1 << 40)
+    runs = last_runs(STATES, 0, 1 << 40)
+    assert len(runs) == 4 and sum(STATES[runs[-1][0] :]) <= sum(STATES) // 3
+    assert last_runs(STATES, 0, 150)[:3] == [(0, 3), (3, 5), (5, 7)]
+
+
+@given(sizes=LAYERS, most=st.integers(0, 200_000), least=st.integers(0, 200_000))
+def test_a_window_that_many_make_larger_holds_a_third_at_most(
+    sizes: list[int], most: int, least: int
+) -> None:
+    left = sum(sizes)
+    runs = last_runs(sizes, most, least)
+    assert [layer for first, end in runs for layer in range(first, end)] == [*range(len(sizes))]
+    for first, end in runs:
+        size = sum(sizes[first:end])
+        if sum(1 for layer in sizes[first:end] if layer) > 1:
+            assert size <= max(left // 2, min(least, sum(sizes) // 3))
+        left -= size
+
+
+def windows_of(plan: FinishedLayers, cost: LinkSpeed) -> int:
+    return len(window_runs(small_layout((GDN, GDN, GDN, FULL) * 8), plan, None, cost))
+
+
+def test_what_is_long_finished_goes_at_once_and_a_forward_of_many_in_fewer_windows() -> None:
+    fast = LinkSpeed(0.0, 1e-11, 1e6, spread=True)
+    alone, many = (FinishedLayers(0, 0, (0, 1), 1, ending) for ending in (1, 4))
+    assert windows_of(FinishedLayers.long_finished(0, (0, 1), 1), fast) == 1
+    assert 1 < windows_of(many, fast) < windows_of(alone, fast)
+    slow = LinkSpeed(0.0, 1e-5, 1e6, spread=True)
+    assert windows_of(many, slow) == windows_of(alone, slow)
 
 
 def test_small_states_go_along_with_pages_that_fill_a_window() -> None:

@@ -5,7 +5,8 @@ Invariants of every list of runs: each layer is in exactly one, in order; an ada
 more than one layer with bytes holds at most the budget; of a prompt's last forward, at most half of
 what that had left to send, so that the last window, which nothing hides, is one layer, but also
 more than the budget where all before its last layer is at most half of it: states that are small
-beside a window's own cost go along with pages. Bytes never wait for a layer behind them that has
+beside a window's own cost go along with pages. Where many prompts end in one forward their windows
+are fewer, the last one too. Bytes never wait for a layer behind them that has
 none.
 """
 
@@ -24,6 +25,12 @@ _FOLLOWED_SECONDS = 0.01
 """The same of a forward that another follows: nobody waits for its last window. A link between GPUs
 that is awake all the time slows a forward by 2% (docs/hand-over.md), so it gets its bytes in few
 bursts."""
+_MANY_ENDING = 4
+_MANY_SECONDS = 0.0005
+"""A window of less wire time is not worth the work that it is for the processors of both nodes
+where that many prompts end in one forward, each with windows of its own for the same layers."""
+_MANY_SHARE = 3
+"""And it holds at most this part of what there is to send, so that the most of it stays hidden."""
 _PROBE = 2.0
 """Times the mean so far: sizes that are all the same do not show latency beside speed."""
 
@@ -58,23 +65,34 @@ def window_runs(
         return fixed_runs(layers, layers_per_window)
     pages, carries_state = len(plan.local_pages), plan.state_slot is not None
     sizes = [layer_bytes(layout, layer, pages, carries_state) for layer in range(layers)]
-    if carries_state:
-        return last_runs(sizes, budget(cost))
+    if carries_state and not plan.is_long_finished:
+        return last_runs(sizes, budget(cost), _least(cost, plan.ending))
     return followed_runs(sizes, budget(cost, _FOLLOWED_SECONDS))
 
 
-def last_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
-    """Of a prompt's last forward. layer_bytes: what each layer has to send; most: budget()."""
+def _least(cost: LinkSpeed | None, ending: int) -> int:
+    """Bytes that no window of a forward in which so many prompts end need be smaller than."""
+    if cost is None or ending < _MANY_ENDING:
+        return 0
+    return int(_MANY_SECONDS / cost.byte_seconds)
+
+
+def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run]:
+    """Of a prompt's last forward. layer_bytes: what each layer has to send; most: budget(). least:
+    bytes that a window need not be smaller than, up to a part of all."""
+    least = min(least, sum(layer_bytes) // _MANY_SHARE)
 
     def joins(left: int, size: int, more: int) -> bool:
         # What is small beside a window's own cost goes along with the next layer, however large.
-        return size + more <= left // 2 and (size + more <= most or size <= most // 2)
+        fits = size + more <= left // 2 and (size + more <= most or size <= most // 2)
+        return fits or size + more <= least
 
     return _runs(layer_bytes, joins)
 
 
 def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
-    """Of a forward that another of the prompt follows."""
+    """Of a forward that another of the prompt follows, or of what was finished before: nothing
+    hides its last window, and nothing is gained by a small one."""
     return _runs(layer_bytes, lambda left, size, more: size + more <= most)
 
 

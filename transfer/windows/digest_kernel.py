@@ -46,6 +46,9 @@ class GpuWindowDigester(Digester):
         self._stream = (
             torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
         )
+        if memory.is_cuda:
+            # Compiled before a peer waits for it.
+            self.digest_rows(WindowRows(*np.zeros((3, 1), dtype=np.int64)))
 
     def digest_rows(self, rows: WindowRows) -> int:
         """Blocks until the GPU has answered, on this stream alone."""
@@ -64,9 +67,13 @@ class PlacedRows:
 
     @staticmethod
     def on(device: torch.device, rows: WindowRows) -> "PlacedRows":
-        # One copy: each costs as much as all three.
-        table = np.stack([rows.offsets, rows.lengths, rows.seeds])
-        return PlacedRows(*torch.from_numpy(table).to(device, non_blocking=True))
+        # One copy: each costs as much as all three. An even number of columns: a kernel is compiled
+        # anew for rows that do not begin at 16 bytes.
+        count = len(rows.offsets)
+        table = np.zeros((3, count + count % 2), dtype=np.int64)
+        table[:, :count] = rows.offsets, rows.lengths, rows.seeds
+        there = torch.from_numpy(table).to(device, non_blocking=True)
+        return PlacedRows(*there[:, :count])
 
 
 def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> torch.Tensor:

@@ -6,7 +6,7 @@ A header is all that travels with a window's bytes: it says which logical bytes 
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Run = tuple[int, int]
 """First layer, end layer: what one window holds."""
@@ -22,13 +22,15 @@ class FinishedLayers:
     first_tick: the step counter's value before the forward's first layer; layer l is finished at
     first_tick + l + 1. local_pages[i] holds logical page first_logical_page + i; only complete
     pages, but for the prompt's last one. state_slot: the sender's slot with the prompt's final
-    state, given on the room's last forward and on no other.
+    state, given on the room's last forward and on no other. ending: prompts of which it is the
+    last forward, this one included if it is.
     """
 
     first_tick: int
     first_logical_page: int
     local_pages: tuple[int, ...]
     state_slot: int | None
+    ending: int = 1
 
     @classmethod
     def long_finished(
@@ -38,17 +40,20 @@ class FinishedLayers:
         return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
 
     @property
+    def is_long_finished(self) -> bool:
+        return self.first_tick == -_MOST_LAYERS
+
+    @property
     def end_logical_page(self) -> int:
         return self.first_logical_page + len(self.local_pages)
 
     def without_pages_before(self, logical_page: int) -> "FinishedLayers":
         """The same forward, less the pages that the receiver holds already."""
         held = min(max(logical_page - self.first_logical_page, 0), len(self.local_pages))
-        return FinishedLayers(
-            self.first_tick,
-            self.first_logical_page + held,
-            self.local_pages[held:],
-            self.state_slot,
+        return replace(
+            self,
+            first_logical_page=self.first_logical_page + held,
+            local_pages=self.local_pages[held:],
         )
 
 
