@@ -17,6 +17,7 @@ from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import NullHooks
+from tasuki.model.ops.attention.long_context import block_rows_of
 from tasuki.model.ops.sampling.prompt_scores import ScoredRows
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
@@ -130,10 +131,19 @@ class CudaRunner:
         """Let the kernels of prompts be compiled for every kind of length before a client waits.
 
         REQUIRES: nothing in the arena is used yet."""
-        far = min(_FAR_TOKENS, self._model.config.max_position - PAGE_TOKENS)
+        longest = self._model.config.max_position
+        far = min(_FAR_TOKENS, longest - PAGE_TOKENS)
+        block = min(block_rows_of(self._model.config, self._arena.bytes.device), longest)
         # Triton compiles anew for sizes of one and for sizes that 16 divides; a short run on a long
-        # context takes other kernels than a prompt from its start.
-        for runs in (((1, 0),), ((3, 0),), ((PAGE_TOKENS, far),), ((1, 0), (PAGE_TOKENS + 1, 0))):
+        # context takes other kernels than a prompt from its start, and a block of a long run others
+        # again (model/ops/attention/long_context.py).
+        for runs in (
+            ((1, 0),),
+            ((3, 0),),
+            ((PAGE_TOKENS, far),),
+            ((1, 0), (PAGE_TOKENS + 1, 0)),
+            ((block, min(far, longest - block)),),
+        ):
             slices = []
             for length, start in runs:
                 pages = [self._arena.layout.blocks_per_slab] * (-(-(start + length) // PAGE_TOKENS))
