@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             rig.abort(answers)
             rig.flush()
             if own.constrained:
-                _add_constrained(report, rig, point, own, median(steps))
+                _add_constrained(report, rig, point, own, fmean(steps))
         if config.device == "cuda":
             report.note(config.memory_note(engine))
     return 0
@@ -78,10 +78,11 @@ def main(argv: Sequence[str]) -> int:
 def _add_constrained(
     report: Report, rig: Rig, point: Point, own: DecodeConfig, plain: float
 ) -> None:
-    """plain: seconds of a step in which no answer follows a grammar."""
+    """plain: mean seconds of a step in which no answer follows a grammar."""
     count = round(own.constrained * point.batch)
     answers = _start(rig, point, count)
-    seconds = median(_steps(rig, answers, own))
+    # The mean: short and long steps take turns.
+    seconds = fmean(_steps(rig, answers, own))
     rig.abort(answers)
     rig.flush()
     report.add(

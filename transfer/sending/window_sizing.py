@@ -29,7 +29,7 @@ _MANY_ENDING = 4
 _MANY_SECONDS = 0.0005
 """A window of less wire time is not worth the work that it is for the processors of both nodes
 where that many prompts end in one forward, each with windows of its own for the same layers."""
-_MANY_SHARE = 8
+_MANY_SHARE = 3
 """And it holds at most this part of what there is to send, so that the most of it stays hidden."""
 _PROBE = 2.0
 """Times the mean so far: sizes that are all the same do not show latency beside speed."""
