@@ -285,6 +285,18 @@ class TreeView:
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[ViewedNode]: ...
 
+class HeldState:
+    """A state that nobody forks from now; for path_to(), as long as it stands."""
+
+    name: Final[tuple[int, int | None, int]]
+    """Of it alone, as long as it stands."""
+    boundary: Final[int]
+    """Tokens that it is the state after."""
+    awaited: Final[bool]
+    """An open session's latest turn ended here."""
+    value: Final[float | None]
+    """What the policy holds it to be worth, a page; None of one that only orders by age."""
+
 def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
     """The names that events give to the prefixes of tokens under that salt: of nothing, of each
     run of whole pages, and, where tokens end inside a page, of all of them. 16 bytes each, equal
@@ -438,6 +450,13 @@ class PrefixCache:
     def node_at(self, tokens: NDArray[np.int32], salt: bytes = b"") -> tuple[int, int] | None:
         """The deepest node that holds KV of the tokens, leaving one of them; None: the salt has
         nothing."""
+    def most_valuable(self, limit: int) -> list[HeldState]:
+        """At most `limit` of the states that stand and that nobody forks from: first those that
+        open sessions wait at, then by value, then by last use; of the others none that is worth
+        nothing, or from which one path leads on to another. Decides nothing; costs a look at each
+        node and state."""
+    def path_to(self, state: HeldState) -> tuple[bytes, NDArray[np.int32]] | None:
+        """The salt and the tokens behind which it stands, exactly; None: it does no more."""
 
     # maintenance
     def drain_moves(self) -> list[tuple[int, int]]:

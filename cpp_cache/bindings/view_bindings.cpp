@@ -81,6 +81,17 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("standing", &ViewedNode::standing)
       .def_readonly("hidden", &ViewedNode::hidden);
 
+  py::class_<HeldState>(module, "HeldState")
+      .def_property_readonly("name",
+                             [](const HeldState& state) {
+                               std::optional<std::int64_t> tail;
+                               if (state.key.tail) tail = raw(*state.key.tail);
+                               return py::make_tuple(raw(state.key.node), tail, state.serial);
+                             })
+      .def_readonly("boundary", &HeldState::boundary)
+      .def_readonly("awaited", &HeldState::awaited)
+      .def_readonly("value", &HeldState::value);
+
   py::class_<HeldView>(module, "TreeView")
       .def("packed", &packed)
       .def("__len__", [](const HeldView& view) { return view.nodes->size(); })
@@ -114,7 +125,18 @@ void bind_views(py::module_& module, CacheClass& cache, const CheckpointKinds& k
           [](const PrefixCache& self, const py::object& tokens, const std::string& salt) {
             return plain(self.node_at(tokens_of(tokens), salt));
           },
-          "tokens"_a, "salt"_a = py::bytes());
+          "tokens"_a, "salt"_a = py::bytes())
+      .def("most_valuable", &PrefixCache::most_valuable, "limit"_a)
+      .def(
+          "path_to",
+          [](const PrefixCache& self, const HeldState& state) -> py::object {
+            const auto path = self.path_to(state);
+            if (!path) return py::none();
+            const auto size = static_cast<py::ssize_t>(path->tokens.size());
+            return py::make_tuple(py::bytes(path->salt),
+                                  py::array_t<Token>(size, path->tokens.data()));
+          },
+          "state"_a);
 }
 
 }  // namespace tasuki::cache

@@ -8,7 +8,8 @@
 
 namespace tasuki::cache {
 
-// Adds the views' classes to the module, and view() and node_at() to the cache.
+// Adds the views' classes to the module, and view(), node_at() and those of held states to the
+// cache.
 void bind_views(pybind11::module_& module, CacheClass& cache, const CheckpointKinds& kinds);
 
 }  // namespace tasuki::cache

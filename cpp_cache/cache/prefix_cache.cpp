@@ -343,6 +343,13 @@ std::optional<NodeName> PrefixCache::node_at(Tokens tokens, std::string_view sal
   return NodeName{*node, tree_.node(*node).serial};
 }
 
+std::vector<HeldState> PrefixCache::most_valuable(std::int64_t limit) const {
+  if (limit < 1) {
+    throw InvalidArgument("limit must be at least 1 state, not " + std::to_string(limit));
+  }
+  return tasuki::cache::most_valuable(tree_, cursors_, limit);
+}
+
 std::int64_t PrefixCache::flush() {
   ++clock_;
   const std::int64_t before = tree_.resident_nodes();

@@ -35,6 +35,7 @@
 #include "placement/interior_placement.h"
 #include "requests/allocation_table.h"
 #include "requests/cursor_table.h"
+#include "requests/held_states.h"
 #include "requests/matcher.h"
 #include "requests/reuse_reports.h"
 #include "tree/radix_tree.h"
@@ -120,6 +121,12 @@ class PrefixCache {
   std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
   // The deepest node that holds KV of the tokens; nullopt: none of that salt.
   std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
+  // The states that stand, the most valuable first, and the tokens behind which one of them does:
+  // see requests/held_states.h.
+  std::vector<HeldState> most_valuable(std::int64_t limit) const;
+  std::optional<StatePath> path_to(const HeldState& state) const {
+    return tasuki::cache::path_to(tree_, state);
+  }
 
   // Events: of the tree's own pages and states, never of an allocation's. Watching changes no
   // decision.

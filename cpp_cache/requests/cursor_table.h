@@ -35,6 +35,10 @@ class CursorTable {
 
   void move(CursorId id, Position place);
   void end_turn(CursorId id, const StateKey& end);
+  // Whether an open session's latest turn ended in the state. serial: of its node.
+  bool waits_at(const StateKey& state, std::uint64_t serial) const {
+    return waiting_.contains({state, serial});
+  }
   std::int64_t size() const { return static_cast<std::int64_t>(cursors_.size()); }
 
  private:

@@ -1,0 +1,131 @@
+"""The list of the most valuable states: what stands and is nobody's beginning, each by exactly its
+tokens, whatever happened before; those that sessions wait at first."""
+
+import numpy as np
+import pytest
+
+from tasuki.pycache._cpp_cache import HeldState, InvalidArgument, PrefixCache
+from tests.cache.test_tree_view import conversation, keep_from_there
+from tests.harness.trees import END, keep, keep_kv, take, text, tree_of
+
+ALL = 100_000
+Path = tuple[bytes, tuple[int, ...]]
+
+
+def path_of(tree: PrefixCache, state: HeldState) -> Path:
+    path = tree.path_to(state)
+    assert path is not None
+    salt, tokens = path
+    assert tokens.dtype == np.int32 and len(tokens) == state.boundary
+    return salt, tuple(tokens.tolist())
+
+
+def stands(tree: PrefixCache, path: Path) -> bool:
+    salt, tokens = path
+    prompt = np.array([*tokens, 0], dtype=np.int32)
+    return tree.match(prompt, salt).usable_tokens == len(tokens)
+
+
+@pytest.mark.parametrize("policy", ["lru", "value", "marconi", "auto"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_listed_stands_and_no_end_is_left_out(seed: int, policy: str) -> None:
+    generator = np.random.default_rng(seed)
+    tree = tree_of(48, policy=policy)
+    kept: set[Path] = set()
+    for step in range(300):
+        tokens = conversation(generator)
+        boundary, salt = int(generator.integers(1, len(tokens) + 1)), bytes([step % 2])
+        keep_from_there(tree, tokens, boundary, salt)
+        kept |= {(salt, tuple(tokens[:end].tolist())) for end in range(1, len(tokens) + 1)}
+        if step % 10:
+            continue
+        listed = [path_of(tree, state) for state in tree.most_valuable(ALL)]
+        assert len(set(listed)) == len(listed)
+        assert all(stands(tree, path) for path in listed)
+        standing = {path for path in kept if stands(tree, path)}
+        assert set(listed) <= standing and len(standing) == tree.stats().checkpoints
+        for salt, path in standing:
+            begins = [
+                other
+                for other_salt, other in standing
+                if other_salt == salt and other != path and other[: len(path)] == path
+            ]
+            assert begins or (salt, path) in listed
+        assert tree.most_valuable(3) == [] or listed[:3] == [
+            path_of(tree, state) for state in tree.most_valuable(3)
+        ]
+        values = [state.value for state in tree.most_valuable(ALL)]
+        known = [value for value in values if value is not None]
+        assert known == sorted(known, reverse=True) and all(value > 0 for value in known)
+    tree.check_integrity()
+
+
+def test_a_beginning_that_several_share_is_listed_and_one_on_the_way_is_not() -> None:
+    tree = tree_of(64)
+    shared, way = text(128, 1), text(128, 2)
+    keep(tree, shared, 128)
+    keep(tree, way, 128)
+    ends = [np.concatenate([shared, text(80, seed)]) for seed in (3, 4)]
+    ends.append(np.concatenate([way, text(80, 5)]))
+    for end in ends:
+        keep(tree, end, len(end))
+    listed = {path_of(tree, state)[1] for state in tree.most_valuable(ALL)}
+    assert listed == {tuple(end.tolist()) for end in (shared, *ends)}
+
+
+def test_a_session_that_waits_comes_first_wherever_others_went_on() -> None:
+    tree = tree_of(64)
+    log, young = text(100, 1), text(300, 2)
+    cursor = tree.open_cursor()
+    allocation = tree.allocate(log, capacity_tokens=len(log), working_slots=1, cursor=cursor)
+    assert allocation is not None
+    tree.insert(allocation, len(log), allocation.working_slots[0], END)
+    tree.release(allocation)
+    further = np.concatenate([log, text(200, 3)])
+    keep(tree, further, len(further))
+    keep(tree, young, len(young))
+    first, *others = tree.most_valuable(ALL)
+    assert first.awaited and path_of(tree, first)[1] == tuple(log.tolist())
+    assert not any(state.awaited for state in others) and len(others) == 2
+    tree.close_cursor(cursor)
+    assert tuple(log.tolist()) not in {path_of(tree, s)[1] for s in tree.most_valuable(ALL)}
+
+
+def test_kv_alone_is_no_state_to_resume_at() -> None:
+    """What leads on to KV whose state is gone is where the next request resumes."""
+    tree = tree_of(64)
+    log = text(128, 1)
+    keep(tree, log, 128)
+    keep_kv(tree, np.concatenate([log, text(64, 2)]))
+    (state,) = tree.most_valuable(ALL)
+    assert path_of(tree, state)[1] == tuple(log.tolist())
+
+
+def test_what_somebody_begins_from_is_not_listed() -> None:
+    tree = tree_of(64)
+    log = text(100, 1)
+    keep(tree, log, len(log))
+    allocation = take(tree, np.concatenate([log, text(50, 2)]))
+    assert tree.most_valuable(ALL) == []
+    tree.release(allocation)
+    assert len(tree.most_valuable(ALL)) == 1
+
+
+def test_a_state_that_is_gone_has_no_path() -> None:
+    """Also where another one came to stand at the same place."""
+    tree = tree_of(64)
+    for length in (128, 100):
+        log = text(length, 1)
+        keep(tree, log, length)
+        (state,) = tree.most_valuable(ALL)
+        tree.flush()
+        assert tree.path_to(state) is None
+        keep(tree, text(length, 2), length)
+        (other,) = tree.most_valuable(ALL)
+        assert tree.path_to(state) is None and other.name != state.name
+        tree.flush()
+
+
+def test_a_limit_of_none_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="limit must be at least 1 state, not 0"):
+        tree_of().most_valuable(0)
