@@ -15,4 +15,5 @@ ObservedMessage = (
     | m.PullCommitted
     | m.PullLost
     | m.PullFenced
+    | m.StateLeft
 )

@@ -215,6 +215,9 @@ class HandoverClient:
             self._answer(wanted.ticket.room, wanted.request_id, f"internal error: {error!r}")
 
     def _open(self, wanted: m.HandoverWanted) -> None:
+        if wanted.purpose is m.Purpose.INHERIT and self._is_held(wanted):
+            self._say(wanted.request_id, m.AlreadyHeld(wanted.ticket.room))
+            return
         chosen = self._choose(wanted)
         if chosen is None:
             nobody = "no prefill node is connected"
@@ -255,6 +258,11 @@ class HandoverClient:
                 return moved
         return self._router.choose(wanted, excluded, busy, moved_from=asked.moved_from)
 
+    def _is_held(self, wanted: m.HandoverWanted) -> bool:
+        """Whether a prefill node that stays is known to hold what is offered."""
+        held = self._router.most_held(wanted, self._links.closed_to_rooms(()))
+        return held >= wanted.ticket.offered
+
     def _has_attempt(self, asked: "_Asked") -> bool:
         return len(asked.tried) < self._settings.attempts
 
@@ -276,9 +284,9 @@ class HandoverClient:
             elsewhere = message.cause is not m.LossCause.NO_ROOM
             elsewhere &= self._has_attempt(asked) and self._links.any_connected(asked.tried)
             message = replace(message, elsewhere=elsewhere)
-        if isinstance(message, m.RemoteDone | m.HandoverFailed):
+        if isinstance(message, m.RemoteDone | m.HandoverFailed | m.AlreadyHeld):
             self._unanswered.discard(message.room)
-        if isinstance(message, m.RemoteDone) or (
+        if isinstance(message, m.RemoteDone | m.AlreadyHeld) or (
             isinstance(message, m.HandoverFailed) and not message.elsewhere
         ):
             self._asked.pop(request, None)

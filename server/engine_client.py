@@ -95,10 +95,13 @@ Reply = (
     | m.EventsReply
     | m.TreeReply
     | m.Drained
+    | m.LeftToHeirs
 )
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
-Observed = m.Submit | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled
+Observed = (
+    m.Submit | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled | m.StateLeft
+)
 _OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut, m.TokensOut, m.PromptScored}
 _OWN_ALONE = _OWN - {m.HandoverCancelled}
 """A cancelled hand-over is for the record here, and for the control plane."""
@@ -446,6 +449,14 @@ class EngineClient:
         self._retires = True
         await self.drain()
         await self.calls.over()
+
+    async def leave_to_heirs(self) -> m.LeftToHeirs:
+        """The engine has prefill nodes pull the most valuable states that they lack; returns when
+        there is nothing more to leave and nothing is in flight, or soon after end_leaving()."""
+        return await self._query(m.LeftToHeirs, m.LeaveToHeirs)
+
+    def end_leaving(self) -> None:
+        self._post(m.EndLeaving())
 
     async def open_cursor(self, salt: bytes) -> int:
         return (await self._query(m.CursorOpened, lambda query: m.OpenCursor(query, salt))).cursor

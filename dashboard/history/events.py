@@ -12,6 +12,7 @@ a running node, a recording, and the page of a recording. Pure functions.
 | evicted | the cache evicted | evictions |
 | lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
 | pulled, pull_lost, pull_fenced | a pull of a prompt's beginning | room; of pulled report |
+| left | what became of a state that was to be left to heirs | outcome, tokens, bytes, heir |
 | peers | whether a prefill node is connected | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
 """
@@ -38,6 +39,7 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.PullCommitted: "pulled",
     m.PullLost: "pull_lost",
     m.PullFenced: "pull_fenced",
+    m.StateLeft: "left",
 }
 """Of messages whose events are all their fields."""
 

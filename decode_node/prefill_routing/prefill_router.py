@@ -98,6 +98,17 @@ class PrefillRouter:
         number = connection.number
         return None if number is None or not self._follows else self.index.entries(number)
 
+    def most_held(self, wanted: m.HandoverWanted, excluded: Collection[PrefillLink]) -> int:
+        """Tokens of the prompt that the one of all nodes is known to hold which holds most.
+        excluded: nodes that do not count."""
+        held, _ = self.index.look_up(wanted.prompt, wanted.ticket.salt, HOLDERS, 0)
+        tokens = (
+            tokens
+            for number, tokens in held.items()
+            if self._standing[number][1].alive and self._link(number) not in excluded
+        )
+        return max(tokens, default=0)
+
     def choose(
         self,
         wanted: m.HandoverWanted,

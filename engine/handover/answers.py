@@ -68,6 +68,8 @@ class Answers(Handover):
                 self.submit(message)
             case m.Abort(request_id):
                 self.abort(request_id, self.abort_request)
+            case m.LeaveToHeirs() | m.EndLeaving():
+                self.leave_nothing(message)
             case _:
                 raise misdirected(message)
 

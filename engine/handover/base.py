@@ -27,7 +27,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-RequestInbox = m.Submit | m.Abort | m.PrefillInbox | m.DecodeInbox
+RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInbox | m.DecodeInbox
 """What concerns requests and their hand-overs."""
 
 
@@ -117,6 +117,11 @@ class Handover(ABC):
     @abstractmethod
     def handle(self, message: RequestInbox) -> None:
         """Raises ValueError for a message that another role takes."""
+
+    def leave_nothing(self, message: m.LeaveToHeirs | m.EndLeaving) -> None:
+        """Of a role that has no prefill nodes to leave anything to."""
+        if isinstance(message, m.LeaveToHeirs):
+            self._emit(m.LeftToHeirs(message.query_id))
 
     def advance(self) -> None:
         """Before a forward is planned: grant what can be granted by now."""

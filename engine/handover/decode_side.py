@@ -22,6 +22,7 @@ from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
     Decoding,
+    Finished,
     Receiving,
     Request,
     Waiting,
@@ -51,6 +52,7 @@ from .decode_room import (
     Wanted,
 )
 from .early_start import EarlyStart
+from .leaving.heirs import Heirs
 from .pair_hit import pair_hit
 from .pull_sender import PullSender
 from .room_names import RoomNames
@@ -88,6 +90,7 @@ class DecodeHandover(Handover):
         """To be handed back; maybe some that were aborted."""
         self._handed_back = 0
         """Live rooms of such."""
+        self._heirs = Heirs(context)
         self._grants = AtRestQueue(context.runner, self._emit_grant)
         self._names = RoomNames()
 
@@ -145,12 +148,16 @@ class DecodeHandover(Handover):
                 self._lost(message)
             case m.WriterFenced():
                 self._fenced(message)
-            case m.PullAsked(room_id):
-                room = self._rooms.get(room_id)
-                awaits = room is not None and isinstance(room.state, Asked | Wanted)
-                self._pulls.asked(message, room.request if room is not None and awaits else None)
+            case m.PullAsked():
+                self._pull_asked(message)
             case m.PullEnd():
                 self._pulls.end(message)
+            case m.LeaveToHeirs(query_id):
+                self._heirs.begin(query_id, len(self.requests))
+            case m.EndLeaving():
+                self._end_leaving()
+            case m.AlreadyHeld(room_id):
+                self._already_held(room_id)
             case _:
                 self._answers.handle(message)
 
@@ -196,6 +203,31 @@ class DecodeHandover(Handover):
                 match = self._cache.match(request.prompt, request.salt, request.cursor)
                 self._handed_back += 1
                 self._ask(request, match)
+
+    def _leave_to_heirs(self) -> None:
+        beside = len(self.requests)
+        if not (self._prefill_available or beside) and self._heirs.begun:
+            self._end_leaving()
+        while self._prefill_available and (request := self._heirs.next(beside)) is not None:
+            self._ask(request, self._cache.match(request.prompt, request.salt))
+            assert isinstance(request.state, AwaitingPrefill)
+            self._heirs.opened(request.state.room, request)
+        self._heirs.end_if_over(beside)
+
+    def _end_leaving(self) -> None:
+        for room_id in self._heirs.end():
+            self._emit(m.HandoverCancelled(room_id))
+            self._end_room_of_heir(self._rooms[room_id], Aborted())
+
+    def _already_held(self, room_id: m.RoomId) -> None:
+        room = self._rooms.get(room_id)
+        if room is not None:
+            self._heirs.held(room_id)
+            self._end_room_of_heir(room, Finished())
+
+    def _end_room_of_heir(self, room: DecodeRoom, end: Aborted | Finished) -> None:
+        self._give_up(room)
+        room.request.move(end)
 
     def _no_hand_back(self) -> m.RequestError | None:
         if not self._prefill_available:
@@ -292,14 +324,36 @@ class DecodeHandover(Handover):
         self._coming += _goes_on_here(request)
         self._names.note(ticket.room, request.told_as)
         sender = None if named is None else named.sender
-        wanted = m.HandoverWanted(request.told_as, ticket, request.prompt, sender, request.cursor)
-        self._emit(wanted)
+        self._emit(
+            m.HandoverWanted(
+                request.told_as, ticket, request.prompt, sender, request.cursor, request.purpose
+            )
+        )
+
+    def _pull_asked(self, message: m.PullAsked) -> None:
+        room = self._rooms.get(message.room)
+        request = None
+        if room is not None and isinstance(room.state, Asked | Wanted):
+            request = room.request
+        inherits = request is not None and request.purpose is m.Purpose.INHERIT
+        if inherits and not self._heirs.may_pull(message):
+            self._emit(m.PullRefused(message.room, "as much was left to heirs as may be"))
+            return
+        self._pulls.asked(message, request)
+        if inherits and not self._pulls.is_pinned(message.room):
+            self._heirs.gone(message.room)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
         room = self._rooms.get(message.room)
         if room is None or not isinstance(room.state, Asked):
             return
         ticket = room.request.ticket
+        if room.request.purpose is m.Purpose.INHERIT and not self._heirs.is_pulled(room.id):
+            # It has it, or would compute it: that may wait until somebody asks for an answer.
+            self._emit(m.HandoverCancelled(room.id))
+            self._heirs.refused(room.id)
+            self._end_room_of_heir(room, Finished())
+            return
         if _goes_on_here(room.request):
             room.move(Wanted())
             self._wanted.append(room)
@@ -314,6 +368,7 @@ class DecodeHandover(Handover):
         room; emit what is granted or pinned once its ids are at rest."""
         self._grants.advance()
         self._hand_next_back()
+        self._leave_to_heirs()
         while self._wanted and self._granted(self._wanted[0]):
             self._wanted.popleft()
         self._pulls.sources.advance()
@@ -379,6 +434,10 @@ class DecodeHandover(Handover):
         if room is None or not isinstance(room.state, Granted | Bare):
             return
         request = room.request
+        if request.purpose is m.Purpose.INHERIT:
+            self._heirs.taken(room.id, message.pulled, message.prefilled_on)
+            self._end_room_of_heir(room, Finished())
+            return
         request.hit = self._names.told_here(pair_hit(message.hit, room.held))
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
@@ -485,6 +544,8 @@ class DecodeHandover(Handover):
         request.move(Waiting())
         if request.purpose is m.Purpose.ANSWER:
             self._scheduler.requeue(request)
+        elif request.purpose is m.Purpose.INHERIT:
+            self._heirs.lost(room.id, message.elsewhere)
         elif message.elsewhere:
             self._leaving.appendleft(request)
         else:

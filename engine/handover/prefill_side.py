@@ -90,6 +90,8 @@ class PrefillHandover(Handover):
                 self._pulls.fenced(message)
             case m.ReadUsable():
                 self._read_usable()
+            case m.LeaveToHeirs() | m.EndLeaving():
+                self.leave_nothing(message)
             case _:
                 raise misdirected(message)
 

@@ -20,6 +20,10 @@ class PullSender:
         self._pinned: dict[m.RoomId, Allocation] = {}
         self.sources = AtRestQueue(context.runner, self._emit_source)
 
+    def is_pinned(self, room: m.RoomId) -> bool:
+        """Whether what the room's prefill node asked for is held for it."""
+        return room in self._pinned
+
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
         """request: the one whose room it is, None where that is over."""
         if request is None or message.room in self._pinned:

@@ -9,6 +9,7 @@ room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill eng
 from .cache import *
 from .evictions import *
 from .handover import *
+from .heirs import *
 from .pull import *
 from .reports import *
 from .request_phase import *
@@ -16,7 +17,7 @@ from .requests import *
 from .targets import *
 from .types import *
 
-FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain
+FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToHeirs | EndLeaving
 """From a front, to an engine of any role."""
 
 PrefillInbox = (
@@ -32,6 +33,7 @@ DecodeInbox = (
     | RemoteDone
     | EarlyStepEnded
     | HandoverFailed
+    | AlreadyHeld
     | WriterFenced
     | PullAsked
     | PullEnd
@@ -53,6 +55,8 @@ FrontOutbox = (
     | TreeReply
     | Drained
     | Evicted
+    | StateLeft
+    | LeftToHeirs
 )
 PrefillOutbox = (
     RoomEnded

@@ -10,6 +10,7 @@ from tasuki.transfer.timeline import HandoverTimeline
 
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .request_phase import LifeMark
+from .requests import Purpose
 from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, Tokens
 
 
@@ -205,13 +206,15 @@ class PrefillToken(Message):
 
 class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
-    it of the room. session: which of this node's it continues, if any."""
+    it of the room. session: which of this node's it continues, if any. purpose: of its request; of
+    what is to be inherited no room is opened where a prefill node holds it (AlreadyHeld)."""
 
     request_id: RequestId
     ticket: Ticket
     prompt: Tokens
     sender: str | None = None
     session: int | None = None
+    purpose: Purpose = Purpose.ANSWER
 
 
 class HandoverGranted(Message):

@@ -35,11 +35,13 @@ class Fork(Message):
 
 
 class Purpose(Enum):
-    """Of a Submit. answer: to generate. hand_back: to have a prefill node fetch what this engine's
-    cache holds of the prompt; no answer is wanted, and it waits in no queue."""
+    """Of a request. answer: to generate. hand_back: to have a prefill node fetch what this engine's
+    cache holds of the prompt; no answer is wanted, and it waits in no queue. inherit: the same of a
+    state that this engine chose to leave before it ends; nobody submits it."""
 
     ANSWER = "answer"
     HAND_BACK = "hand_back"
+    INHERIT = "inherit"
 
 
 class Submit(Message):

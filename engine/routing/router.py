@@ -26,7 +26,7 @@ class Router:
         return choose_prefill_place(
             self._rates(),
             match.prompt_tokens - match.usable_tokens,
-            self._state_bytes(match.kv_tokens, match.prompt_tokens),
+            self.state_bytes(match.kv_tokens, match.prompt_tokens),
             self._config.local_prefill_tokens,
         )
 
@@ -41,7 +41,7 @@ class Router:
         return should_pull(
             self._rates(),
             offered - match.usable_tokens,
-            self._state_bytes(min(match.kv_tokens, offered), offered),
+            self.state_bytes(min(match.kv_tokens, offered), offered),
             self._config.pull_tokens,
             ahead,
         )
@@ -63,7 +63,7 @@ class Router:
         self.costs.judged()
         return rates
 
-    def _state_bytes(self, held: int, tokens: int) -> int:
+    def state_bytes(self, held: int, tokens: int) -> int:
         """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return (

@@ -46,6 +46,7 @@ from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.tls import TlsError
 from tasuki.utils.version import package_version
 
+from .leaving.time_for_heirs import TimeForHeirs
 from .node_recorder import NodeRecorder, log_ended
 from .running_engine import RunningEngine
 
@@ -258,7 +259,8 @@ class Node:
         await self.stop()
 
     async def refuse_and_drain(self) -> None:
-        """Report NOT_SERVING, and let requests in flight end within drain_timeout."""
+        """Report NOT_SERVING, and let requests in flight end within drain_timeout; have prefill
+        nodes take states over meanwhile, and for a part of it afterwards."""
         if self._server is None:
             return
         await self._server.refuse_traffic()
@@ -268,12 +270,14 @@ class Node:
             self._workers.pool.refuse_traffic()
         if self.engine.lost is not None:
             return
+        heirs = TimeForHeirs(self.engine, self._config.drain_timeout)
         try:
             await asyncio.wait_for(self._empty(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
         except RequestRejected as error:
             log.warning("the engine was lost while requests ended: %s", error)
+        await heirs.end()
 
     async def _empty(self) -> None:
         """Returns when nothing is in flight, and clients have what was computed for them."""

@@ -101,6 +101,12 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
         return pb.AbortResponse(drain=pb.DRAIN_DRAINED)
 
 
+def _left(room: int, offered: int) -> m.HandoverWanted:
+    asked = wanted(room)
+    ticket = replace(asked.ticket, offered=offered)
+    return replace(asked, ticket=ticket, purpose=m.Purpose.INHERIT)
+
+
 class RoutingWorld:
     def __init__(self, pair: Pair, stack: contextlib.AsyncExitStack) -> None:
         self.prefill: dict[str, ManualPrefillNode] = {}
@@ -177,6 +183,23 @@ class RoutingWorld:
         """The engine asks for another room of the request that had one."""
         request = wanted(int(before)).request_id
         self.client.deliver(replace(wanted(int(number)), request_id=request))
+
+    def inherit(self, number: str, offered: str) -> None:
+        """The engine wants a room for a state behind so many tokens, which it leaves."""
+        self.client.deliver(_left(int(number), int(offered)))
+
+    def inherit_again(self, before: str, number: str, offered: str) -> None:
+        """The same, of a state that had a room before."""
+        request = wanted(int(before)).request_id
+        self.client.deliver(replace(_left(int(number), int(offered)), request_id=request))
+
+    def cancelled(self, number: str) -> None:
+        """The engine wants nothing of the room any more."""
+        self.client.deliver(m.HandoverCancelled(m.RoomId(int(number))))
+
+    def refuses(self, name: str, number: str) -> None:
+        refused = pb.Refused(kind=pb.ERROR_KIND_DRAINING, reason="it drains")
+        self.prefill[name].say(pb.SenderMessage(refused=refused, room=int(number)))
 
     async def holds(self, name: str, tokens: str) -> None:
         """It lists that it holds so much of the prompt of all rooms."""

@@ -1,0 +1,1 @@
+"""What an engine leaves to others before it ends."""

@@ -1,0 +1,1 @@
+"""What a node that ends does for others first."""
