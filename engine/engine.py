@@ -202,7 +202,13 @@ class Engine:
         if grammar is None:
             return True
         try:
-            return self._grammars.ready(grammar)
+            if self._grammars.begins(grammar, request.caller):
+                self._grammars.retain(
+                    (other.caller, other.sampling.grammar)
+                    for other in self._handover.requests
+                    if other.sampling.grammar is not None
+                )
+            return self._grammars.ready(grammar, request.caller)
         except (GrammarError, GrammarsUnavailable) as error:
             refusal = m.RequestError(m.ErrorKind.INVALID, f"grammar: {error}")
             self._handover.reject(request, refusal)

@@ -131,7 +131,7 @@ def renamed(
             submit,
             request_id=next(rest),
             forks=tuple(replace(fork, request_id=next(rest)) for fork in submit.forks),
-            caller=context.tenant or context.caller.name,
+            caller=context.line,
         )
         for submit in submits
     ]

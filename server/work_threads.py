@@ -1,25 +1,25 @@
-"""Threads for a request's work on the processor: parsing a body, rendering a template, tokenizing.
+"""Threads for a request's work on the processor: parsing a body, rendering a template, tokenizing,
+trying a grammar.
 
 Owns the threads and the bound on waiting work. `run` belongs to an event loop's thread; the work
-itself must be good for any thread. Invariants: at most `waiting` pieces wait or run; work whose
-caller left before it began is never begun; the memory of failed work is freed on its own thread.
+itself must be good for any thread. Invariants: at most `waiting` pieces wait or run; one line's
+work takes no more than half of the threads, and none of another line's turns; work whose caller
+left before it began is never begun; the memory of failed work is freed on its own thread.
 """
 
 import asyncio
-import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tasuki.utils.fair_threads import FairThreads, LinesFull
 from tasuki.utils.lock_turns import shorten_lock_turns
-from tasuki.utils.os_threads import name_this_thread
 
 from .errors import Busy
 
 Result = TypeVar("Result")
 
-_THREADS = 2
+_THREADS = 4
 _WAITING = 256
 
 
@@ -30,22 +30,19 @@ class WorkThreads:
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         shorten_lock_turns()
-        self._executor = ThreadPoolExecutor(
-            threads, thread_name_prefix="tasuki-front", initializer=name_this_thread
-        )
-        self._places = threading.BoundedSemaphore(waiting)
+        of_a_line = max(1, threads // 2)
+        self._threads = FairThreads(threads, of_a_line, "tasuki-front", waiting)
         self._waiting = waiting
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """Returns or raises as `work` does. Raises Busy, at once, where `waiting` pieces are
-        held."""
-        if not self._places.acquire(blocking=False):
+    async def run(self, line: str, work: Callable[[], Result]) -> Result:
+        """Returns or raises as `work` does. line: whose turn it takes (RequestContext.line). Raises
+        Busy where `waiting` pieces are held: at once, or later in another line's favour."""
+        try:
+            return await asyncio.wrap_future(self._threads.submit(line, lambda: _tidied(work)))
+        except LinesFull as error:
             raise Busy(
                 f"{self._waiting} prompts wait to be read: ask again in a moment, or another node"
-            )
-        future = self._executor.submit(_tidied, work)
-        future.add_done_callback(lambda _: self._places.release())
-        return await asyncio.wrap_future(future)
+            ) from error
 
 
 def _tidied(work: Callable[[], Result]) -> Result:

@@ -1,17 +1,18 @@
-"""The grammars of an engine: compiled on a thread of its own, and kept.
+"""The grammars of an engine: compiled on threads of its own, and kept.
 
-Owns the vocabulary's tree, the thread, and what is compiled. Thread rule: the engine loop's; the
-thread here compiles and touches nothing else. Invariant: what is kept of compiled grammars never
+Owns the vocabulary's tree, the threads, and what is compiled. Thread rule: the engine loop's; the
+threads here compile and touch nothing else. Invariants: what is kept of compiled grammars never
 counts for more than the capacity; one that is asked for again is compiled again, with the same
-masks.
+masks; what is being compiled is what somebody waits for (retain), in turns of the callers.
 """
 
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 from tasuki.utils.bounded_cache import BoundedCache
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.utils.fair_threads import FairThreads
 
 from .compiled_grammar import Matcher, compiled, token_tree
 from .constraint import Constraint
@@ -24,7 +25,12 @@ _LEAST_BYTES = 256 << 10
 _BYTES_A_LETTER = 64
 """About what a compiled grammar takes of memory: llguidance reports none of it."""
 
+_THREADS = 2
+
 _Key = tuple[str, str]
+
+Wanted = tuple[str, Grammar]
+"""A caller, and a grammar that a request of it waits for."""
 
 
 class GrammarCompiler:
@@ -37,10 +43,8 @@ class GrammarCompiler:
         self._unavailable = ""
         self._checks = GrammarCheck()
         self._kept: BoundedCache[_Key, Matcher] = BoundedCache(cache_bytes)
-        self._compiling: dict[_Key, Future[Matcher]] = {}
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="tasuki-grammars", initializer=name_this_thread
-        )
+        self._compiling: dict[tuple[str, _Key], Future[Matcher]] = {}
+        self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
 
     def prepare(self) -> None:
         """Before anybody waits: takes a second for a large vocabulary, during which no other thread
@@ -68,24 +72,41 @@ class GrammarCompiler:
         """Compiled grammars."""
         return len(self._kept)
 
+    @property
+    def held(self) -> int:
+        """Grammars that are being compiled, or were and nobody has looked."""
+        return len(self._compiling)
+
     def wait(self) -> None:
         """Until all that was begun has been compiled, or cannot be."""
         wait(self._compiling.values())
 
-    def ready(self, grammar: Grammar) -> bool:
-        """Whether constraint() needs no compilation; begins one where it would. Raises
-        GrammarError, GrammarsUnavailable."""
+    def retain(self, wanted: Iterable[Wanted]) -> None:
+        """Give up what was begun and is not wanted any more."""
+        kept = {(caller, _key(grammar)) for caller, grammar in wanted}
+        for begun in self._compiling.keys() - kept:
+            self._compiling.pop(begun).cancel()
+
+    def begins(self, grammar: Grammar, caller: str = "") -> bool:
+        """Whether ready() would begin a compilation."""
+        key = _key(grammar)
+        return self._kept.get(key) is None and (caller, key) not in self._compiling
+
+    def ready(self, grammar: Grammar, caller: str = "") -> bool:
+        """Whether constraint() needs no compilation; begins one, in the caller's turn, where it
+        would. Raises GrammarError, GrammarsUnavailable."""
         key = _key(grammar)
         if self._kept.get(key) is not None:
             return True
         self._require_tree()
-        begun = self._compiling.get(key)
+        begun = self._compiling.get((caller, key))
         if begun is None:
-            self._compiling[key] = self._thread.submit(self._compile, grammar)
+            compile_it = partial(self._compile, grammar)
+            self._compiling[caller, key] = self._threads.submit(caller, compile_it)
             return False
         if not begun.done():
             return False
-        del self._compiling[key]
+        del self._compiling[caller, key]
         self._keep(key, begun.result())
         return True
 

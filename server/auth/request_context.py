@@ -17,5 +17,10 @@ class RequestContext:
     traceparent: str = ""
     tenant: str | None = None
 
+    @property
+    def line(self) -> str:
+        """Among whose requests it stands, wherever callers take turns."""
+        return self.tenant or self.caller.name
+
 
 ANONYMOUS = RequestContext()

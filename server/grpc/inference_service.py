@@ -47,11 +47,14 @@ class InferenceService(pb_grpc.InferenceServicer):
         request_context = grpc_request_context(self._keys, context)
         await self._engine.admit(request_context.caller)
         salt = salt_of(request_context.tenant, request.cache_salt)
-        tokens, marks = await self._codec.work.run(partial(read_prompt, request, salt, self._codec))
+        tokens, marks = await self._codec.work.run(
+            request_context.line, partial(read_prompt, request, salt, self._codec)
+        )
         sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
         if request.sampling.WhichOneof("constraint") is not None:
             sampling = await self._codec.work.run(
-                partial(with_grammar, sampling, request.sampling, tokens, self._codec)
+                request_context.line,
+                partial(with_grammar, sampling, request.sampling, tokens, self._codec),
             )
         choices = range(read_choices(request))
         asks_scores = request.HasField("prompt_logprobs")

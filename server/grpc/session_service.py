@@ -42,11 +42,13 @@ class TurnService(pb_grpc.SessionServicer):
     async def Append(
         self, request: pb.SessionAppendRequest, context: CallContext
     ) -> pb.SessionAppendResponse:
-        caller = self._caller(context)
+        request_context = grpc_request_context(self._keys, context)
+        caller = request_context.caller
         await self._engine.admit(caller)
         end = await self._sessions.end(caller, request.session_id)
         added = await self._codec.work.run(
-            partial(read_session_input, request, end.tail, end.salt, self._codec)
+            request_context.line,
+            partial(read_session_input, request, end.tail, end.salt, self._codec),
         )
         log = await self._sessions.append(caller, request.session_id, end.tail, added)
         return pb.SessionAppendResponse(appended_tokens=log.tokens, total_tokens=log.total)
@@ -66,7 +68,8 @@ class TurnService(pb_grpc.SessionServicer):
             prompt = turn.prompt
             if request.sampling.WhichOneof("constraint") is not None:
                 sampling = await self._codec.work.run(
-                    partial(with_grammar, sampling, request.sampling, prompt.tokens, self._codec)
+                    request_context.line,
+                    partial(with_grammar, sampling, request.sampling, prompt.tokens, self._codec),
                 )
             submit = Submit(
                 request_id=request_id,

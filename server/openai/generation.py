@@ -87,7 +87,7 @@ class ServedModel:
             self.named(fields.text("model"))
             return read(fields)
 
-        return await self.codec.work.run(work)
+        return await self.codec.work.run(http_request_context(request).line, work)
 
 
 def read_submit(
@@ -213,7 +213,7 @@ async def answer_all(
         for name, writer in zip(names, writers, strict=True)
     ]
     # Thousands of scores take longer to write than the loop may be held.
-    work = model.codec.work if any(scored) else None
+    work = partial(model.codec.work.run, request_context.line) if any(scored) else None
     reply: StreamedReply | WholeReply = (
         StreamedReply(request, choices) if options.stream else WholeReply(choices, work)
     )

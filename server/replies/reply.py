@@ -5,7 +5,7 @@ The shapes of both are an AnswerWriter's. One event loop's thread.
 
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
@@ -17,7 +17,6 @@ from tasuki.server.errors import ServerError
 from tasuki.server.http.event_stream import EventStream
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_looks
 from tasuki.server.unread_answer import AnswerPart, TokenSink
-from tasuki.server.work_threads import WorkThreads
 from tasuki.utils.loops.together import together
 
 log = logging.getLogger(__name__)
@@ -26,6 +25,9 @@ log = logging.getLogger(__name__)
 _FIRST_LOOK_SECONDS = 0.5
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+
+Writing = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+"""Has a text written where it takes long; returns it."""
 
 
 class AnswerWriter(Protocol):
@@ -86,8 +88,8 @@ class Choice:
 class WholeReply:
     """One JSON object, once every choice has ended."""
 
-    def __init__(self, choices: Sequence[Choice], work: WorkThreads | None = None) -> None:
-        """choices: one or more, of one reply. work: threads that write it, where it is long."""
+    def __init__(self, choices: Sequence[Choice], work: Writing | None = None) -> None:
+        """choices: one or more, of one reply. work: writes it elsewhere, where it is long."""
         self._choices = choices
         self._work = work
 
@@ -105,7 +107,7 @@ class WholeReply:
         await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
         if self._work is None:
             return web.json_response(self._choices[0].writer.whole())
-        return web.json_response(body=await self._work.run(self._body))
+        return web.json_response(body=await self._work(self._body))
 
     def _body(self) -> bytes:
         return json.dumps(self._choices[0].writer.whole()).encode()

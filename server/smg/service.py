@@ -15,6 +15,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
 
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
+from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answers, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest
@@ -66,7 +67,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     ) -> AsyncIterator[pb.GenerateResponse]:
         request_context = grpc_request_context(self._keys, context)
         await self._engine.admit(request_context.caller)
-        asked = await self._read(request, request_context.tenant)
+        asked = await self._read(request, request_context)
         request_id = asked.submit.request_id
         answer = GatewayAnswer(
             asked,
@@ -81,11 +82,11 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 async for message in messages:
                     yield message
 
-    async def _read(self, request: pb.GenerateRequest, tenant: str | None) -> GatewayRequest:
-        read = partial(read_gateway_request, request, self._model, tenant, self._codec)
+    async def _read(self, request: pb.GenerateRequest, context: RequestContext) -> GatewayRequest:
+        read = partial(read_gateway_request, request, self._model, context.tenant, self._codec)
         if self._codec is None or not has_grammar(request):
             return read()
-        return await self._codec.work.run(read)
+        return await self._codec.work.run(context.line, read)
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
         if not request.request_id:

@@ -73,6 +73,20 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
     engine.assert_at_rest()
 
 
+def test_grammars_whose_requests_left_are_not_held() -> None:
+    """However many are asked for and left, in a thing that lives as long as its node."""
+    engine = engine_with(LETTERS)
+    grammars = engine.parts.grammars
+    for number in range(1, 6):
+        engine.post(asking("r", Grammar(GrammarKind.REGEX, f"[0-9]{{{number}}}")))
+        engine.run()
+        engine.post(m.Abort("r"))
+        engine.run()
+        grammars.wait()
+    assert grammars.held == 1
+    engine.assert_at_rest()
+
+
 @pytest.mark.parametrize(
     ("grammar", "complaint"),
     [

@@ -241,7 +241,7 @@ TINY = {
 class GrammarsAtOnce(GrammarCompiler):
     """Compiles where it is asked: a loop of tests ends where a step has nothing to do."""
 
-    def ready(self, grammar: Grammar) -> bool:
+    def ready(self, grammar: Grammar, caller: str = "") -> bool:
         self.constraint(grammar, ())
         return True
 

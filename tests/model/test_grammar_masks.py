@@ -2,6 +2,8 @@
 
 import json
 import sys
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tasuki.model.grammar.grammar import (
 from tasuki.model.grammar.grammar_check import GrammarCheck
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
+from tests.harness.waiting import HANG_SECONDS, until
 from tests.model.grammar_twin import naive_tokens
 
 # Tokens that cross the boundaries of values, and one of a half character.
@@ -250,6 +253,39 @@ def test_a_grammar_is_ready_once_its_thread_has_compiled_it() -> None:
     grammars.wait()
     with pytest.raises(GrammarError, match="unclosed group"):
         grammars.ready(bad)
+
+
+def test_what_nobody_waits_for_any_more_is_given_up() -> None:
+    grammars = compiler()
+    left, wanted = GRAMMARS["schema"], GRAMMARS["regex"]
+    for grammar in (left, wanted):
+        assert grammars.begins(grammar, "ann") and not grammars.ready(grammar, "ann")
+        assert not grammars.begins(grammar, "ann")
+    grammars.wait()
+    grammars.retain([("ann", wanted), ("bob", left)])
+    assert grammars.begins(left, "ann") and not grammars.begins(wanted, "ann")
+    assert grammars.ready(wanted, "ann") and not grammars.compiling
+
+
+def test_a_caller_s_grammars_wait_for_no_other_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ann's first is compiled until the test ends; bob's is ready meanwhile."""
+    over = threading.Event()
+    compile_it = GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, grammar: Grammar) -> Any:
+        if grammar.kind is GrammarKind.LARK:
+            assert over.wait(HANG_SECONDS)
+        return compile_it(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    grammars = compiler()
+    for number in range(3):
+        assert not grammars.ready(Grammar(GrammarKind.LARK, f'start: "{number}"'), "ann")
+    try:
+        until(lambda: grammars.ready(GRAMMARS["regex"], "bob"), lambda: "bob waits for ann")
+        assert grammars.compiling
+    finally:
+        over.set()
 
 
 def test_without_tokens_or_without_the_library_it_is_said_what_is_missing(

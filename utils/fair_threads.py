@@ -1,0 +1,114 @@
+"""Threads that callers share: each has a line, and whoever runs least is next.
+
+Owns the threads and the lines. Thread rule: any thread may submit; work must be good for any.
+Invariants: of one line at most `of_a_line` pieces run; pieces are begun in their line's order, and
+never once their future was cancelled; where no more may be held, the longest line gives way.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from .os_threads import name_this_thread
+
+Result = TypeVar("Result")
+Piece = Future[Any]
+
+
+class LinesFull(Exception):
+    """More work is held than may be, and no line is longer than the caller's own."""
+
+
+class FairThreads:
+    def __init__(self, threads: int, of_a_line: int, name: str, most: int | None = None) -> None:
+        """threads: they start with the first work, and are called `name`. most: pieces that may
+        wait or run; None: any number."""
+        self._threads, self._of_a_line, self._most = threads, of_a_line, most
+        self._executor = ThreadPoolExecutor(
+            threads, thread_name_prefix=name, initializer=name_this_thread
+        )
+        self._lock = threading.Lock()
+        self._lines: dict[str, dict[Piece, Callable[[], Any]]] = {}
+        """What waits, by line; none is empty. The line that was served longest ago is the first."""
+        self._running: Counter[str] = Counter()
+        """By line; none is 0."""
+        self._active = 0
+
+    def submit(self, line: str, work: Callable[[], Result]) -> "Future[Result]":
+        """Raises LinesFull; so does the future of a piece that gives way to another line's."""
+        piece: Future[Result] = Future()
+        with self._lock:
+            displaced = self._make_room(line)
+            self._lines.setdefault(line, {})[piece] = work
+            starts = self._active < self._threads
+            self._active += starts
+        if displaced is not None:
+            displaced.set_exception(LinesFull())
+        piece.add_done_callback(lambda done: self._leave(line, done))
+        if starts:
+            self._executor.submit(self._work_off)
+        return piece
+
+    def _make_room(self, line: str) -> Piece | None:
+        """Who gives way, if somebody has to. Holds the lock."""
+        held = Counter({name: len(pieces) for name, pieces in self._lines.items()}) + self._running
+        if self._most is None or held.total() < self._most:
+            return None
+        longest = max(self._lines, key=lambda name: held[name], default=line)
+        if held[longest] <= held[line] + 1:
+            raise LinesFull
+        displaced = next(reversed(self._lines[longest]))
+        # A future that is being cancelled just now has given way already.
+        self._drop(longest, displaced)
+        return displaced if displaced.set_running_or_notify_cancel() else None
+
+    def _work_off(self) -> None:
+        line: str | None = None
+        while True:
+            with self._lock:
+                if line is not None:
+                    self._running -= Counter([line])
+                taken = self._next()
+                if taken is None:
+                    self._active -= 1
+                    return
+                line, piece, work = taken
+                self._running[line] += 1
+            _run(piece, work)
+            del taken, piece, work
+
+    def _next(self) -> tuple[str, Piece, Callable[[], Any]] | None:
+        """Out of its line. Holds the lock."""
+        free = [line for line in self._lines if self._running[line] < self._of_a_line]
+        if not free:
+            return None
+        line = min(free, key=lambda line: self._running[line])
+        pieces = self._lines.pop(line)
+        piece = next(iter(pieces))
+        work = pieces.pop(piece)
+        if pieces:
+            self._lines[line] = pieces
+        return line, piece, work
+
+    def _leave(self, line: str, piece: Piece) -> None:
+        with self._lock:
+            self._drop(line, piece)
+
+    def _drop(self, line: str, piece: Piece) -> None:
+        pieces = self._lines.get(line, {})
+        pieces.pop(piece, None)
+        if not pieces:
+            self._lines.pop(line, None)
+
+
+def _run(piece: Piece, work: Callable[[], Any]) -> None:
+    if not piece.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:
+        piece.set_exception(error)
+    else:
+        piece.set_result(result)
