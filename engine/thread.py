@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 _WAKE = None
 
+_LONGEST_SLEEP = 3600.0
+"""Seconds: the system's calls take none that reach beyond its calendar."""
+
 _LOOKS = 10
 """So many at one step that does not end. Looks are counted and not time, so that a process that was
 frozen blames no step for its own gap."""
@@ -100,7 +103,8 @@ class EngineThread:
     def _loop(self) -> None:
         worked = False
         while not self._stopping.is_set():
-            wait = 0.0 if worked else self._engine.idle_seconds
+            idle = 0.0 if worked else self._engine.idle_seconds
+            wait = None if idle is None else min(idle, _LONGEST_SLEEP)
             messages = self._messages(wait)
             self._moved = time.monotonic()
             for message in messages:

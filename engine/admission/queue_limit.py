@@ -35,8 +35,10 @@ class QueueLimit:
                 request.first_due = now + targets.first_token
         request.queued_at = now
         request.due = min(now + self.seconds, request.deadline)
+        # A first token that is due later is of no consequence: the wait is over before. So nothing
+        # is kept for longer than somebody may wait here, whatever a client names.
         for at in {request.due, request.first_due}:
-            if at < math.inf:
+            if at < math.inf and at <= request.due:
                 heappush(self._times, (at, next(self._numbers), ref(request)))
 
     def seconds_left(self, request: Request) -> float:

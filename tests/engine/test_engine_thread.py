@@ -12,7 +12,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 class Idle:
     """An engine that has nothing to do and knows which thread asked it."""
 
-    idle_seconds = None
+    idle_seconds: float | None = None
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -67,6 +67,17 @@ def test_a_question_is_answered_before_the_next_step() -> None:
     thread.stop()
     calls = [call for call, _ in engine.calls]
     assert calls[calls.index("handle") :][:3] == ["handle", "told", "step"]
+
+
+def test_an_engine_that_is_idle_for_longer_than_any_calendar_is_asked_all_the_same() -> None:
+    engine, died = Idle(), list[str]()
+    engine.idle_seconds = 1e297
+    thread = thread_of(engine, died=died.append)
+    thread.start()
+    thread.post(m.FlushCache(1))
+    until(lambda: bool(died) or ("handle", "tasuki-engine") in engine.calls, "not handled")
+    thread.stop()
+    assert not died
 
 
 def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:

@@ -46,6 +46,20 @@ def test_who_waits_too_long_is_due_once_and_in_order() -> None:
     assert limit.idle_seconds is None
 
 
+def test_a_first_token_due_behind_the_wait_is_not_waited_for() -> None:
+    """A client may name any time, as often as it likes: nothing may be kept until then."""
+    clock = ManualClock()
+    limit = QueueLimit(60.0, clock)
+    patient = [request(str(number)) for number in range(3)]
+    for waiting, seconds in zip(patient, (61.0, 1e9, 1e297), strict=True):
+        waiting.targets = m.Targets(first_token=seconds)
+        limit.entered(waiting)
+    assert limit.idle_seconds == 60.0
+    clock.now += 60
+    assert limit.passed(patient) == patient
+    assert limit.idle_seconds is None
+
+
 def test_who_was_begun_once_waits_as_long_as_it_takes() -> None:
     clock = ManualClock()
     limit = QueueLimit(60.0, clock)
