@@ -104,6 +104,7 @@ class EngineConfig:
         "seconds: a prompt whose first token is not expected within that is refused at once, with "
         "the time after which to ask again, while others wait before it; a request may name its "
         "own; not given: none is refused for that",
+        unit="SECONDS",
     )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")

@@ -43,6 +43,10 @@ _TYPE = {
 }
 _CODE = {"too_long": "context_length_exceeded"}
 _PLAIN_CODE = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_SERVED = (
+    "a node answers at /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and "
+    "/v1/models, and its page is /"
+)
 _RETRY_SECONDS = 1
 
 
@@ -84,12 +88,24 @@ async def typed_errors(
         return _response(request, error_status(error), error_body(error), seconds)
     except web.HTTPException as error:
         code = _PLAIN_CODE.get(error.status, "invalid")
-        return _response(request, error.status, _shape(error.status, error.reason, code, None))
+        body = _shape(error.status, _plain_message(request, error), code, None)
+        response = _response(request, error.status, body)
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
     except ConnectionError:
         raise
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
         return _response(request, 500, error_body(error))
+
+
+def _plain_message(request: web.Request, error: web.HTTPException) -> str:
+    """Of what no handler was found for."""
+    asked = f"{request.method} {request.path!r:.200} is not served here"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{asked}: ask by {' or '.join(sorted(error.allowed_methods))}"
+    return f"{asked}: {_SERVED}" if error.status == 404 else error.reason
 
 
 def _shape(status: int, message: str, code: str, field: str | None) -> dict[str, Any]:

@@ -232,6 +232,7 @@ def test_help_is_grouped_and_shows_units(configs: Any, capsys: pytest.CaptureFix
     assert len(headings) == len(set(headings))
     for part in ("usage: tasuki node [MODEL] [FLAGS]", "--arena-mib MIB", "--max-itl-ms MS"):
         assert part in said
+    assert "--ttft-target SECONDS" in said
     assert "--drain-timeout SECONDS" in said and "--http-bind HOST:PORT" in said
     assert "default: )" not in said and "default: None" not in said
 

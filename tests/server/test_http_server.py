@@ -108,6 +108,23 @@ def test_what_is_no_request_is_refused_in_openais_shape(
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "named", "mend", "allow"),
+    [
+        ("POST", "/chat/completions", "POST '/chat/completions'", "/v1/chat/completions", None),
+        ("GET", "/v1/completions", "GET '/v1/completions'", "ask by POST", "POST"),
+        ("PATCH", "/v1/models", "PATCH '/v1/models'", "ask by GET or HEAD", "GET,HEAD"),
+    ],
+)
+def test_a_path_or_method_that_is_not_served_is_named_with_what_is(
+    http: HttpFront, method: str, path: str, named: str, mend: str, allow: str | None
+) -> None:
+    reply = http.ask(method, path)
+    message = reply.error["message"]
+    assert message.startswith(f"{named} is not served here: ") and mend in message
+    assert reply.headers.get("Allow") == allow
+
+
+@pytest.mark.parametrize(
     ("kind", "status", "code", "retry"),
     [
         (m.ErrorKind.INVALID, 400, "invalid", None),
