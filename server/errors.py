@@ -23,6 +23,8 @@ CallContext = grpc.aio.ServicerContext[Any, Any]
 ERROR_KIND_KEY = "tasuki-error-kind"
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "tasuki-retry"
+_LONGEST = 1000
+"""Characters of a message: a status travels among 16 KiB of metadata, three bytes for each odd one."""
 
 
 class Retry(Enum):
@@ -179,6 +181,12 @@ class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
     """Somebody else ended the request, and the API has no finish reason for it."""
 
 
+def _details(error: ServerError) -> str:
+    """As much of it as a status can bear, which may name what a client sent."""
+    message = str(error)
+    return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+
+
 def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
     hints = ((ERROR_KIND_KEY, error.kind), (RETRY_KEY, error.retry.value))
     if error.retry_after is None:
@@ -192,4 +200,4 @@ async def refusals(context: CallContext) -> AsyncIterator[None]:
     try:
         yield
     except ServerError as error:
-        await context.abort(error.status, str(error), _trailer(error))
+        await context.abort(error.status, _details(error), _trailer(error))

@@ -70,6 +70,7 @@ def test_a_session_is_handed_back_by_its_owner_alone(front: Front) -> None:
     ann.append(session, 5)
     assert refusal(hand_back, ben, session).kind == "unknown_session"
     assert refusal(hand_back, ann, "nothing").kind == "unknown_session"
+    assert refusal(hand_back, ann, 20_000 * "é").kind == "unknown_session", "however long"
     assert not front.engine.of(m.Submit)
 
 
