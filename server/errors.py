@@ -24,7 +24,8 @@ ERROR_KIND_KEY = "tasuki-error-kind"
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "tasuki-retry"
 _LONGEST = 1000
-"""Characters of a message: a status travels among 16 KiB of metadata, three bytes for each odd one."""
+"""Characters of a message: a status travels among 16 KiB of metadata, an odd character as twelve
+bytes at most."""
 
 
 class Retry(Enum):
