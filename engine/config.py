@@ -5,7 +5,7 @@ from typing import ClassVar, get_args
 
 from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import Headings, option
+from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
 
 
 class EngineConfigError(ValueError):
@@ -125,19 +125,13 @@ class EngineConfig:
             raise EngineConfigError(
                 "gpu_memory_utilization decides arena_mib: give one of them, not both"
             )
-        if not 0 < self.queue_timeout < float("inf"):
-            raise EngineConfigError(
-                f"queue_timeout must be a positive number of seconds, not {self.queue_timeout}"
-            )
-        if not 0 < self.watchdog_timeout < float("inf"):
-            raise EngineConfigError(
-                "watchdog_timeout must be a positive number of seconds, not "
-                f"{self.watchdog_timeout}"
-            )
-        if self.ttft_target is not None and not 0 < self.ttft_target < float("inf"):
-            raise EngineConfigError(
-                f"ttft_target must be a positive number of seconds, not {self.ttft_target}"
-            )
+        for name in ("queue_timeout", "watchdog_timeout", "ttft_target"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
+                raise EngineConfigError(
+                    f"{name} must be a positive number of seconds, {LONGEST_SECONDS:g} at most, "
+                    f"not {seconds}"
+                )
         if self.max_itl_ms is not None and not 0 < self.max_itl_ms < float("inf"):
             raise EngineConfigError(
                 f"max_itl_ms must be a positive number of milliseconds, not {self.max_itl_ms}"

@@ -11,7 +11,7 @@ from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
 from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
 from tasuki.server.auth.rate_limits import RateLimits
-from tasuki.utils.config.options import Headings, option
+from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.tls import ServerTls
 
@@ -199,6 +199,12 @@ class ServerConfig:
             raise ValueError(f"response_store_mib must be 0 or more, not {self.response_store_mib}")
         if not self.response_seconds > 0:
             raise ValueError(f"response_seconds must be over 0, not {self.response_seconds}")
+        for name in ("response_seconds", "drain_timeout", "session_idle_seconds"):
+            if not 0 <= getattr(self, name) <= LONGEST_SECONDS:
+                raise ValueError(
+                    f"{name} must be 0 or more, {LONGEST_SECONDS:g} at most, not "
+                    f"{getattr(self, name)}"
+                )
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
         if self.max_sessions < 1:
@@ -212,8 +218,6 @@ class ServerConfig:
                 "front_workers need an engine in a process of its own: leave engine_process out, "
                 "or have one front worker"
             )
-        if not self.drain_timeout >= 0:
-            raise ValueError(f"drain_timeout must be 0 or more, not {self.drain_timeout}")
 
     def engine_apart(self, device: str) -> bool:
         """Whether the engine has a process of its own. device: the engine's."""

@@ -18,6 +18,7 @@ from tasuki.client.errors import ClientError
 from tasuki.utils.config.options import option
 
 _CONNECT_SECONDS = 10.0
+_MOST_READ = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,25 @@ class HttpTarget:
                     if line.startswith(b"data: "):
                         yield json.loads(line[6:])
         except (OSError, http.client.HTTPException) as error:
+            if refusal := _refusal(error):
+                raise ClientError(refusal, grpc.StatusCode.PERMISSION_DENIED, None) from error
             raise ClientError(
                 f"http {self.http}: {_cause(error)}: is a node running there? Give the HOST:PORT "
                 "that it announced as http",
                 grpc.StatusCode.UNAVAILABLE,
                 None,
             ) from error
+
+
+def _refusal(error: Exception) -> str:
+    """A node's own words; empty where no node refused."""
+    if not isinstance(error, urllib.error.HTTPError):
+        return ""
+    try:
+        said = str(json.loads(error.read(_MOST_READ))["error"]["message"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return ""
+    return f"{said} (--api-key)" if error.code in (401, 403) else said
 
 
 def _cause(error: Exception) -> str:

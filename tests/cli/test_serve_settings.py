@@ -237,6 +237,29 @@ def test_help_is_grouped_and_shows_units(configs: Any, capsys: pytest.CaptureFix
     assert "default: )" not in said and "default: None" not in said
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            f"--{name}={value}"
+            for name in ("queue-timeout", "ttft-target")
+            for value in ("nan", "inf")
+        ),
+        *("--watchdog-timeout=1e300", "--queue-timeout=1e9", "--session-idle-seconds=nan"),
+        *("--session-idle-seconds=-1", "--drain-timeout=1e300", "--response-seconds=inf"),
+    ],
+)
+def test_a_time_that_no_clock_can_wait_for_is_refused(given: str) -> None:
+    name = given[2:].partition("=")[0].replace("-", "_")
+    with pytest.raises(FlagError, match=f"{name} must be .* not "):
+        read_configs([given], EngineConfig, ServerConfig)
+
+
+def test_a_second_argument_is_no_flag() -> None:
+    with pytest.raises(FlagError, match="unexpected argument b: flags begin with --"):
+        read_configs(["a", "b"], EngineConfig, ServerConfig)
+
+
 def test_an_unknown_flag_is_still_one_line() -> None:
     with pytest.raises(FlagError, match="did you mean --max-model-len"):
         read_configs(["--max-model-length", "5"], EngineConfig, ServerConfig)
@@ -275,6 +298,24 @@ def test_a_port_without_http_is_one_line(capfd: pytest.CaptureFixture[str]) -> N
     with speaking(Quiet) as address:
         assert cli.main(["top", "--http", address]) == 1
     assert "is a node running there?" in error_line(capfd)
+
+
+class Guarded(Quiet):
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(b'{"error": {"message": "GET /debug/stream needs the scope operator"}}')
+
+
+def test_a_key_that_a_node_refuses_is_the_node_s_own_story(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with speaking(Guarded) as address:
+        assert cli.main(["top", "--http", address, "--api-key", "k"]) == 1
+    line = error_line(capfd)
+    assert (
+        "GET /debug/stream needs the scope operator (--api-key)" in line and "running" not in line
+    )
 
 
 @pytest.mark.parametrize("shown", ["r1", "chatcmpl-r1", "cmpl-r1"])

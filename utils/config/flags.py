@@ -266,6 +266,8 @@ def _or_auto(kind: type[Any]) -> Callable[[str], Any]:
 
 
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:
+    if not flag.startswith("-"):
+        return f"unexpected argument {flag}: flags begin with --"
     name = flag.split("=")[0]
     begun = [flag for flag in known if flag.startswith(name)]
     close = begun or difflib.get_close_matches(name, known, n=1)

@@ -8,6 +8,10 @@ Headings = Mapping[str, tuple[str, ...]]
 """Of --help, each with the fields below it. A config may have them as its HEADINGS."""
 
 
+LONGEST_SECONDS = 1e8
+"""Three years: what is to last for ever. The system's calls take no time that is far beyond."""
+
+
 def option(
     default: Any,
     text: str,
