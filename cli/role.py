@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from tasuki.cli.unreached import asking
 from tasuki.client.channel import bearing, open_channel
 from tasuki.client.errors import client_error
 from tasuki.proto import inference_pb2 as pb
@@ -35,7 +36,11 @@ def main(argv: Sequence[str]) -> int:
     parser = FlagParser("tasuki role", "Make a prefill node decode, or the reverse.")
     parser.add_argument("role", choices=tuple(ROLES))
     parser.add_argument(
-        "settings", nargs="*", metavar="NAME=VALUE", help="of the new role, as prefill=HOST:PORT"
+        "settings",
+        nargs="*",
+        default=(),
+        metavar="NAME=VALUE",
+        help="of the new role, as max_batch=8",
     )
     parser.add_config(RoleConfig)
     values = parser.parse_args(argv)
@@ -49,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     tls = ClientTls(config.ca) if config.ca else None
     with open_channel(config.target, tls) as plain:
         channel = bearing(plain, config.api_key) if config.api_key else plain
-        change_role(channel, values.role, settings, config.wait)
+        with asking(config.target):
+            change_role(channel, values.role, settings, config.wait)
     print(f"{config.target} is a {values.role} node")
     return 0
 

@@ -10,6 +10,7 @@ import gzip
 import json
 import shutil
 import subprocess
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
                     break
                 if line.strip():
                     requests.append(_request(line, f"{path}:{number}"))
-    except OSError as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ReplayError(f"{path}: cannot be read ({error}); give a trace file") from error
     if not requests:
         raise ReplayError(f"{path}: holds no request; give a trace with one JSON object a line")
@@ -77,7 +78,10 @@ def _lines(path: Path) -> Iterator[IO[str]]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             yield process.stdout
+            is_whole = not process.stdout.read(1)
             process.stdout.close()
+        if is_whole and process.returncode:
+            raise ReplayError(f"{path}: zstd cannot read it to its end; give a whole trace file")
     else:
         with path.open(encoding="utf-8") as lines:
             yield lines
@@ -95,7 +99,8 @@ def _request(line: str, where: str) -> TraceRequest:
             conversation=None if session is None else (session, row.get("agent", 0)),
             stop=row.get("stop") or "",
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        hash(request.conversation)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ReplayError(f"{where}: is no request of a trace ({error!r})") from error
     if request.prompt_tokens < 1 or request.answer_tokens < 0 or not len(request.block_ids):
         raise ReplayError(f"{where}: a request needs prompt tokens and their block ids")

@@ -70,6 +70,8 @@ class FleetConfig:
     def __post_init__(self) -> None:
         if sum(map(bool, (self.nodes, self.nodes_file, self.etcd))) != 1:
             raise ValueError("give one of nodes, nodes_file and etcd")
+        if self.nodes and not self._listed:
+            raise ValueError(f"nodes {self.nodes!r} names no node: give HOST:PORT, comma-separated")
         if not self.etcd_prefix:
             raise ValueError("etcd_prefix must not be empty: leave it out, or name a folder")
         if bool(self.tls_cert) != bool(self.tls_key):

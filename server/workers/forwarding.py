@@ -93,7 +93,7 @@ class HttpForwarding:
     def routes(self) -> list[web.RouteDef]:
         """The page, its data, metrics, and responses that are stored."""
         return [
-            _ROUTE[method](path.replace("{name}", "{name:.+}"), self._forward)
+            _ROUTE[method](path.replace("/page/{name}", "/page/{name:.+}"), self._forward)
             for method, path in HTTP
             if path in ("/", "/metrics", STORED_PATH) or path.startswith(("/page/", "/debug/"))
         ]

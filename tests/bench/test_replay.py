@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.config_fields import ModelConfigError
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tests.harness.programs import program
 
 
 def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any) -> dict[str, Any]:
@@ -76,6 +78,36 @@ def test_a_bad_trace_is_named_with_its_line(tmp_path: Path, content: str, told: 
     path.write_text(content)
     with pytest.raises(ReplayError, match=told):
         load_trace(path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"timestamp": 1e999}, {"hash_ids": [10**30]}, {"session_id": ["a"]}, {"agent": {}}],
+    ids=str,
+)
+def test_an_odd_value_is_named_with_its_line(tmp_path: Path, more: dict[str, Any]) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps({**line(0, 512, 3, [1]), "session_id": "s", **more}))
+    with pytest.raises(ReplayError, match=r"bad\.jsonl:1: is no request"):
+        load_trace(path)
+
+
+def test_a_file_that_is_no_whole_trace_is_refused(trace_file: Path, tmp_path: Path) -> None:
+    """None of it is replayed: its end would not be missed."""
+    content = trace_file.read_bytes() + b" " * 5000
+    zstd = [program("zstd", "apt-get install zstd"), "-qc"]
+    packed = subprocess.run(zstd, input=content, capture_output=True, check=True).stdout
+    for name, cut in (
+        ("binary.jsonl", b"\x84\xec\n"),
+        ("cut.jsonl.gz", gzip.compress(content)[:-20]),
+        ("broken.jsonl.gz", gzip.compress(content)[:12] + b"\xff" * 99),
+        ("cut.jsonl.zst", packed[:-3]),
+        ("none.jsonl.zst", b"\x84\xec\n"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(cut)
+        with pytest.raises(ReplayError, match=f"{name}: .*give a (whole )?trace file"):
+            load_trace(path)
 
 
 @pytest.mark.parametrize("policy", ["lru", "value", "auto"])

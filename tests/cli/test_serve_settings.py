@@ -280,7 +280,10 @@ class Quiet(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-@pytest.mark.parametrize("argv", [["explain", "r", "--target"], ["chat", "--target"]])
+@pytest.mark.parametrize(
+    "argv",
+    [["explain", "r", "--target"], ["chat", "--target"], ["role", "decode", "--target"]],
+)
 def test_a_port_without_grpc_is_one_line(
     argv: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:

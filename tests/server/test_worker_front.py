@@ -96,6 +96,9 @@ def test_http_is_handed_on_with_its_status_and_id() -> None:
         assert reply.refusal == (404, "response_not_found")
         assert reply.headers["x-request-id"] == "mine"
         assert ask(front.http.address, "HEAD", "/v1/responses/none").status == 404
+        # As one front says it: nobody serves that path, by whatever method.
+        cancel = ask(front.http.address, "POST", "/v1/responses/none/cancel")
+        assert cancel.refusal == (404, "not_found")
 
 
 def test_a_stored_response_is_gone_on_from_at_any_worker(codec: TextCodec) -> None:
