@@ -8,6 +8,7 @@ from scripts.attack.attacks.floods import (
     session_flood,
     unread_streams,
 )
+from scripts.attack.attacks.grammars import grammar_bombs
 from scripts.attack.attacks.grpc_fuzz import grpc_fuzz
 from scripts.attack.attacks.http_fuzz import http_fuzz
 from scripts.attack.attacks.raw_http import raw_http
@@ -25,6 +26,7 @@ ATTACKS = (
     Attack("gzip bombs", gzip_bombs),
     Attack("JSON bombs", json_bombs),
     Attack("long conversations", long_conversations),
+    Attack("grammar bombs", grammar_bombs),
     Attack("HTTP fuzz", http_fuzz),
     Attack("raw HTTP", raw_http),
     Attack("gRPC fuzz", grpc_fuzz),

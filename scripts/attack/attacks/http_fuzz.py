@@ -33,6 +33,8 @@ _ELSEWHERE = (
     *("/debug/overview?seconds=1e9&points=-1", "/debug/requests/%ff", "/debug/tree?under=x"),
     *("/debug/events?after=-1", "/debug/overview?seconds=60&points=60", "/metrics", "/nothing"),
 )
+_TARGETS = ("x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-e2e-ms")
+_TIMES = ("1e-300", "0", "-1", "1", "50", "nan", "inf", "1e9", "1e300", "9" * 400, "", "soon")
 # Where an odd value means a long answer and no refusal.
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 
@@ -63,7 +65,9 @@ def _call(rng: random.Random, odd: Any) -> HttpCall:
         case 1:
             text += bytes(rng.randrange(256) for _ in range(5))
     kind = rng.choice(("application/json",) * 6 + ("text/plain", "", "application/json; charset=x"))
-    return HttpCall("POST", path, text, key, {"Content-Type": kind})
+    headers = {"Content-Type": kind}
+    headers |= {name: rng.choice(_TIMES) for name in _TARGETS if rng.random() < 0.2}
+    return HttpCall("POST", path, text, key, headers)
 
 
 def _changed(rng: random.Random, body: Any, odd: Any) -> Any:
