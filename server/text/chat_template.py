@@ -97,13 +97,17 @@ class ChatTemplate:
         config_path = model_dir / "tokenizer_config.json"
         if config_path.exists():
             try:
-                config = json.loads(config_path.read_text(encoding="utf-8"))
+                config = json.loads(_read(config_path))
             except ValueError as error:
-                raise ChatTemplateError(f"{config_path} is not JSON: {error}") from error
+                raise ChatTemplateError(
+                    f"{config_path} is not JSON ({error}): copy the file again"
+                ) from error
+            if not isinstance(config, dict):
+                raise ChatTemplateError(f"{config_path} is not a JSON object: copy the file again")
         template_path = model_dir / "chat_template.jinja"
         source = config.get("chat_template")
         if template_path.exists():
-            source = template_path.read_text(encoding="utf-8")
+            source = _read(template_path)
         if not isinstance(source, str):
             return None
         return ChatTemplate(source, tokenizer, _special_names(config), cache_bytes)
@@ -287,3 +291,11 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
         if isinstance(content, str):
             names[name] = content
     return names
+
+
+def _read(path: Path) -> str:
+    """Raises ChatTemplateError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChatTemplateError(f"{path} cannot be read ({error}): copy the file again") from error

@@ -84,6 +84,8 @@ class Tokenizer:
             return None
         try:
             specification = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TokenizerError(f"{path} cannot be read ({error.strerror}): copy it") from error
         except ValueError as error:
             raise TokenizerError(f"{path} is not JSON ({error}): copy the file again") from error
         if not isinstance(specification, dict):

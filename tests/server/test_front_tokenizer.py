@@ -82,6 +82,31 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(specification))
     with pytest.raises(TokenizerError, match="decoder is Metaspace"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "wanted"),
+    [
+        ("chat_template.jinja", b"\xff{{", "cannot be read"),
+        ("chat_template.jinja", None, "cannot be read"),
+        ("tokenizer_config.json", b"\xff{}", "cannot be read"),
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[]", "is not a JSON object"),
+        ("tokenizer_config.json", None, "cannot be read"),
+    ],
+)
+def test_a_broken_template_s_file_is_named_with_a_mend(
+    tmp_path: Path, tokenizer: Tokenizer, name: str, content: bytes | None, wanted: str
+) -> None:
+    """content: of the file; None: it is a folder."""
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ChatTemplateError, match=f"{name} {wanted}.*: copy the file again"):
+        ChatTemplate.load(tmp_path, tokenizer)
 
 
 def test_only_the_template_places_special_tokens(
