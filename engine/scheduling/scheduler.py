@@ -9,6 +9,7 @@ an equal part gives way to one who has less.
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Scheduler:
         self._shares = CallerShares(cache, seats)
         self._computing: list[Request] = []
         """Admitted, their prompts not computed yet; maybe some that are over."""
-        self._chunks = 0
+        self._chunks = count()
         self._owed: dict[str, float] = {}
         self._first_row = 0
         self.waiting = WaitingQueue()
@@ -131,8 +132,6 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """Whoever holds least of the engine first, until nobody's requests find room."""
-        if not self.waiting:
-            return
         self._computing = [request for request in self._computing if _computes(request)]
         self.waiting.unpark()
         blocked: set[str] = set()
@@ -193,9 +192,8 @@ class Scheduler:
         ]
         line = self._chunk_seconds.line()
         speed = math.inf if line is None else budget / max(line.seconds(budget), _LEAST_SECONDS)
-        stops = share_chunk(demands, budget, self._chunks, speed, self._owed)
+        stops = share_chunk(demands, budget, next(self._chunks), speed, self._owed)
         self._owed = owed_after(demands, stops, budget, self._owed)
-        self._chunks += 1
         return [
             self._cut(request, state, stop)
             for (request, state), stop in zip(prompts, stops, strict=True)
@@ -211,7 +209,9 @@ class Scheduler:
         short = lanes[self.running.capacities[lanes] < needed]
         if len(short):
             for request, state in [(request, request.state) for request in self.running.of(short)]:
-                if request.state is state and isinstance(state, Active):
+                # Who gave way for one before it has no allocation to grow.
+                if request.state is state:
+                    assert isinstance(state, Active)
                     self._grow(request, state)
             lanes = self.running.answering()
         return self._in_turns(lanes)

@@ -1,5 +1,6 @@
 """A chunk is shared so that no prompt waits for the length of another one, and none for ever."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,3 +154,10 @@ def test_two_callers_who_are_owed_nothing_take_turns_at_what_is_enough_for_one()
     both = [demand(1000, "ann"), demand(1000, "ben")]
     given = [share_chunk(both, PAGE_TOKENS, turn) for turn in (1, 2, 3)]
     assert given[0] != given[1] == [PAGE_TOKENS, 0] and given[2] == given[0] == [0, PAGE_TOKENS]
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_who_is_owed_something_comes_before_who_is_not(turn: int) -> None:
+    both = [demand(1000, "ann"), demand(1000, "ben")]
+    assert share_chunk(both, PAGE_TOKENS, turn, owed={"ann": 1.0}) == [PAGE_TOKENS, 0]
+    assert share_chunk(both, PAGE_TOKENS, turn, owed={"ann": -1.0}) == [0, PAGE_TOKENS]

@@ -1,10 +1,13 @@
 """Failure modes of schedulers over a hybrid cache, one case each, on a whole engine: blocked
 requests that cost, retraction that thrashes, pools that starve."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from gc import collect
 from typing import cast
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -14,13 +17,19 @@ from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.admission.seats import Seats
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.base import Handover
-from tasuki.engine.request import Prefilling, Request
+from tasuki.engine.request import Decoding, Finished, Prefilling, Request
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
+from tests.harness.engines import (
+    assert_answered_as_alone,
+    prompt,
+    submit,
+    tiny_engine,
+    tiny_parts,
+)
 
 CALLS = (
     "match",
@@ -307,3 +316,79 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
     assert engine._admit(request) and request.refused_at is None
     side.answer = None
     assert not engine._admit(request) and side.rejected == [m.ErrorKind.TOO_LONG]
+
+
+def answering(planned: Planned, names: int) -> None:
+    """So many requests whose prompts were computed elsewhere."""
+    for seed in range(names):
+        request = planned.request(70, seed)
+        planned.begin(request)
+        assert isinstance(request.state, Prefilling)
+        request.move(Decoding(request.state.allocation, request.state.progress))
+        planned.scheduler.start(request)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_more_answers_than_rows_take_turns(rows: int) -> None:
+    planned = Planned(max_batch=rows)
+    answering(planned, 5)
+    turns = [name for _ in range(15) for name, *_ in planned.spans()]
+    assert len(turns) == 15 * rows
+    for before in range(0, len(turns) - 4, 5):
+        assert sorted(turns[before : before + 5]) == [f"r{seed}" for seed in range(5)]
+
+
+@pytest.mark.parametrize("answers", [2, 3])
+def test_a_prompt_has_a_row_beside_more_answers_than_rows(answers: int) -> None:
+    planned = Planned(max_batch=2)
+    answering(planned, answers)
+    prompt = planned.request(70, seed=9)
+    planned.begin(prompt)
+    planned.scheduler.start(prompt)
+    assert [name for name, *_ in planned.spans()] == ["r0", "r9"]
+
+
+def test_who_would_be_late_is_computed_first_once_the_speed_is_known() -> None:
+    planned = Planned(prefill_chunk_tokens=64)
+    scheduler = planned.scheduler
+    for seed in range(2):
+        scheduler.enqueue(planned.request(64 * 20, seed))
+    hurried = planned.request(64 * 30, seed=2)
+    hurried.first_due = time.monotonic() + 3600.0
+    scheduler.enqueue(hurried)
+    seconds = 3600.0 / 40
+    firsts = []
+    for _ in range(16):
+        work = scheduler.schedule()
+        firsts.append(work.prompts[0].request.id)
+        land(work.prompts[0])
+        scheduler.landed(work, seconds)
+    assert "r2" not in firsts[:8]
+    assert [name for turn, name in enumerate(firsts) if turn >= 8 and turn % 4] == ["r2"] * 6
+
+
+@pytest.mark.parametrize("slabs", range(8, 14))
+def test_two_that_need_memory_in_the_same_step_are_answered_as_alone(slabs: int) -> None:
+    """The second may give way for the first, in the step in which it asks for itself."""
+    engine = tiny_engine(slabs=slabs)
+    names = {f"r{seed}": prompt(64, seed) for seed in range(3)}
+    answer = engine.engine.max_request_tokens // 2
+    engine.ask_all(names, answer)
+    assert_answered_as_alone(engine, names, answer)
+    engine.assert_at_rest()
+
+
+def test_nothing_is_kept_of_who_is_over() -> None:
+    planned = Planned()
+    request = planned.request(70)
+    planned.scheduler.enqueue(request)
+    (item,) = planned.scheduler.schedule().prompts
+    land(item)
+    planned.scheduler.drop(request)
+    planned.cache.release(item.active.allocation)
+    request.move(Finished())
+    gone = ref(request)
+    del request, item
+    assert not planned.scheduler.schedule()
+    collect()
+    assert gone() is None

@@ -14,7 +14,7 @@ from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Prefilling, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.scheduling.siblings import common_tokens, leader_of
+from tasuki.engine.scheduling.siblings import Leader, common_tokens, follow, leader_of
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation
 from tests.handover.test_pulls import reserve, said, sender_over
@@ -89,6 +89,44 @@ def test_nobody_waits_for_little_or_for_another_ones_salt(forwarded: Forwarded) 
     forwarded.tokens = 0
     engine.ask_all({"one": PREFIX[:100], "other": [*PREFIX[:90], 1]}, 1)
     assert forwarded.tokens == 191, "they were begun together"
+
+
+def test_who_comes_while_a_sibling_computes_waits_for_it_too(forwarded: Forwarded) -> None:
+    engine = tiny_engine(arena_mib=16, prefill_chunk_tokens=CHUNK)
+    first, second, third = siblings(3).items()
+    for name, tokens in (first, second, third):
+        engine.post(submit(name, tokens, 1))
+        engine.step()
+    engine.run()
+    assert forwarded.tokens == 2000 + 3 * 10 + 2 * (2000 % 64)
+
+
+def test_a_leader_is_over_once_the_state_is_computed_or_its_prompt_is_begun_anew() -> None:
+    leads = computing(PREFIX, 0, "leads")
+    state = leads.state
+    assert isinstance(state, Prefilling)
+    leader = Leader(leads, state.allocation, 128)
+    for computed, over in ((64, False), (128, True)):
+        state.progress.land(computed, 0, 0)
+        assert leader.is_over is over
+    assert not Leader(leads, state.allocation, 192).is_over
+    another = cast(Allocation, object())
+    assert Leader(leads, another, 192).is_over, "it gave way, and was begun again"
+
+
+@pytest.mark.parametrize(("planned", "leads"), [(7, True), (8, False)])
+def test_of_one_prompt_so_many_states_are_kept_and_no_more(planned: int, leads: bool) -> None:
+    other = computing(PREFIX, 0, "other")
+    state = other.state
+    assert isinstance(state, Prefilling)
+    for page in range(1, planned + 1):
+        follow(Leader(other, state.allocation, 64 * page))
+    assert len(state.checkpoints) == planned
+    follower = Request(m.RequestId("f"), np.asarray(PREFIX[:1500], np.int32), SamplingParams())
+    assert (leader_of(follower, [other]) is not None) is leads
+    # Where a state is to be kept already, it takes no slot more.
+    follower.prompt = follower.prompt[:100]
+    assert leader_of(follower, [other]) is not None
 
 
 def computing(tokens: list[int], scheduled: int, name: str) -> Request:

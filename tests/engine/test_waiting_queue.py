@@ -1,14 +1,17 @@
 """Who is begun next: of callers whoever holds least, of a caller the most urgent request."""
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
+from tasuki.engine.scheduling.siblings import Leader
 from tasuki.engine.scheduling.waiting_queue import WaitingQueue
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache._cpp_cache import Allocation
 from tests.harness.engines import Lone, prompt, submit, tiny_engine
 
 
@@ -190,3 +193,52 @@ def test_a_large_prompt_without_room_stops_nobody_behind_it() -> None:
     engine.run()
     assert len(engine.tokens("large")) == 4
     engine.assert_at_rest()
+
+
+def led(runs: Request, position: int) -> Leader:
+    """As far as others wait for a request that runs."""
+    return Leader(runs, cast(Allocation, None), position)
+
+
+def test_who_waits_behind_a_sibling_may_leave_and_others_go_on_to_wait() -> None:
+    queue, runs = WaitingQueue(), request("runs")
+    one, other, third = request("one"), request("other"), request("third")
+    for waiting in (one, other, third):
+        queue.add(waiting)
+    queue.park(one, led(runs, 64))
+    queue.park(other, led(runs, 128))
+    assert list(queue) == [third, one, other]
+    queue.discard(other)
+    assert list(queue) == [third, one] and queue.stands(third) and not queue.stands(one)
+    queue.discard(one)
+    queue.discard(third)
+    assert not len(queue) and not queue.lines
+
+
+def test_what_others_need_of_a_prompt_is_what_is_not_forwarded_yet() -> None:
+    queue, runs = WaitingQueue(), request("runs")
+    for number, position in enumerate((128, 64)):
+        waiting = request(f"waits {number}")
+        queue.add(waiting)
+        queue.park(waiting, led(runs, position))
+    starts = (0, 63, 64, 128)
+    assert [queue.sought(runs, start, 640) for start in starts] == [64, 64, 128, 640]
+    assert queue.sought(request("another"), 0, 640) == 640
+
+
+def test_who_missed_its_time_stands_behind_who_can_keep_its_own() -> None:
+    queue = WaitingQueue()
+    missed, patient, parked = (request(name, due=30.0) for name in ("missed", "patient", "parked"))
+    for waiting in (missed, parked):
+        waiting.first_due = 5.0
+    patient.due = 20.0
+    for waiting in (missed, patient, parked):
+        queue.add(waiting)
+    assert candidates(queue) == [missed, parked, patient]
+    queue.park(parked, led(request("runs"), 64))
+    queue.missed(parked)
+    queue.missed(missed)
+    assert list(queue) == [patient, missed, parked], "who is parked stands nowhere else"
+    after = request("after", due=30.0)
+    queue.add(after)
+    assert candidates(queue) == [patient, missed, after], "of equals who came first"
