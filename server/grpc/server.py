@@ -109,12 +109,7 @@ async def start_server(
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
-    interceptors = _interceptors(access)
-    if bridge is not None:
-        # First, so that callers are checked on the services' loop, as over HTTP.
-        interceptors.insert(0, bridge)
-    if forward is not None:
-        interceptors.insert(1, forward)
+    interceptors = _interceptors(access, bridge, forward)
     server, health_servicer = await _built(services, interceptors, access, shares_port)
     try:
         if credentials is None:
@@ -136,8 +131,16 @@ async def start_private_server(path: str, services: Sequence[Service], access: A
     return Server(server, path, 0, health_servicer)
 
 
-def _interceptors(access: Access) -> list[Interceptor]:
-    return [RequireScope(access.keys), MalformedRequests(), UnimplementedMethods()]
+def _interceptors(
+    access: Access, bridge: Bridge | None = None, forward: "Interceptor | None" = None
+) -> list[Interceptor]:
+    """In the order in which they see a call. The bridge is first, so that callers are checked on
+    the services' loop, as over HTTP; nothing is forwarded before its key is checked."""
+    order = (
+        *(bridge, RequireScope(access.keys), forward),
+        *(MalformedRequests(), UnimplementedMethods()),
+    )
+    return [one for one in order if one is not None]
 
 
 async def _built(
