@@ -93,7 +93,6 @@ class WriterDead(Evidence):
     def close(self) -> None:
         """Idempotent; evidence found before stays."""
         if self._pidfd is not None:
-            self._poller.unregister(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
 
