@@ -1,6 +1,7 @@
 """Adjusted logits against their naive twin, bit by bit, and the draws from them."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -117,6 +118,12 @@ def test_of_equal_logits_the_lower_ids_are_named_first(dtype: torch.dtype) -> No
     assert top_logprobs(logits, 20)[0].shape == (2, 6)
 
 
+def test_the_likeliest_are_named_first_below_zero_too_and_however_close_they_are() -> None:
+    for values in ([-3.0, -2.0, -1.0, -0.5], [-1e-9, 0.0, 1e-9, 2e-9], [-math.inf, -1.0, 0.0, 1.0]):
+        tokens, _ = top_logprobs(torch.tensor([values]), 4)
+        assert tokens.tolist() == [[3, 2, 1, 0]]
+
+
 def test_logits_of_half_precision_are_adjusted_as_floats() -> None:
     params = SamplingParams(repetition_penalty=1.3)
     logits = torch.randn(1, VOCAB).bfloat16()
@@ -137,6 +144,26 @@ def test_presence_and_frequency_are_of_the_output_and_repetition_of_the_prompt_t
     assert both[[0, 2, 5, 6]].tolist() == [2.0, 1.0, -2.75, 2.0]
     repeated = one(SamplingParams(repetition_penalty=2.0), [0, 1], [2])
     assert repeated[[0, 1, 2, 3]].tolist() == [1.0, -4.0, 1.0, -2.0]
+
+
+def test_what_is_counted_takes_as_much_memory_as_there_are_different_tokens() -> None:
+    item = LogitAdjuster(
+        SamplingParams(presence_penalty=1.0),
+        frozenset(),
+        1000,
+        TokensBefore(np.empty(0, np.int32), np.empty(0, np.int32)),
+    )
+    tracemalloc.start()
+    try:
+        for token in range(12):
+            item.append(token)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 64 << 10
+    for token in range(12, 300):
+        item.append(token)
+    assert item.seen.tolist() == list(range(300)) and item.counts.tolist() == [1.0] * 300
 
 
 def test_an_answer_does_not_end_before_min_tokens() -> None:

@@ -10,7 +10,7 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     scores = logits.float()
     # Of equal values a device's topk takes any: a key is the value's order above the id's.
     bits = (scores + 0.0).view(torch.int32)
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     keys <<= 32
     keys -= torch.arange(scores.shape[1], device=scores.device)
     best = keys.topk(min(count, scores.shape[1])).indices
