@@ -118,7 +118,9 @@ __attribute__((target("avx2"))) Sums<Rows> avx2_sums(const Starts<Rows>& rows,
 
 #endif
 
-template <auto Kernel>
+using SumsOfOne = Sums<1>(const Starts<1>& row, const std::uint64_t* keys, std::size_t count);
+
+template <SumsOfOne* Kernel>
 std::uint64_t sum_alone(const std::byte* row, const std::uint64_t* keys, std::size_t count) {
   return Kernel({row}, keys, count)[0];
 }
