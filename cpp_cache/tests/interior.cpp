@@ -1,11 +1,14 @@
 // Where states inside long first-seen prompts are placed, and what a page earns.
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <vector>
 
 #include "placement/branch_depths.h"
 #include "placement/earnings.h"
+#include "policy/lru_policy.h"
 #include "tests/cache_life.h"
+#include "tree/radix_tree.h"
 
 using namespace tasuki::cache;
 
@@ -125,4 +128,23 @@ TEST_CASE("A tree learns where documents are left: the second question resumes i
   CHECK(second.checkpoint_kind == CheckpointKind::kInterior);
   CHECK(second.usable_tokens >= 10 * kPageTokens);
   cache.check_integrity();
+}
+
+TEST_CASE("RadixTree: a long prompt is known by whoever leaves it, not at a fork or its end") {
+  RadixTree tree(std::make_unique<LruPolicy>(), small_arena());
+  const NodeId root = tree.open_root("");
+  const NodeId upper = tree.add_child(root, prompt({1, 2}, 0), {PageId{0}, PageId{1}}, 1);
+  const NodeId lower = tree.add_child(upper, prompt({3, 4}, 0), {PageId{2}, PageId{4}}, 1);
+  tree.mark_long_prompt(lower, 7);
+  const auto through = [&](NodeId node, std::int64_t depth) {
+    return tree.long_prompt_through({node, depth});
+  };
+  CHECK(through(upper, 64) == 256 + 7);
+  CHECK(through(upper, 128) == 256 + 7);
+  CHECK(through(lower, 192) == 256 + 7);
+  CHECK_FALSE(through(lower, 256));
+  tree.mark_long_prompt(upper, 5);
+  CHECK(through(upper, 128) == 128 + 5);
+  tree.add_child(upper, prompt({5}, 0), {PageId{5}}, 1);
+  CHECK_FALSE(through(upper, 128));
 }

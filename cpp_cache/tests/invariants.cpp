@@ -127,3 +127,38 @@ TEST_CASE(
   CHECK(cache.match(prompt({1, 2, 4, 4}), "", cursor).usable_tokens == 0);
   CHECK(cache.match(prompt({1}), "", cursor).kv_tokens == 64);
 }
+
+TEST_CASE("An allocation grows by what it lacks, into the gaps of a slab too") {
+  PrefixCache cache = make_prefix_cache(small_arena(1));
+  const auto tokens = prompt({1}, 0);
+  const AllocationId id = cache.allocate(tokens, "", terms(tokens, 0)).value();
+  const auto pages = [&] { return cache.allocation(id).pages.size(); };
+  REQUIRE(cache.extend(id, 64));
+  CHECK(pages() == 1);
+  REQUIRE(cache.extend(id, 65));
+  CHECK(pages() == 2);
+  cache.release(id);
+  cache.check_integrity();
+}
+
+TEST_CASE("A request that cannot stand beside what it would start from starts from nothing") {
+  PrefixCache cache = make_prefix_cache(small_arena(3));
+  const auto known = prompt({1, 2});
+  const AllocationId first = cache.allocate(known, "", terms(known)).value();
+  const SlotId slot = cache.allocation(first).working_slots.front();
+  cache.insert(first, 64, slot, CheckpointKind::kTurnEnd);
+  cache.insert(first, 128, std::nullopt, CheckpointKind::kTurnEnd);
+  cache.release(first);
+  const auto large = prompt({1, 2, 3}, 0);
+  const Match beside = cache.match(large, "", std::nullopt);
+  CHECK(beside.usable_tokens == 64);
+  CHECK(beside.branch_tokens == 128);
+  const AllocationId id = cache.allocate(large, "", {384, 1, std::nullopt}).value();
+  const Match& alone = cache.allocation(id).match;
+  CHECK(alone.usable_tokens == 0);
+  CHECK_FALSE(alone.checkpoint_kind);
+  CHECK_FALSE(alone.branch_tokens);
+  CHECK_FALSE(alone.in_pages.checkpoint_kind);
+  cache.release(id);
+  cache.check_integrity();
+}

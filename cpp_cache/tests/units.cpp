@@ -55,6 +55,17 @@ TEST_CASE("SlabAllocator: slabs whose pages are the tree's or free, the first on
   CHECK(slabs.slabs_without_foreign_pages() == std::vector<std::int64_t>{0});
 }
 
+TEST_CASE("SlabAllocator: a slab may be emptied once the gaps are as many as its pages") {
+  SlabAllocator slabs(small_arena(3));
+  const auto pages = slabs.take_pages(6);
+  const auto give_back = [&](std::size_t page) { slabs.give_back(pages[page], Owner::kWorking); };
+  give_back(3);
+  give_back(0);
+  CHECK(slabs.slabs_to_empty().empty());
+  give_back(4);
+  CHECK(slabs.slabs_to_empty() == std::vector<std::int64_t>{1, 0});
+}
+
 TEST_CASE("LruPolicy: worthless KV, then the least recently used, ties by id") {
   LruPolicy policy;
   const EvictionItem old_state{EvictionKind::kCheckpoint, 1, NodeId{5}, std::nullopt};

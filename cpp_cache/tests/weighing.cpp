@@ -30,9 +30,15 @@ class Remembering final : public EvictionPolicy {
   }
   std::int64_t size() const override { return static_cast<std::int64_t>(items.size()); }
   bool learns() const override { return true; }
+  void inherited(const StateKey& dropped, const StateKey& heir) override {
+    heirs.emplace_back(dropped, heir);
+  }
+  void forgotten(const StateKey& key) override { lost.push_back(key); }
 
   std::map<EvictionItem, Worth> items;
   std::int64_t listings = 0;
+  std::vector<std::pair<StateKey, StateKey>> heirs;
+  std::vector<StateKey> lost;
 };
 
 // A tree whose pages and slots are numbers that are never used again.
@@ -214,6 +220,46 @@ TEST_CASE("a state that is let go is listed once, though its worth changed meanw
   }
   check_tree(tree, 5);
   for (std::size_t count = 0; count < 201; ++count) tree.evict(tree.victim().value(), 6);
+}
+
+TEST_CASE("a state that goes leaves its place to the one above, and what stands is not forgotten") {
+  Grove grove(100);
+  RadixTree& tree = *grove.tree;
+  const std::vector<Token> run(static_cast<std::size_t>(kPageTokens), 1);
+  const NodeId upper = tree.add_child(grove.root, run, grove.pages(1), 1);
+  const NodeId lower = tree.add_child(upper, run, grove.pages(1), 1);
+  for (const NodeId node : {upper, lower}) {
+    tree.attach_checkpoint(node, grove.slot(), {.boundary = tree.node(node).depth}, 1);
+  }
+  const StateKey heir{upper, std::nullopt};
+  const StateKey dropped{lower, std::nullopt};
+  tree.forget_ghosts();
+  CHECK(grove.policy->lost.empty());
+  tree.evict({EvictionKind::kCheckpoint, 1, lower, std::nullopt}, 2);
+  CHECK(grove.policy->heirs == std::vector{std::pair{dropped, heir}});
+  tree.forget_ghosts();
+  CHECK(grove.policy->lost == std::vector{dropped});
+}
+
+TEST_CASE("a state is weighed anew where a fork above it comes back") {
+  Grove grove(100);
+  RadixTree& tree = *grove.tree;
+  const auto child = [&](NodeId parent, Token token) {
+    const std::vector<Token> run(static_cast<std::size_t>(kPageTokens), token);
+    return tree.add_child(parent, run, grove.pages(1), 1);
+  };
+  const NodeId top = child(grove.root, 1);
+  const NodeId leaf = child(top, 2);
+  tree.attach_checkpoint(leaf, grove.slot(), {.boundary = 2 * kPageTokens}, 1);
+  const EvictionItem item{EvictionKind::kCheckpoint, 1, leaf, std::nullopt};
+  const auto pages = [&] { return grove.policy->items.at(item).pages; };
+  const std::int64_t alone = pages();
+  const NodeId other = child(top, 3);
+  CHECK(pages() == alone - 1);
+  tree.evict({EvictionKind::kLeafPages, 1, other, std::nullopt}, 2);
+  CHECK(pages() == alone);
+  tree.revive(other, grove.pages(1), 3);
+  CHECK(pages() == alone - 1);
 }
 
 }  // namespace
