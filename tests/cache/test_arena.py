@@ -1,6 +1,7 @@
 """The layout's two lists, block regions and slot columns, and the arena's views: each page's and
 state's bytes are those that the layout names."""
 
+import ctypes
 from itertools import pairwise
 
 import pytest
@@ -156,3 +157,9 @@ def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
     bare = small_layout((FULL, FULL, FULL))
     assert (bare.blocks_per_slab, bare.pages_per_slab, bare.slot_bytes) == (3, 1, 0)
     assert (bare.conv_bytes, bare.state_layer_bytes) == (0, 0)
+
+
+def test_what_stands_at_its_address_is_the_arenas_memory() -> None:
+    arena = Arena(small_layout(), SLABS)
+    arena.bytes.copy_(torch.arange(len(arena.bytes)) % 251)
+    assert ctypes.string_at(arena.address, arena.size) == arena.bytes.numpy().tobytes()

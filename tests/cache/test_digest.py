@@ -165,3 +165,11 @@ def test_a_window_outside_the_arena_is_refused() -> None:
     for pages, slot in (((TINY.blocks_per_slab,), 0), ((0,), 1)):
         with pytest.raises(IndexError, match="row"):
             digester.digest(1, 1, inside, pages, slot)
+
+
+def test_no_row_of_a_window_is_longer_than_the_arenas_longest_unit() -> None:
+    digester = WindowDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
+    longest = max(TINY.block_bytes, TINY.state_layer_bytes) // 8
+    digester.digest_rows(columns([(0, longest, 0)]))
+    with pytest.raises(IndexError, match="row 0"):
+        digester.digest_rows(columns([(0, longest + 1, 0)]))

@@ -202,7 +202,9 @@ def test_an_unknown_policy_and_an_unknown_hint_are_named() -> None:
     tree.release(allocation)
 
 
-def test_the_kv_of_a_moved_page_moves_with_it() -> None:
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_the_kv_of_a_moved_page_moves_with_it(checkpoints: int) -> None:
+    """For a slot to work in, or to keep a state in."""
     layout = replace(small_layout((GDN, FULL)), head_dim=4, conv_channels=4, key_dim=32)
     assert layout.pages_per_slab == 3
     arena = Arena(layout, 9)
@@ -222,7 +224,11 @@ def test_the_kv_of_a_moved_page_moves_with_it() -> None:
             arena.kv[0][page].fill_(10 * first + place)
         cache.insert(held, 128, held.working_slots[0], END)
         cache.release(held)
-    cache.release(allocate(prompt(7, partial=0), 2))
+    held = allocate(prompt(7, partial=0), 2 - checkpoints)
+    for _ in range(checkpoints):
+        assert cache.take_checkpoint_slot(held) is not None
+        run_copies(arena, cache.take_copies())
+    cache.release(held)
     assert cache.stats().evicted_pages == 0
     found = {}
     for first in (1, 2, 3, 4):
