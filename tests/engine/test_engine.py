@@ -97,6 +97,16 @@ def test_what_can_never_be_served_is_refused_at_submit_with_the_number_that_fits
     for name, tokens in (("empty", []), ("vocab", [128]), ("negative", [-1])):
         engine.post(submit(name, tokens, 1))
         assert engine.rejected(name).kind is m.ErrorKind.INVALID
+    for named in (
+        {"allowed_token_ids": (5, 128)},
+        {"bad_words": ((5, 128),)},
+        {"logit_bias": ((5, 1.0), (128, 1.0))},
+    ):
+        (field,) = named
+        sampling = SamplingParams(max_new_tokens=4, **named)  # type: ignore[arg-type]
+        engine.post(submit(field, prompt(10), 4, sampling=sampling))
+        error = engine.rejected(field)
+        assert error.kind is m.ErrorKind.INVALID and f"{field} names token 128" in error.message
     engine.post(submit("twice", prompt(10), 4))
     engine.post(submit("twice", prompt(10), 4))
     assert "in use" in engine.rejected("twice").message

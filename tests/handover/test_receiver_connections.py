@@ -304,6 +304,7 @@ def receivers(
     on_lost: Callable[[str], None],
     beat_seconds: float = 0.01,
     silence_seconds: float = 30.0,
+    load: Callable[[str], pb.Load | None] = lambda name: None,
 ) -> ReceiverConnections:
     return ReceiverConnections(
         epoch=b"epoch",
@@ -314,6 +315,7 @@ def receivers(
         on_drained=lambda drained: None,
         retry_seconds=0.0,
         settle_seconds=0.0,
+        load=load,
     )
 
 
@@ -437,6 +439,23 @@ def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
         assert not expired.holds(), "it may have asked when the beat was sent"
         now[0] += 0.1
         assert expired.holds()
+        await beats.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_the_load_goes_along_once_it_is_known_and_not_with_every_beat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode_connections, "_LOAD_SECONDS", 3600.0)
+    known = iter([None, pb.Load(wait_seconds=3.0)])
+
+    async def scenario() -> None:
+        connections = receivers(Endpoints(0.0), lambda name: None, load=lambda name: next(known))
+        name = await connections.add(receiver("one"), LEASE)
+        beats = connections.beats(name, aiter(Renewals()))
+        told = [(await anext(beats)).load.wait_seconds for _ in range(4)]
+        assert told == [0.0, 3.0, 0.0, 0.0]
         await beats.aclose()
 
     asyncio.run(scenario())

@@ -74,6 +74,11 @@ def test_an_answer_is_paid_for_too_and_leaves_a_debt() -> None:
 def test_what_no_minute_can_hold_is_not_worth_a_retry() -> None:
     with pytest.raises(PromptTooLong, match="601 tokens, and 600 are allowed a minute"):
         RateLimits(0, 600, Clock()).admit_prompt(ANN, 601)
+    limits = RateLimits(2, 0, Clock())
+    with pytest.raises(PromptTooLong, match="2 requests are allowed a minute"):
+        limits.admit_request(ANN, 3)
+    limits.admit_request(ANN, 2)
+    RateLimits(0, 0, Clock()).admit_request(ANN, 3)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), max_size=60))

@@ -3,12 +3,14 @@
 import asyncio
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.evidence import FenceReason
+from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tests.harness.waiting import HANG_SECONDS
 
@@ -114,3 +116,18 @@ def test_what_is_on_its_way_has_the_transports_time_to_arrive(reason: FenceReaso
     begun = time.monotonic()
     asyncio.run(scenario())
     assert len(waited) == 1 and waited[0] - begun >= 0.1, "settled before it could be there"
+
+
+def test_a_fence_of_a_writer_that_drains_nothing_breaks_what_led_here() -> None:
+    async def scenario() -> None:
+        transport, receiver = Watched(), SlowReceiver()
+        receiver.go.set()
+        elsewhere = replace(ProcessIdentity.own(), boot_id="another host")
+        writer = WriterLife(elsewhere, 0.0, 0.0, 0.0)
+        breaker = ConnectionBreaker(transport, receiver, list)  # type: ignore[arg-type]
+        fence = breaker.fence(3, writer, 0.0, writer.lose)
+        reason = await fence.hold(asyncio.Event().wait)  # type: ignore[arg-type]
+        assert reason is FenceReason.LEASE_EXPIRED and transport.did == ["sever"]
+        assert writer.severed
+
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
