@@ -181,6 +181,14 @@ def test_what_is_too_much_is_refused(top: int, length: int, kind: m.ErrorKind) -
     assert error.kind is kind and error.message.startswith("prompt_logprobs")
 
 
+def test_as_many_numbers_as_an_answer_may_hold_are_taken() -> None:
+    intake = Intake(None, None, print)  # type: ignore[arg-type]
+    most = np.zeros(MAX_PROMPT_SCORES // 2, np.int32)
+    assert intake.scoring_refusal(most, 1) is None
+    refused = intake.scoring_refusal(np.append(most, most[:1]), 1)
+    assert refused is not None and refused.kind is m.ErrorKind.TOO_LONG
+
+
 def test_a_prompt_whose_logits_are_no_numbers_ends_with_an_error() -> None:
     engine = tiny_engine(prefill_chunk_tokens=64)
     head = engine.parts.model.head

@@ -333,7 +333,7 @@ def test_more_answers_than_rows_take_turns(rows: int) -> None:
     planned = Planned(max_batch=rows)
     answering(planned, 5)
     turns = [name for _ in range(15) for name, *_ in planned.spans()]
-    assert len(turns) == 15 * rows
+    assert turns[:rows] == [f"r{seed}" for seed in range(rows)] and len(turns) == 15 * rows
     for before in range(0, len(turns) - 4, 5):
         assert sorted(turns[before : before + 5]) == [f"r{seed}" for seed in range(5)]
 
