@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tasuki.model.ops.sampling.reference import sample, stop_ids
 from tasuki.model.ops.sampling.top_logprobs import top_logprobs
 
 from .adjustments_twin import naive_adjusted
+from .test_sampling import Allowing
 
 VOCAB = 40
 ROWS = 10_000
@@ -215,3 +217,23 @@ def test_who_is_adjusted_and_by_what_came_before(
     params: SamplingParams, adjusts: bool, follows: bool
 ) -> None:
     assert (params.adjusts, params.follows_output) == (adjusts, follows)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"allowed_token_ids": (1,)},
+        {"bad_words": ((1,),)},
+        {"logit_bias": ((1, 0.5),)},
+        {"presence_penalty": 0.5},
+        {"min_p": 0.1, "temperature": 1.0},
+    ],
+    ids=str,
+)
+def test_masks_are_alone_where_no_row_asks_for_anything_else(more: dict[str, Any]) -> None:
+    none = TokensBefore(np.empty(0, np.int32), np.empty(0, np.int32))
+    masked = LogitAdjuster(SamplingParams(), frozenset(), VOCAB, none, Allowing([1, 2], VOCAB))
+    other = adjuster(SamplingParams(**more), [], [1], 0)
+    assert AdjustedRows.of([masked]).masks_alone
+    assert not AdjustedRows.of([masked, other]).masks_alone
+    assert not AdjustedRows.of([other]).masks_alone
