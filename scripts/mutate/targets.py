@@ -75,7 +75,9 @@ PYTHON = (
         "engine.engine.Engine._admit",
         ("test_arena", *_ENGINE, "test_rates", "test_pulls"),
     ),
-    Target("admission", "scheduling.scheduler", (*_ENGINE, "test_siblings", "test_targets_of_pair")),
+    Target(
+        "admission", "scheduling.scheduler", (*_ENGINE, "test_siblings", "test_targets_of_pair")
+    ),
     Target(
         "admission",
         "waiting_queue",

@@ -1,11 +1,11 @@
 """Failure modes of schedulers over a hybrid cache, one case each, on a whole engine: blocked
 requests that cost, retraction that thrashes, pools that starve."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from gc import collect
+from time import monotonic
 from typing import cast
 from weakref import ref
 
@@ -23,13 +23,7 @@ from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tests.harness.engines import (
-    assert_answered_as_alone,
-    prompt,
-    submit,
-    tiny_engine,
-    tiny_parts,
-)
+from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
 
 CALLS = (
     "match",
@@ -203,9 +197,9 @@ class Planned:
         rows = changes.get("max_batch", 64)
         self.scheduler = Scheduler(self.cache, config, self.begin, limit, Seats(rows, None), rows)
 
-    def request(self, length: int, seed: int = 0) -> Request:
+    def request(self, length: int, seed: int = 0, answer: int = 4) -> Request:
         tokens = np.array(prompt(length, seed), dtype=np.int32)
-        return Request(m.RequestId(f"r{seed}"), tokens, SamplingParams(max_new_tokens=4))
+        return Request(m.RequestId(f"r{seed}"), tokens, SamplingParams(max_new_tokens=answer))
 
     def begin(self, request: Request) -> bool:
         allocation = self.cache.allocate(
@@ -318,14 +312,18 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
     assert not engine._admit(request) and side.rejected == [m.ErrorKind.TOO_LONG]
 
 
-def answering(planned: Planned, names: int) -> None:
+def answering(planned: Planned, names: int, length: int = 70) -> list[Request]:
     """So many requests whose prompts were computed elsewhere."""
-    for seed in range(names):
-        request = planned.request(70, seed)
+    requests = [planned.request(length, seed, answer=50) for seed in range(names)]
+    for request in requests:
         planned.begin(request)
         assert isinstance(request.state, Prefilling)
-        request.move(Decoding(request.state.allocation, request.state.progress))
+        progress = request.state.progress
+        progress.schedule(length, 0, 0)
+        progress.land(length, 0, 0)
+        request.move(Decoding(request.state.allocation, progress))
         planned.scheduler.start(request)
+    return requests
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
@@ -354,7 +352,7 @@ def test_who_would_be_late_is_computed_first_once_the_speed_is_known() -> None:
     for seed in range(2):
         scheduler.enqueue(planned.request(64 * 20, seed))
     hurried = planned.request(64 * 30, seed=2)
-    hurried.first_due = time.monotonic() + 3600.0
+    hurried.first_due = monotonic() + 3600.0
     scheduler.enqueue(hurried)
     seconds = 3600.0 / 40
     firsts = []
@@ -367,15 +365,15 @@ def test_who_would_be_late_is_computed_first_once_the_speed_is_known() -> None:
     assert [name for turn, name in enumerate(firsts) if turn >= 8 and turn % 4] == ["r2"] * 6
 
 
-@pytest.mark.parametrize("slabs", range(8, 14))
-def test_two_that_need_memory_in_the_same_step_are_answered_as_alone(slabs: int) -> None:
-    """The second may give way for the first, in the step in which it asks for itself."""
-    engine = tiny_engine(slabs=slabs)
-    names = {f"r{seed}": prompt(64, seed) for seed in range(3)}
-    answer = engine.engine.max_request_tokens // 2
-    engine.ask_all(names, answer)
-    assert_answered_as_alone(engine, names, answer)
-    engine.assert_at_rest()
+def test_who_gives_way_in_the_step_in_which_it_needs_room_itself_is_not_grown() -> None:
+    planned = Planned()
+    old, young = answering(planned, 2, length=64)
+    cache = planned.cache
+    free = cache.stats().pages.free - cache.arena.layout.pages_per_slab
+    assert cache.allocate(np.ones(1, np.int32), capacity_tokens=64 * free, working_slots=1)
+    assert cache.stats().pages.free == 0
+    assert planned.spans() == [("r0", 64, 65, 1)]
+    assert list(planned.scheduler.waiting) == [young] and [*planned.scheduler.running] == [old]
 
 
 def test_nothing_is_kept_of_who_is_over() -> None:
