@@ -14,7 +14,7 @@ from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Prefilling, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
-from tasuki.engine.scheduling.siblings import Leader, common_tokens, follow, leader_of
+from tasuki.engine.scheduling.siblings import Leader, common_tokens, follow, leader_of, pays
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation
 from tests.handover.test_pulls import reserve, said, sender_over
@@ -112,6 +112,19 @@ def test_a_leader_is_over_once_the_state_is_computed_or_its_prompt_is_begun_anew
     assert not Leader(leads, state.allocation, 192).is_over
     another = cast(Allocation, object())
     assert Leader(leads, another, 192).is_over, "it gave way, and was begun again"
+
+
+@pytest.mark.parametrize(
+    ("position", "usable", "worth_it"),
+    [(64, 0, False), (128, 0, True), (192, 64, True), (192, 128, False), (640, 128, False)],
+)
+def test_waiting_pays_for_two_pages_that_the_leader_will_have_computed_first(
+    position: int, usable: int, worth_it: bool
+) -> None:
+    """usable: of the one who waits; the leader has computed 64."""
+    leads = computing(PREFIX, 64, "leads")
+    assert isinstance(leads.state, Prefilling)
+    assert pays(Leader(leads, leads.state.allocation, position), usable) is worth_it
 
 
 @pytest.mark.parametrize(("planned", "leads"), [(7, True), (8, False)])

@@ -58,6 +58,17 @@ def test_others_go_past_a_request_without_room_so_often_and_no_more() -> None:
     assert len(candidates(queue)) > 1
 
 
+def test_who_is_begun_in_its_turn_goes_past_nobody() -> None:
+    queue = WaitingQueue()
+    for name in ("one", "other"):
+        queue.add(request(name))
+    for number in range(20):
+        urgent = request(f"urgent {number}", priority=-1)
+        queue.add(urgent)
+        queue.begun(urgent)
+    assert len(candidates(queue)) == 2
+
+
 def test_who_leaves_is_nowhere() -> None:
     queue = WaitingQueue()
     one, other = request("one"), request("other", caller="b")
@@ -213,6 +224,17 @@ def test_who_waits_behind_a_sibling_may_leave_and_others_go_on_to_wait() -> None
     queue.discard(one)
     queue.discard(third)
     assert not len(queue) and not queue.lines
+
+
+def test_whose_sibling_is_over_stands_where_it_stood() -> None:
+    queue, over = WaitingQueue(), request("over")
+    one, other = request("one"), request("other")
+    queue.add(one)
+    queue.add(other)
+    queue.park(one, led(over, 64))
+    assert candidates(queue) == [other]
+    queue.unpark()
+    assert candidates(queue) == [one, other] and queue.stands(one)
 
 
 def test_what_others_need_of_a_prompt_is_what_is_not_forwarded_yet() -> None:
