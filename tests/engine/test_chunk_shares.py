@@ -51,6 +51,10 @@ def test_one_prompt_alone_has_the_whole_chunk() -> None:
     assert share_chunk([], CHUNK, 0) == []
 
 
+def test_of_a_callers_prompts_the_shortest_has_three_quarters_and_the_next_one_the_rest() -> None:
+    assert share_chunk([demand(5000), demand(4000)], CHUNK, 1) == [CHUNK // 4, CHUNK * 3 // 4]
+
+
 def test_callers_have_equal_parts_however_much_each_asks_for() -> None:
     many = [demand(4000, "greedy") for _ in range(50)]
     one = demand(2048, "modest")
