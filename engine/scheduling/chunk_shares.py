@@ -55,8 +55,8 @@ def share_chunk(
         return stops
     order = _in_order(demands, speed)
     if turn % _OLDEST_EVERY == 0:
-        order.remove(0)
-        order.insert(0, 0)
+        # The oldest has index 0; the others stay in their order.
+        order.sort(key=bool)
     left = budget
 
     def take(index: int, most: int) -> int:
