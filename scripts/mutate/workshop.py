@@ -73,6 +73,7 @@ class Workshop:
         self._collected: CollectedPytest | None = None
         self._baselines = baselines
         self._touched = touched
+        self._builds_cpp = False
 
     @property
     def place(self) -> Path:
@@ -181,9 +182,15 @@ class Workshop:
         return self._collected
 
     def _configure(self) -> None:
+        """Once. What does not build without a mutant would make every mutant invalid."""
+        if self._builds_cpp:
+            return
         is_configured = (self._copy.cpp_build / "build.ninja").exists()
         if not is_configured and not self._copy.configure():
             raise BrokenWorkshop("cmake cannot configure the C++ part: is doctest-dev there?")
+        if not self._copy.build_tests():
+            raise BrokenWorkshop(f"the tests in C++ do not build: see {self._copy.log}")
+        self._builds_cpp = True
 
     @contextmanager
     def _changed(self, aim: Aim) -> Iterator[None]:

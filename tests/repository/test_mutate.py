@@ -19,7 +19,7 @@ from scripts.mutate.targets import CPP as CPP_TARGETS
 from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
 from scripts.mutate.targets import Target, aims
 from scripts.mutate.touched_lines import TouchedLines
-from scripts.mutate.workshop import Baselines, Workshop
+from scripts.mutate.workshop import Baselines, BrokenWorkshop, Workshop
 from scripts.package_copy import CPP_TESTS
 
 ROOT = Path(__file__).parents[2]
@@ -241,3 +241,16 @@ def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path)
         assert (workshop.place / aim.path).read_bytes() == before
         assert workshop.try_out(blind).status is Status.SURVIVED
     assert (ROOT / aim.path).read_bytes() == before
+
+
+@pytest.mark.slow
+def test_where_nothing_can_be_built_no_mutant_is_called_invalid(tmp_path: Path) -> None:
+    found = aims(ROOT)
+    aim = next(aim for aim in found if aim.is_cpp)
+    (tmp_path / "cpp").mkdir()
+    (tmp_path / "cpp" / "build.ninja").write_text("not a build")
+    touched = TouchedLines(ROOT, tmp_path / "touched.jsonl", found)
+    with closing(Workshop(ROOT, tmp_path, Baselines(), touched)) as workshop:
+        for _ in range(2):
+            with pytest.raises(BrokenWorkshop, match="do not build: see"):
+                workshop.glance(aim)
