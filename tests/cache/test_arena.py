@@ -71,7 +71,7 @@ def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
     layout = small_layout((FULL, GDN, FULL, GDN, GDN))
     router = Router(EngineConfig(model=""), layout, layout)
     states = 3 * layout.state_layer_bytes
-    assert router._state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
+    assert router.state_bytes(held, tokens) == pages * 2 * layout.block_bytes + states
 
 
 @each_layout
