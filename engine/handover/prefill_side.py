@@ -157,12 +157,15 @@ class PrefillHandover(Handover):
         peer = self._peers[room]
         # While it would wait for a place in the window as well: that is what a pull hides behind.
         if self._pull_pays(request, peer) and self._pulls.begin(request, peer):
+            self._router.costs.judged()
             return True
         if not self._window.has_room(peer, tokens):
             return False
         allocation = self._allocate(request, request.length)
         if allocation is None:
             return False
+        if request.route is not None and not request.pull_tried:
+            self._router.costs.judged()
         request.move(AwaitingGrant(allocation))
         self._window.enter(peer, room, tokens)
         self._emit(m.PrefillAccepted(room))

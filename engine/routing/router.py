@@ -23,8 +23,10 @@ class Router:
 
     def prefill_place(self, match: Match) -> RoutingDecision:
         """HERE or THERE, for the prompt of the match."""
+        rates = self._rates()
+        self.costs.judged()
         return choose_prefill_place(
-            self._rates(),
+            rates,
             match.prompt_tokens - match.usable_tokens,
             self.state_bytes(match.kv_tokens, match.prompt_tokens),
             self._config.local_prefill_tokens,
@@ -37,7 +39,8 @@ class Router:
 
     def pull(self, match: Match, offered: int, ahead: float) -> RoutingDecision:
         """PULLED or not, where the receiver has KV and state of `offered` tokens. ahead: seconds of
-        prompts that are computed before this one."""
+        prompts that are computed before this one. Of a prompt that waits this is asked at every
+        step: only what is acted on counts as judged."""
         return should_pull(
             self._rates(),
             offered - match.usable_tokens,
@@ -59,9 +62,7 @@ class Router:
         """What may decide now; nothing measured where the constants are to."""
         if self._config.route == "fixed":
             return Rates()
-        rates = self.costs.rates()
-        self.costs.judged()
-        return rates
+        return self.costs.rates()
 
     def state_bytes(self, held: int, tokens: int) -> int:
         """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""

@@ -12,11 +12,12 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.engine.handover.accept_window import AcceptWindow
 from tasuki.engine.role import Role
+from tasuki.engine.routing.cost_learner import FRESH, LEAST
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_room import OutgoingHandover
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.sending.sender import Sender
-from tests.handover.test_pulls import REPORT, prompt_of, reserve, sender_over
+from tests.handover.test_pulls import REPORT, costs_of, prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, tiny_parts
 
 AHEAD = 16
@@ -112,6 +113,29 @@ def test_only_so_many_rooms_pull_and_none_of_them_takes_another_one_s_turn(tmp_p
     for room in pulling()[2:]:
         node.post(m.PullLost(room))
         node.post(m.PullFenced(room))
+    node.run()
+    node.assert_at_rest()
+
+
+def test_a_room_that_waits_is_judged_once_however_often_it_is_looked_at(tmp_path: Path) -> None:
+    parts = tiny_parts(arena_mib=4)
+    node = Lone(engine_config(tmp_path, max_batch=80), Role.PREFILL, parts, sender_over(parts))
+    for amount in range(1, LEAST + 1):
+        costs_of(node).forwarded.add(amount, amount * 1e-6)
+        costs_of(node).pulled.add(amount, 1.0)
+    rooms = range(1, AHEAD + 2)
+    for number in rooms:
+        node.post(reserve(prompt_of(100, seed=number), 90, m.RoomId(number)))
+    node.run()
+    assert len(node.all_said(m.PrefillAccepted)) == AHEAD
+    assert costs_of(node).pulled.verdicts_since == AHEAD
+    for step in range(2 * FRESH):
+        node.post(m.PrefillEnd(m.RoomId(1000 + step)))
+        node.run()
+    # What was measured is not stale, so the room that waits is not sent to measure it again.
+    assert costs_of(node).pulled.verdicts_since == AHEAD and not node.all_said(m.PullWanted)
+    for number in rooms:
+        node.post(m.PrefillEnd(m.RoomId(number)))
     node.run()
     node.assert_at_rest()
 

@@ -301,14 +301,16 @@ class Pair:
         questions: tuple[Question, ...],
         between: Callable[[str], str] = lambda address: address,
         device: str = "cpu",
+        more: tuple[str, ...] = (),
     ) -> None:
-        """between: from the prefill node's address to the one that the decode node is told."""
+        """between: from the prefill node's address to the one that the decode node is told.
+        more: flags of both nodes."""
         self._questions = questions
         self._salts = 0
         self.prefill = Node(
             "prefill",
             *flags(device=device),
-            *("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS),
+            *("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS, *more),
             bind=kept_address(),
             launch=partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER)),
         ).wait_ready()
@@ -317,7 +319,7 @@ class Pair:
         self.decode = Node(
             "decode",
             *flags(device=device),
-            *("--prefill-chunk-tokens", "64", "--prefill", self._target),
+            *("--prefill-chunk-tokens", "64", "--prefill", self._target, *more),
             bind=kept_address(),
         ).wait_ready()
 
