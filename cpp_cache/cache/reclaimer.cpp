@@ -70,9 +70,9 @@ void Reclaimer::evict(const EvictionItem& item, std::optional<AllocationId> allo
   log_.add(item, described(item, allocation));
   const Freed freed = tree_.evict(item, now);
   for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
-  for (const SlotId slot : freed.slots) allocator_.give_back(slot, Owner::kTree);
+  if (freed.slot) allocator_.give_back(*freed.slot, Owner::kTree);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());
-  evicted_checkpoints_ += static_cast<std::int64_t>(freed.slots.size());
+  evicted_checkpoints_ += freed.slot ? 1 : 0;
 }
 
 bool Reclaimer::empty_a_slab() {

@@ -7,32 +7,41 @@ namespace tasuki::cache {
 void EvictionLog::add(const EvictionItem& item, Eviction eviction) {
   eviction.sequence = ++last_;
   const StateKey key{item.node, item.tail};
+  const Entry entry{eviction, key, pages_};
+  if (entries_.size() < kRemembered) {
+    entries_.push_back(entry);
+  } else {
+    Entry& oldest = entries_[place_of(last_)];
+    forget(oldest);
+    oldest = entry;
+  }
   if (item.kind != EvictionKind::kLeafPages) takers_[key] = last_;
-  entries_.push_back({eviction, key, pages_});
   pages_ += eviction.pages;
-  if (entries_.size() <= kRemembered) return;
-  const Entry& oldest = entries_.front();
-  const auto taker = takers_.find(oldest.key);
-  if (taker != takers_.end() && taker->second == oldest.eviction.sequence) takers_.erase(taker);
-  entries_.pop_front();
+}
+
+void EvictionLog::forget(const Entry& entry) {
+  if (entry.eviction.kind == EvictionKind::kLeafPages) return;
+  const auto taker = takers_.find(entry.key);
+  if (taker->second == entry.eviction.sequence) takers_.erase(taker);
 }
 
 std::optional<EvictedCheckpoint> EvictionLog::find(const StateKey& key) const {
   const auto taker = takers_.find(key);
   if (taker == takers_.end()) return std::nullopt;
-  const auto age = static_cast<std::size_t>(last_ - taker->second);
-  const Entry& entry = entries_[entries_.size() - 1 - age];
+  const Entry& entry = entries_[place_of(taker->second)];
   return EvictedCheckpoint{entry.eviction.sequence, entry.eviction.boundary,
                            pages_ - entry.pages_before};
 }
 
 std::vector<Eviction> EvictionLog::drain() {
-  const auto fresh = std::min(entries_.size(), static_cast<std::size_t>(last_ - drained_));
+  const auto remembered = static_cast<std::int64_t>(entries_.size());
+  const std::int64_t first = std::max(drained_, last_ - remembered) + 1;
   drained_ = last_;
   std::vector<Eviction> out;
-  out.reserve(fresh);
-  std::for_each(entries_.end() - static_cast<std::ptrdiff_t>(fresh), entries_.end(),
-                [&](const Entry& entry) { out.push_back(entry.eviction); });
+  out.reserve(static_cast<std::size_t>(last_ - first + 1));
+  for (std::int64_t sequence = first; sequence <= last_; ++sequence) {
+    out.push_back(entries_[place_of(sequence)].eviction);
+  }
   return out;
 }
 

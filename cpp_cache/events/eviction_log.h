@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <optional>
 #include <vector>
@@ -25,7 +24,8 @@ struct Eviction {
 };
 
 // Owns a bounded memory of decisions. Knows no tokens and no pages' ids; decides nothing.
-// Invariants: sequences have no gap; takers_ names only decisions that are still remembered.
+// Invariants: sequences have no gap, and each decision stands at its sequence, modulo kRemembered,
+// until the one that has its place; takers_ names only decisions that are still remembered.
 class EvictionLog {
  public:
   static constexpr std::size_t kRemembered = 4096;
@@ -45,7 +45,12 @@ class EvictionLog {
     std::int64_t pages_before;  // freed by all earlier ones
   };
 
-  std::deque<Entry> entries_;
+  static std::size_t place_of(std::int64_t sequence) {
+    return static_cast<std::size_t>(sequence - 1) % kRemembered;
+  }
+  void forget(const Entry& entry);
+
+  std::vector<Entry> entries_;
   std::map<StateKey, std::int64_t> takers_;  // of states, by sequence
   std::int64_t last_ = 0;
   std::int64_t drained_ = 0;

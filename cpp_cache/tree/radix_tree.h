@@ -22,8 +22,8 @@ namespace tasuki::cache {
 
 // What an eviction freed: ids that the tree no longer holds.
 struct Freed {
-  std::vector<PageId> pages;
-  std::vector<SlotId> slots;
+  std::vector<PageId> pages{};
+  std::optional<SlotId> slot{};
 };
 
 // Owns the nodes: their tokens, pages, states, pins and ghosts, and lists for the eviction policy
