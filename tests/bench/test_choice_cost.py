@@ -1,10 +1,13 @@
 """What a choice costs does not grow with the fleet, nor the index beyond its bound."""
 
+import pytest
+
 from tasuki.bench.route import measure
 
 BYTES_A_PREFIX = 150
 
 
+@pytest.mark.slow
 def test_a_choice_among_many_costs_what_one_among_few_does() -> None:
     few = measure(nodes=100, prefixes=200, tokens=20_000, choices=200)
     many = measure(nodes=1000, prefixes=200, tokens=20_000, choices=200)

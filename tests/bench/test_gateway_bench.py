@@ -135,6 +135,7 @@ def test_hits_have_converged_where_they_stay() -> None:
 
 
 @pytest.mark.skipif(not smg_is_there(), reason="smg is not installed")
+@pytest.mark.slow
 def test_a_small_trace_goes_through_smg_and_finds_what_it_left(tmp_path: Path) -> None:
     rows = [
         {

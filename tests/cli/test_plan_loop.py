@@ -173,6 +173,7 @@ def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
     assert not [each for each in done if "placed" in each or "drained" in each]
 
 
+@pytest.mark.slow
 def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
     """Four nodes, of which two are too many, and an answer under way on the one that goes."""
     policy = replace(POLICY, bounds=NodeBounds(least=2, most=4))

@@ -244,6 +244,7 @@ def test_labels_are_kept_once_however_many_nodes_write_them() -> None:
     assert kept is again
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_are_shown_in_little_and_at_once() -> None:
     prefill = {f"prefill-{number}": "connected" for number in range(300)}
     links = "".join(

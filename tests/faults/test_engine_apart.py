@@ -156,6 +156,7 @@ class Apart:
         meet(self.decode)
 
 
+@pytest.mark.slow
 def test_a_pair_of_engines_apart_hands_over_and_outlives_each_others_death(
     told: tuple[Question, ...],
 ) -> None:

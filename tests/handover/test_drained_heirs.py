@@ -114,7 +114,11 @@ def assert_others_at_rest(nodes: Four, left: Node) -> None:
             node.assert_at_rest()
 
 
-@pytest.mark.parametrize("processes", [(), ("--front-workers", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "processes",
+    [(), pytest.param(("--front-workers", "2"), marks=pytest.mark.slow)],
+    ids=["one process", "--front-workers 2"],
+)
 def test_what_no_prefill_node_has_is_taken_beside_an_answer_and_found_again(
     undisturbed: list[list[tuple[int, ...]]], processes: tuple[str, ...]
 ) -> None:
@@ -129,6 +133,7 @@ def test_what_no_prefill_node_has_is_taken_beside_an_answer_and_found_again(
         assert_others_at_rest(nodes, left)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_leaves_nothing(
     undisturbed: list[list[tuple[int, ...]]],
 ) -> None:
@@ -138,6 +143,7 @@ def test_a_node_that_is_killed_leaves_nothing(
         assert usable_elsewhere(nodes, left, undisturbed) == [0] * SESSIONS
 
 
+@pytest.mark.slow
 def test_a_node_at_rest_leaves_its_states_too(
     undisturbed: list[list[tuple[int, ...]]],
 ) -> None:
@@ -151,6 +157,7 @@ def test_a_node_at_rest_leaves_its_states_too(
         assert_others_at_rest(nodes, left)
 
 
+@pytest.mark.slow
 def test_a_change_of_role_leaves_them_too(undisturbed: list[list[tuple[int, ...]]]) -> None:
     with conversed(undisturbed) as (nodes, left), ThreadPoolExecutor(1) as pool:
         answer = endless(left)
@@ -161,7 +168,9 @@ def test_a_change_of_role_leaves_them_too(undisturbed: list[list[tuple[int, ...]
         assert usable_elsewhere(nodes, left, undisturbed) == [HELD] * SESSIONS
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
 def test_an_heir_that_goes_holds_nobody_up(
     undisturbed: list[list[tuple[int, ...]]], number: signal.Signals
 ) -> None:

@@ -57,6 +57,7 @@ def turn(node: Node, log: list[int], salt: str, new_tokens: int = NEW_TOKENS) ->
     return asked(node, tuple(log), salt.encode(), new_tokens).result()
 
 
+@pytest.mark.slow
 def test_a_session_finds_nearly_all_that_it_could(
     prefill: Victim, decode: Victim, fused: Node
 ) -> None:

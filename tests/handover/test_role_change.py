@@ -152,6 +152,7 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) -> None:
     """Without anybody who tells: the peers are those that it was started with."""
     if installed_package() is None:

@@ -141,7 +141,7 @@ def test_a_new_gateway_knows_by_snapshots_where_all_sessions_are(fleet: Fleet) -
     assert all(a >= b for a, b in zip(found, held, strict=True))
 
 
-@pytest.mark.parametrize("how", ["flushed", "evicted"])
+@pytest.mark.parametrize("how", ["flushed", pytest.param("evicted", marks=pytest.mark.slow)])
 def test_what_a_node_lost_behind_the_gateway_s_back_draws_nothing_there(
     fleet: Fleet, how: str
 ) -> None:
