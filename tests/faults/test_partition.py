@@ -186,7 +186,8 @@ def test_a_storm_of_aborts_costs_less_than_what_it_ends(pair: Pair) -> None:
 
     before, landed = spent(), pair.decode.landed()
     streams = [pair.ask(SHORT, ENDLESS) for _ in range(STORM)]
-    until(lambda: sum(pair.decode.stats().requests.values()) == STORM, pair.decode.story)
+    # Nearly all: a link that a busy machine loses meanwhile ends some.
+    until(lambda: sum(pair.decode.stats().requests.values()) > 0.9 * STORM, pair.decode.story)
     until(lambda: pair.decode.landed() > landed + BEGUN_WINDOWS, pair.decode.story)
     begun = spent()
     for stream in streams:
