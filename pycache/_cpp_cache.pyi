@@ -497,21 +497,39 @@ class RowDigester:
         ValueError on columns of different length, before anything is read; TypeError on other
         dtypes."""
 
-class WindowDigester:
-    """Digests windows out of an arena: which rows a window is made of, and their digest, in one
-    call that holds no GIL. Calls may run in parallel."""
+class WindowGeometry:
+    """Which rows of an arena's 64-bit words a window is made of."""
 
     def __init__(
         self,
-        rows: RowDigester,
         layers: Sequence[tuple[bool, int]],
         page_stride: int,
         slot_stride: int,
         page_length: int,
         state_length: int,
     ) -> None:
-        """rows: over the arena. layers: of each, whether it keeps blocks of pages, and where that
-        of page 0, or the state of slot 0, begins. All in words; lengths are of what travels."""
+        """layers: of each, whether it keeps blocks of pages, and where that of page 0, or the state
+        of slot 0, begins. All in words; lengths are of what travels."""
+    def rows(
+        self,
+        room: int,
+        generation: int,
+        first_layer: int,
+        end_layer: int,
+        first_page: int,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> tuple[int, NDArray[np.int64]]:
+        """How many, and a table [3, rows, or one more of zeros to be even] of their offsets and
+        lengths, in words, and seeds, as bits; arguments as WindowDigester.digest's. Raises
+        IndexError on a layer that there is not. REQUIRES: ids are those of an arena."""
+
+class WindowDigester:
+    """Digests windows out of an arena: which rows a window is made of, and their digest, in one
+    call that holds no GIL. Calls may run in parallel."""
+
+    def __init__(self, rows: RowDigester, geometry: WindowGeometry) -> None:
+        """rows: over the arena, whose geometry that is."""
     def digest(
         self,
         room: int,

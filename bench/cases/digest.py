@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tasuki.transfer.windows.digest import window_rows, word_keys
+from tasuki.transfer.windows.digest import window_geometry, word_keys
 from tasuki.transfer.windows.digest_kernel import GpuWindowDigester, PlacedRows, digest_rows
 from tasuki.transfer.windows.window import WindowHeader
 
@@ -29,7 +29,9 @@ def _window(stage: Stage, pages: int, carries_state: bool) -> Case:
     words = arena.bytes.view(torch.int64)
     most = max(layout.block_bytes, layout.state_layer_bytes) // 8
     keys = torch.from_numpy(word_keys(most).view(np.int64)).to(stage.device)
-    header = WindowHeader(0, 0, len(layout.layer_kinds), 0, pages, carries_state)
+    layers = len(layout.layer_kinds)
+    header = WindowHeader(0, 0, layers, 0, pages, carries_state)
+    geometry = window_geometry(layout)
     windows = []
     for turn in range(turns_to_overflow(moved)):
         ids = stage.page_ids(pages, first=turn * pages).tolist()
@@ -37,7 +39,7 @@ def _window(stage: Stage, pages: int, carries_state: bool) -> Case:
         slot = stage.slabs - 1 - turn if carries_state else None
         windows.append((ids, slot))
     placed = [
-        PlacedRows.on(stage.device, window_rows(layout, _ROOM, _GENERATION, header, *window))
+        PlacedRows.on(stage.device, *geometry.rows(_ROOM, _GENERATION, 0, layers, 0, *window))
         for window in windows
     ]
     digester = GpuWindowDigester(arena.bytes, layout)

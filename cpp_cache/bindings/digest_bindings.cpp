@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -41,13 +42,26 @@ HeldDigester held(const Memory& memory, std::int64_t longest,
   return {memory, RowDigester(std::as_bytes(bytes), longest, instructions_of(instructions))};
 }
 
-WindowDigester windows_of(const HeldDigester& rows,
-                          const std::vector<std::pair<bool, std::int64_t>>& layers,
-                          std::int64_t page_stride, std::int64_t slot_stride,
-                          std::int64_t page_length, std::int64_t state_length) {
+WindowGeometry geometry_of(const std::vector<std::pair<bool, std::int64_t>>& layers,
+                           std::int64_t page_stride, std::int64_t slot_stride,
+                           std::int64_t page_length, std::int64_t state_length) {
   WindowGeometry geometry{{}, page_stride, slot_stride, page_length, state_length};
   for (const auto& [has_pages, offset] : layers) geometry.layers.push_back({has_pages, offset});
-  return WindowDigester(rows.digester, std::move(geometry));
+  return geometry;
+}
+
+// A row a column of [3, rows], and one more of zeros where rows are odd: each line begins at 16
+// bytes.
+Column table_of(const RowTable& rows) {
+  const std::size_t count = rows.offsets.size();
+  const std::size_t columns = count + count % 2;
+  Column table({std::size_t{3}, columns});
+  std::int64_t* line = table.mutable_data();
+  for (const auto* each : {&rows.offsets, &rows.lengths, &rows.seeds}) {
+    std::fill(std::copy(each->begin(), each->end(), line), line + columns, 0);
+    line += columns;
+  }
+  return table;
 }
 
 std::span<const std::int64_t> span_of(const Column& column) {
@@ -80,9 +94,25 @@ void bind_digests(py::module_& module) {
           },
           py::arg("offsets").noconvert(), py::arg("lengths").noconvert(),
           py::arg("seeds").noconvert());
+  py::class_<WindowGeometry>(module, "WindowGeometry")
+      .def(py::init(&geometry_of), "layers"_a, "page_stride"_a, "slot_stride"_a, "page_length"_a,
+           "state_length"_a)
+      .def(
+          "rows",
+          [](const WindowGeometry& self, std::uint64_t room, std::uint64_t generation,
+             std::int64_t first_layer, std::int64_t end_layer, std::int64_t first_page,
+             const std::vector<std::int64_t>& pages, std::optional<std::int64_t> slot) {
+            const RowTable rows =
+                self.rows_of({room, generation, first_layer, end_layer, first_page, pages, slot});
+            return std::pair(rows.offsets.size(), table_of(rows));
+          },
+          "room"_a, "generation"_a, "first_layer"_a, "end_layer"_a, "first_page"_a, "pages"_a,
+          "slot"_a);
   py::class_<WindowDigester>(module, "WindowDigester")
-      .def(py::init(&windows_of), "rows"_a, "layers"_a, "page_stride"_a, "slot_stride"_a,
-           "page_length"_a, "state_length"_a, py::keep_alive<1, 2>())
+      .def(py::init([](const HeldDigester& rows, const WindowGeometry& geometry) {
+             return WindowDigester(rows.digester, geometry);
+           }),
+           "rows"_a, "geometry"_a, py::keep_alive<1, 2>())
       .def(
           "digest",
           [](const WindowDigester& self, std::uint64_t room, std::uint64_t generation,

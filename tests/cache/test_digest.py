@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
-from tasuki.transfer.windows.digest import WindowDigester, WindowRows, window_rows, word_keys
+from tasuki.transfer.windows.digest import (
+    WindowDigester,
+    WindowRows,
+    window_geometry,
+    window_rows,
+    word_keys,
+)
+from tasuki.transfer.windows.digest_kernel import row_table
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.loopback_pair import small_layout
 
@@ -129,7 +136,7 @@ def test_there_are_as_many_keys_as_words_and_all_are_odd() -> None:
 
 @given(data=st.data())
 def test_a_window_is_digested_as_its_rows_are(data: st.DataObject) -> None:
-    """In one compiled call; its twin makes the rows by numpy."""
+    """In one compiled call, or its rows are made in one; their twin makes the rows by numpy."""
     slabs = 3
     sizes = SimpleNamespace(
         layer_kinds=TINY.layer_kinds,
@@ -153,6 +160,10 @@ def test_a_window_is_digested_as_its_rows_are(data: st.DataObject) -> None:
     rows = window_rows(TINY, room, generation, header, pages, slot, sizes)
     expected = digester.digest_rows(rows)
     assert digester.digest(room, generation, header, pages, slot) == expected
+    geometry = window_geometry(TINY, sizes)
+    count, table = geometry.rows(room, generation, first, end, page, pages, slot)
+    assert count == len(rows.offsets) and table.flags.c_contiguous
+    assert (table == row_table(rows)).all() and table.shape[1] in (count, count + 1)
 
 
 def test_a_window_outside_the_arena_is_refused() -> None:

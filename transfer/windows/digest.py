@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache._cpp_cache import RowDigester
+from tasuki.pycache._cpp_cache import RowDigester, WindowGeometry
 from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
 from tasuki.pycache.layout import CacheLayout, LayerKind
 
@@ -106,6 +106,20 @@ def window_rows(
     )
 
 
+def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
+    """Compiled: of an arena of that layout. Its rows are those of `window_rows`, its twin.
+
+    sizes: of units on the wire, from their heads; the whole ones of the layout by default."""
+    lengths = layout if sizes is None else sizes
+    return WindowGeometry(
+        [_layer_place(layout, layer) for layer in range(len(layout.layer_kinds))],
+        layout.block_bytes // _WORD,
+        layout.slab_bytes // _WORD,
+        lengths.block_bytes // _WORD,
+        lengths.state_layer_bytes // _WORD,
+    )
+
+
 def _layer_place(layout: CacheLayout, layer: int) -> tuple[bool, int]:
     """Whether it keeps pages; the word at which its page 0, or its state of slot 0, begins."""
     if layout.layer_kinds[layer] is LayerKind.FULL:
@@ -114,15 +128,9 @@ def _layer_place(layout: CacheLayout, layer: int) -> tuple[bool, int]:
 
 
 class Digester(ABC):
-    """Digests windows out of one arena, wherever its memory is.
+    """Digests windows out of one arena, wherever its memory is."""
 
-    sizes: of units on the wire; the layout's own by default.
-    """
-
-    def __init__(self, layout: CacheLayout, sizes: UnitSizes | None) -> None:
-        self._layout = layout
-        self._sizes = sizes
-
+    @abstractmethod
     def digest(
         self,
         room: int,
@@ -135,8 +143,6 @@ class Digester(ABC):
 
         REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
         """
-        layout, sizes = self._layout, self._sizes
-        return self.digest_rows(window_rows(layout, room, generation, header, pages, slot, sizes))
 
     @abstractmethod
     def digest_rows(self, rows: WindowRows) -> int:
@@ -146,24 +152,16 @@ class Digester(ABC):
 class WindowDigester(Digester):
     """Digests windows out of one arena in host memory, on the calling thread and without the GIL.
 
-    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied.
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: of units
+    on the wire; the layout's own by default.
     """
 
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        super().__init__(layout, sizes)
-        longest = max(layout.block_bytes, layout.state_layer_bytes) // 8
+        longest = max(layout.block_bytes, layout.state_layer_bytes) // _WORD
         self._rows = RowDigester(memory, longest)
-        lengths = layout if sizes is None else sizes
-        self._windows = CompiledDigester(
-            self._rows,
-            [_layer_place(layout, layer) for layer in range(len(layout.layer_kinds))],
-            layout.block_bytes // _WORD,
-            layout.slab_bytes // _WORD,
-            lengths.block_bytes // _WORD,
-            lengths.state_layer_bytes // _WORD,
-        )
+        self._windows = CompiledDigester(self._rows, window_geometry(layout, sizes))
 
     def digest(
         self,

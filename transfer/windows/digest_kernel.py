@@ -8,18 +8,21 @@ Thread rule: one thread at a time per digester; work is queued on a stream of it
 for nothing: the caller knows that the window's writes are done (its layer's event has fired).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .digest import MASK, Digester, WindowRows, word_keys
+from .digest import MASK, Digester, WindowRows, window_geometry, word_keys
 from .unit_sizes import UnitSizes
+from .window import WindowHeader
 
 # A page's block of the published shapes is four chunks.
 _PARTS = 4
@@ -33,12 +36,13 @@ class GpuWindowDigester(Digester):
     """Digests windows out of one arena in a GPU's memory.
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
+    sizes: of units on the wire; the layout's own by default.
     """
 
     def __init__(
         self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        super().__init__(layout, sizes)
+        self._windows = window_geometry(layout, sizes)
         self._words = memory.view(torch.int64)
         most = max(layout.block_bytes, layout.state_layer_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
@@ -50,11 +54,43 @@ class GpuWindowDigester(Digester):
             # Compiled before a peer waits for it.
             self.digest_rows(WindowRows(*np.zeros((3, 1), dtype=np.int64)))
 
+    def digest(
+        self,
+        room: int,
+        generation: int,
+        header: WindowHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        """As digest_rows: blocks until the GPU has answered, on this stream alone."""
+        return self._digest(
+            *self._windows.rows(
+                room,
+                generation,
+                header.first_layer,
+                header.end_layer,
+                header.first_page,
+                pages,
+                slot,
+            )
+        )
+
     def digest_rows(self, rows: WindowRows) -> int:
-        """Blocks until the GPU has answered, on this stream alone."""
+        return self._digest(len(rows.offsets), row_table(rows))
+
+    def _digest(self, count: int, table: NDArray[np.int64]) -> int:
         with torch.cuda.stream(self._stream):
-            placed = PlacedRows.on(self._words.device, rows)
+            placed = PlacedRows.on(self._words.device, count, table)
             return int(digest_rows(self._words, self._keys, placed).item()) & MASK
+
+
+def row_table(rows: WindowRows) -> NDArray[np.int64]:
+    """As `WindowGeometry.rows` makes it. An even number of columns: a kernel is compiled anew for
+    rows that do not begin at 16 bytes."""
+    count = len(rows.offsets)
+    table = np.zeros((3, count + count % 2), dtype=np.int64)
+    table[:, :count] = rows.offsets, rows.lengths, rows.seeds
+    return table
 
 
 @dataclass(frozen=True)
@@ -66,12 +102,9 @@ class PlacedRows:
     seeds: torch.Tensor
 
     @staticmethod
-    def on(device: torch.device, rows: WindowRows) -> "PlacedRows":
-        # One copy: each costs as much as all three. An even number of columns: a kernel is compiled
-        # anew for rows that do not begin at 16 bytes.
-        count = len(rows.offsets)
-        table = np.zeros((3, count + count % 2), dtype=np.int64)
-        table[:, :count] = rows.offsets, rows.lengths, rows.seeds
+    def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
+        """table [3, at least count]: what `WindowGeometry.rows` or `row_table` returns."""
+        # One copy: each costs as much as all three.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         return PlacedRows(*there[:, :count])
 

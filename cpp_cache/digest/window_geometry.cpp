@@ -1,0 +1,48 @@
+#include "digest/window_geometry.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "digest/row_digester.h"
+
+namespace tasuki::digest {
+
+namespace {
+
+// Stands where a page's logical index would; no prompt has that many pages.
+constexpr std::uint64_t kState = std::uint64_t{1} << 32;
+
+void add(RowTable& table, std::int64_t offset, std::int64_t length, std::uint64_t seed) {
+  table.offsets.push_back(offset);
+  table.lengths.push_back(length);
+  table.seeds.push_back(static_cast<std::int64_t>(seed));
+}
+
+}  // namespace
+
+RowTable WindowGeometry::rows_of(const WindowPlaces& window) const {
+  const auto known = static_cast<std::int64_t>(layers.size());
+  if (window.first_layer < 0 || window.end_layer > known) {
+    throw std::out_of_range("layers " + std::to_string(window.first_layer) + " to " +
+                            std::to_string(window.end_layer) + " are not among " +
+                            std::to_string(known));
+  }
+  const std::uint64_t identity = splitmix64(splitmix64(window.room) ^ window.generation);
+  RowTable table;
+  for (std::int64_t layer = window.first_layer; layer < window.end_layer; ++layer) {
+    const LayerPlace& place = layers[static_cast<std::size_t>(layer)];
+    const std::uint64_t seed = splitmix64(identity ^ static_cast<std::uint64_t>(layer));
+    if (place.has_pages) {
+      auto logical = static_cast<std::uint64_t>(window.first_page);
+      for (const std::int64_t page : window.pages) {
+        add(table, place.offset + page * page_stride, page_length, splitmix64(seed ^ logical++));
+      }
+    } else if (window.slot) {
+      add(table, place.offset + *window.slot * slot_stride, state_length,
+          splitmix64(seed ^ kState));
+    }
+  }
+  return table;
+}
+
+}  // namespace tasuki::digest

@@ -1,0 +1,51 @@
+// Which rows of an arena's words a window is made of. transfer/windows/digest.py says what is
+// digested, and has the twin of this (window_rows).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace tasuki::digest {
+
+// Where one layer's bytes lie in an arena, in words.
+struct LayerPlace {
+  // Whether it keeps blocks of pages; if not, states.
+  bool has_pages;
+  // Of page 0, or of slot 0.
+  std::int64_t offset;
+};
+
+// Layers [first_layer, end_layer); pages[i] holds logical page first_page + i; slot: where a state
+// travels too.
+struct WindowPlaces {
+  std::uint64_t room;
+  std::uint64_t generation;
+  std::int64_t first_layer;
+  std::int64_t end_layer;
+  std::int64_t first_page;
+  std::span<const std::int64_t> pages;
+  std::optional<std::int64_t> slot;
+};
+
+// What a window is made of, in order: one entry a row, offsets and lengths in words, seeds as bits.
+struct RowTable {
+  std::vector<std::int64_t> offsets, lengths, seeds;
+};
+
+// An arena's geometry, in words. Lengths: of what travels of a page's block and of a state, from
+// their heads.
+struct WindowGeometry {
+  std::vector<LayerPlace> layers;
+  std::int64_t page_stride;
+  std::int64_t slot_stride;
+  std::int64_t page_length;
+  std::int64_t state_length;
+
+  // Throws std::out_of_range where a layer is none of these.
+  // REQUIRES: page and slot ids are those of an arena.
+  RowTable rows_of(const WindowPlaces& window) const;
+};
+
+}  // namespace tasuki::digest
