@@ -8,7 +8,12 @@ void GhostList::add(const Ghost& ghost, std::int64_t tokens) {
 }
 
 void GhostList::remove(const Ghost& ghost, std::int64_t tokens) {
-  if (ghosts_.erase(ghost) > 0) tokens_ -= tokens;
+  // Nearly always the oldest, which needs no search.
+  const auto at =
+      !ghosts_.empty() && *ghosts_.begin() == ghost ? ghosts_.begin() : ghosts_.find(ghost);
+  if (at == ghosts_.end()) return;
+  ghosts_.erase(at);
+  tokens_ -= tokens;
 }
 
 std::optional<Ghost> GhostList::excess() const {

@@ -19,6 +19,14 @@ EvictionItem LruPolicy::item_of(const Key& key) {
           (key.last_use & kNotOnProbation) == 0};
 }
 
+void LruPolicy::remove(const EvictionItem& item) {
+  Order& order = order_of(item);
+  const Key key = key_of(item);
+  // Nearly always the victim, which needs no search.
+  const auto at = !order.empty() && *order.begin() == key ? order.begin() : order.find(key);
+  if (at != order.end()) order.erase(at);
+}
+
 bool LruPolicy::contains(const EvictionItem& item) const {
   const Order& order = item.kind == EvictionKind::kLeafPages ? worthless_ : states_;
   return order.contains(key_of(item));

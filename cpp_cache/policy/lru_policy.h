@@ -14,7 +14,7 @@ class LruPolicy final : public EvictionPolicy {
   void add(const EvictionItem& item, const Worth& /*worth*/ = {}) override {
     order_of(item).insert(key_of(item));
   }
-  void remove(const EvictionItem& item) override { order_of(item).erase(key_of(item)); }
+  void remove(const EvictionItem& item) override;
   bool contains(const EvictionItem& item) const override;
   std::optional<EvictionItem> victim() const override;
   std::int64_t size() const override;
