@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
 #include <optional>
 #include <set>
 
@@ -36,7 +37,9 @@ class GhostList {
  private:
   std::int64_t limit_;
   std::int64_t tokens_ = 0;
-  std::set<Ghost> ghosts_;
+  // Of its own, since entries come and go all the time; what it once had stays until the end.
+  std::pmr::unsynchronized_pool_resource pool_;
+  std::pmr::set<Ghost> ghosts_{&pool_};
 };
 
 }  // namespace tasuki::cache

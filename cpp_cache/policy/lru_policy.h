@@ -1,6 +1,7 @@
 // Least recently used, worthless KV first.
 #pragma once
 
+#include <memory_resource>
 #include <set>
 
 #include "policy/eviction_policy.h"
@@ -29,7 +30,7 @@ class LruPolicy final : public EvictionPolicy {
 
     auto operator<=>(const Key&) const = default;
   };
-  using Order = std::set<Key>;
+  using Order = std::pmr::set<Key>;
 
   static Key key_of(const EvictionItem& item);
   static EvictionItem item_of(const Key& key);
@@ -38,8 +39,10 @@ class LruPolicy final : public EvictionPolicy {
     return item.kind == EvictionKind::kLeafPages ? worthless_ : states_;
   }
 
-  Order worthless_;
-  Order states_;
+  // Of its own, since entries come and go all the time; what it once had stays until the end.
+  std::pmr::unsynchronized_pool_resource pool_;
+  Order worthless_{&pool_};
+  Order states_{&pool_};
 };
 
 }  // namespace tasuki::cache
