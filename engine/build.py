@@ -31,7 +31,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.weights.safetensors_folder import check_kernels, load_weights
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -96,6 +96,7 @@ def build_parts(
         )
     device = torch_device(config)
     use_device(device)
+    check_kernels(config.model, device)
     model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
     dtype = getattr(torch, config.dtype)

@@ -41,6 +41,7 @@ def pair_parts(
                 name,
                 wire,
                 angles=parts.model_config.angles,
+                weights_format=parts.model.weights.formats,
             ),
         )
     finally:

@@ -63,10 +63,11 @@ class DataPlane:
         wire: WireSettings | None = None,
         arena: ArenaKey = ONLY_ARENA,
         angles: str = NOT_USED,
+        weights_format: str = NOT_USED,
     ) -> "DataPlane":
         """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
         nothing else. wire: exact by default. arena: which of the node's it is, by default its only
-        one. angles: of the model's positions, for the contract.
+        one. angles: of the model's positions, weights_format: of its weights, for the contract.
 
         Raises TransportError, WireError.
         """
@@ -100,6 +101,7 @@ class DataPlane:
                 nixl=transport.libraries.get("nixl", NOT_USED),
                 ucx=transport.libraries.get("ucx", NOT_USED),
                 angles=angles,
+                weights_format=weights_format,
             ),
             NodeIdentity.new(name, kind, transport, slabs, arena),
             arena,

@@ -14,6 +14,7 @@ from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .beside_twin import Turn, beside_twin
@@ -82,7 +83,8 @@ def _rope(stage: Stage, tokens: int) -> Case:
     q_width, kv_width = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
     rotary = rotary_cache(config, tokens, stage.device)
     ones = torch.ones(config.head_dim, device=stage.device)
-    weights = AttentionWeights(in_proj=ones, q_norm=ones, k_norm=ones, out_proj=ones)
+    none = Matrix.of(ones)
+    weights = AttentionWeights(in_proj=none, q_norm=ones, k_norm=ones, out_proj=none)
     positions = torch.arange(tokens, device=stage.device, dtype=torch.int32)
     pages = stage.page_ids(tokens // PAGE_TOKENS)
     places = TokenPlaces(positions, torch.zeros_like(positions), pages[None], stage.rows(tokens))

@@ -19,6 +19,7 @@ from tasuki.model.ops.moe.reference import (
 from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
 
 from .beside_twin import Turn, beside_twin
@@ -129,12 +130,15 @@ def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
     def read(*size: int) -> Tensor:
         return source.read(f"{size}", size, torch.bfloat16)
 
+    def matrix(*size: int) -> Matrix:
+        return Matrix.of(read(*size))
+
     inner, shared = shape.intermediate, shape.shared_intermediate
     return MoeWeights(
         router=read(shape.experts, hidden),
-        gate_up=read(shape.experts, 2 * inner, hidden),
-        down=read(shape.experts, hidden, inner),
-        shared=MlpWeights(read(2 * shared, hidden), read(hidden, shared)),
+        gate_up=matrix(shape.experts, 2 * inner, hidden),
+        down=matrix(shape.experts, hidden, inner),
+        shared=MlpWeights(matrix(2 * shared, hidden), matrix(hidden, shared)),
         shared_gate=read(1, hidden),
     )
 

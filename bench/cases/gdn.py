@@ -11,6 +11,7 @@ from torch import Tensor
 from tasuki.bench.measure.timing import Work
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.weights.layers import GdnWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
 
 from .case import Case
@@ -73,7 +74,7 @@ def _slots(stage: Stage, batch: int, turn: int) -> Tensor:
 def gdn_weights(stage: Stage) -> GdnWeights:
     """The projections are no part of the kernel."""
     config, source = stage.model, RandomSource(1, stage.device)
-    none = torch.empty(0, device=stage.device)
+    none = Matrix.of(torch.empty(0, device=stage.device))
     return GdnWeights(
         in_proj=none,
         conv=source.read("conv", (config.conv_channels, config.conv_width), torch.bfloat16),

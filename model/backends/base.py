@@ -15,18 +15,19 @@ from torch import Tensor
 
 from tasuki.model.batch import Batch
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 
 
 class Operators(Protocol):
     """One forward of T tokens."""
 
     def norm_project(
-        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
         """(root-mean-square norm of branch + residual, times weight [n, hidden] transposed: [T, n];
         the sum). norm [hidden] float32, 1 + w. Either input may be overwritten."""
 
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+    def project(self, x: Tensor, weight: Matrix) -> Tensor:
         """x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from tasuki.model.ops.attention.reference import AttentionPlan, paged_attention,
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
-from tasuki.model.ops.linear.reference import swiglu
+from tasuki.model.ops.linear.reference import product, swiglu
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .reduce import Reduce, one_rank
@@ -73,13 +74,13 @@ class TorchOperators:
         self._reduce = reduce
 
     def norm_project(
-        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
         total = residual if branch is None else residual + branch
-        return functional.linear(rms_norm(total, norm, self._config.norm_eps), weight), total
+        return product(rms_norm(total, norm, self._config.norm_eps), weight), total
 
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._reduce(functional.linear(x, weight))
+    def project(self, x: Tensor, weight: Matrix) -> Tensor:
+        return self._reduce(product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         config = self._config

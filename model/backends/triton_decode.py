@@ -20,6 +20,7 @@ from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 
 from .reduce import Reduce
 
@@ -66,15 +67,15 @@ class TritonDecode:
         )
 
     def norm_project(
-        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
         eps = self._config.norm_eps
         if branch is None:
-            return functional.linear(rms_norm(residual, norm, eps), weight), residual
+            return functional.linear(rms_norm(residual, norm, eps), weight.plain), residual
         normed, residual = add_rms_norm(branch, residual, norm, eps)
-        return functional.linear(normed, weight), residual
+        return functional.linear(normed, weight.plain), residual
 
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+    def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self._reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
@@ -111,14 +112,16 @@ class TritonDecode:
         if isinstance(weights, MoeWeights):
             output = moe(x, weights, self._config, self._batch.rows, self._side)
         else:
-            output = self._product(swiglu(functional.linear(x, weights.gate_up)), weights.down)
+            output = self._product(
+                swiglu(functional.linear(x, weights.gate_up.plain)), weights.down
+            )
         return self._reduce(output), residual
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """x times weight [hidden, k] transposed, of this rank alone."""
-        if self._batch.size <= MOST_ROWS and is_one_round(weight):
-            return small_batch(x, weight)
-        return functional.linear(x, weight)
+        if self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
+            return small_batch(x, weight.plain)
+        return functional.linear(x, weight.plain)
 
 
 class TritonRowDecode(TritonDecode):
@@ -126,9 +129,9 @@ class TritonRowDecode(TritonDecode):
     them."""
 
     def norm_project(
-        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        return norm_gemv(branch, residual, norm, self._config.norm_eps, weight)
+        return norm_gemv(branch, residual, norm, self._config.norm_eps, weight.plain)
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
@@ -136,9 +139,9 @@ class TritonRowDecode(TritonDecode):
         if isinstance(weights, MoeWeights):
             return super().feed_forward(branch, residual, norm, weights)
         acts, residual = norm_gemv_swiglu(
-            branch, residual, norm, self._config.norm_eps, weights.gate_up
+            branch, residual, norm, self._config.norm_eps, weights.gate_up.plain
         )
         return self._reduce(self._product(acts, weights.down)), residual
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return gemv(x, weight)
+    def _product(self, x: Tensor, weight: Matrix) -> Tensor:
+        return gemv(x, weight.plain)

@@ -20,6 +20,7 @@ from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 
 from .reduce import Reduce
 
@@ -83,16 +84,16 @@ class TritonPrefill:
         self._reduce = reduce
 
     def norm_project(
-        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Tensor
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
         eps = self._config.norm_eps
         if branch is None:
-            return functional.linear(rms_norm(residual, norm, eps), weight), residual
+            return functional.linear(rms_norm(residual, norm, eps), weight.plain), residual
         normed, residual = add_rms_norm(branch, residual, norm, eps)
-        return functional.linear(normed, weight), residual
+        return functional.linear(normed, weight.plain), residual
 
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._reduce(functional.linear(x, weight))
+    def project(self, x: Tensor, weight: Matrix) -> Tensor:
+        return self._reduce(functional.linear(x, weight.plain))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
@@ -111,6 +112,6 @@ class TritonPrefill:
         if isinstance(weights, MoeWeights):
             output = moe(x, weights, self._config, self._plan.places.rows, self._side)
         else:
-            acts = swiglu(functional.linear(x, weights.gate_up))
-            output = functional.linear(acts, weights.down)
+            acts = swiglu(functional.linear(x, weights.gate_up.plain))
+            output = functional.linear(acts, weights.down.plain)
         return self._reduce(output), residual

@@ -4,8 +4,8 @@ Owns the fused shapes, and how they are put together from published tensors of a
 Does not know files. Immutable after assembly, so free to share between threads.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 from torch import Tensor
@@ -14,26 +14,9 @@ from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
 from tasuki.utils.progress import Progress, no_progress
 
-
-class WeightsError(ValueError):
-    """Weights that do not fit the config; the message names the tensor or file and the mend."""
-
-
-Part = tuple[slice, ...]
-"""Which elements of a tensor: a slice for each dimension from the first on, the rest whole."""
-WHOLE: Part = ()
-
-
-class TensorSource(Protocol):
-    """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`."""
-
-    def has(self, name: str) -> bool: ...
-
-    def read(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
-    ) -> Tensor:
-        """`part` of a tensor of exactly that shape, converted to dtype, contiguous. Bytes outside
-        the part are not read where the source can avoid it. Raises WeightsError."""
+from .matrix import Matrix, named_kinds
+from .segment import Kind
+from .source import TensorSource
 
 
 @dataclass(frozen=True)
@@ -42,12 +25,12 @@ class GdnWeights:
     [value_heads] fp32, -exp(A_log); dt_bias [value_heads] fp32; norm [value_dim] fp32; out_proj
     [hidden, value_heads * value_dim]."""
 
-    in_proj: Tensor
+    in_proj: Matrix
     conv: Tensor
     decay_rate: Tensor
     dt_bias: Tensor
     norm: Tensor
-    out_proj: Tensor
+    out_proj: Matrix
 
 
 @dataclass(frozen=True)
@@ -55,18 +38,18 @@ class AttentionWeights:
     """in_proj [query_heads x (q, gate) | k | v rows, hidden]; q_norm, k_norm [head_dim] fp32, 1 +
     w; out_proj [hidden, query_heads * head_dim]."""
 
-    in_proj: Tensor
+    in_proj: Matrix
     q_norm: Tensor
     k_norm: Tensor
-    out_proj: Tensor
+    out_proj: Matrix
 
 
 @dataclass(frozen=True)
 class MlpWeights:
     """gate_up [2 * intermediate, hidden], gate rows first; down [hidden, intermediate]."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True)
@@ -75,8 +58,8 @@ class MoeWeights:
     intermediate]; shared_gate [1, hidden]."""
 
     router: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
     shared: MlpWeights
     shared_gate: Tensor
 
@@ -93,16 +76,22 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """embedding, head [vocab, hidden] (one tensor when tied); norm [hidden] fp32, 1 + w."""
+    """embedding, head [vocab, hidden] (one memory when tied); norm [hidden] fp32, 1 + w."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Matrix
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of activations, and of all that is not quantised."""
         return self.embedding.dtype
+
+    @property
+    def formats(self) -> str:
+        """How its matrices are stored, all kinds that occur."""
+        return named_kinds(kind for matrix in _matrices(self) for kind in matrix.kinds)
 
 
 def assemble(
@@ -117,13 +106,38 @@ def assemble(
     return _Assembler(config, source, dtype, torch.device(device)).model(progress)
 
 
-def _for_device(matrix: Tensor) -> Tensor:
-    """The same [..., out, in] matrix, laid out as its device multiplies one row fastest."""
-    if matrix.device.type != "cpu":
-        return matrix
+def tensors(holder: object) -> Iterator[Tensor]:
+    """Every tensor in nested dataclasses and tuples; a tied one as often as it is named."""
+    yield from (found for found in _leaves(holder, Tensor) if isinstance(found, Tensor))
+
+
+def _matrices(holder: object) -> Iterator[Matrix]:
+    yield from (found for found in _leaves(holder, Matrix) if isinstance(found, Matrix))
+
+
+def _leaves(holder: object, kind: type) -> Iterator[object]:
+    if isinstance(holder, kind):
+        yield holder
+    elif isinstance(holder, tuple):
+        for item in holder:
+            yield from _leaves(item, kind)
+    elif is_dataclass(holder):
+        for field in fields(holder):
+            yield from _leaves(getattr(holder, field.name), kind)
+
+
+def _for_device(tensor: Tensor) -> Tensor:
+    """The same [..., out, in] numbers, laid out as their device multiplies one row fastest."""
+    if tensor.device.type != "cpu":
+        return tensor
     # On a CPU one row times a matrix whose `out` is contiguous, which is what decode does, runs
     # 2.5 times as fast; a GPU reads rows of weights, and so do its kernels.
-    return matrix.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _laid_out(matrix: Matrix) -> Matrix:
+    """Plain matrices for their device; what is dequantised at use stays as it is stored."""
+    return Matrix.of(_for_device(matrix.plain)) if matrix.kinds == {Kind.PLAIN} else matrix
 
 
 class _Assembler:
@@ -139,12 +153,17 @@ class _Assembler:
         config = self._config
         table = (config.vocab, config.hidden)
         embedding = self._read("embed_tokens.weight", *table)
-        head = embedding if config.tied else _for_device(self._read("lm_head.weight", *table))
         layers: list[LayerWeights] = []
         for kind in config.layer_kinds:
             layers.append(self._layer(len(layers), kind))
             progress(len(layers), config.layers)
         norm = self._centred("norm.weight", config.hidden)
+        # Last, as it is published: so files are read from the first to the last.
+        head = (
+            Matrix.of(embedding)
+            if config.tied
+            else _laid_out(self._matrix("lm_head.weight", *table))
+        )
         return ModelWeights(embedding, tuple(layers), norm, head)
 
     def _layer(self, layer: int, kind: LayerKind) -> LayerWeights:
@@ -172,54 +191,77 @@ class _Assembler:
         heads, hidden = config.value_heads, config.hidden
         width = heads * config.value_dim
         rows = (("qkv", config.conv_channels), ("z", width), ("b", heads), ("a", heads))
-        in_proj = [self._read(f"{prefix}.in_proj_{name}.weight", n, hidden) for name, n in rows]
+        in_proj = [self._matrix(f"{prefix}.in_proj_{name}.weight", n, hidden) for name, n in rows]
         conv = self._read(f"{prefix}.conv1d.weight", config.conv_channels, 1, config.conv_width)
         return GdnWeights(
-            in_proj=_for_device(torch.cat(in_proj)),
+            in_proj=_laid_out(Matrix.fused(in_proj)),
             conv=_for_device(conv.squeeze(1)),
             decay_rate=-self._float(f"{prefix}.A_log", heads).exp(),
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),
-            out_proj=_for_device(self._read(f"{prefix}.out_proj.weight", hidden, width)),
+            out_proj=_laid_out(self._matrix(f"{prefix}.out_proj.weight", hidden, width)),
         )
 
     def _attention(self, prefix: str) -> AttentionWeights:
         config = self._config
         query, kv = config.query_heads * config.head_dim, config.kv_heads * config.head_dim
         rows = (("q", 2 * query), ("k", kv), ("v", kv))
-        in_proj = [self._read(f"{prefix}.{name}_proj.weight", n, config.hidden) for name, n in rows]
+        in_proj = [
+            self._matrix(f"{prefix}.{name}_proj.weight", n, config.hidden) for name, n in rows
+        ]
         return AttentionWeights(
-            in_proj=_for_device(torch.cat(in_proj)),
+            in_proj=_laid_out(Matrix.fused(in_proj)),
             q_norm=self._centred(f"{prefix}.q_norm.weight", config.head_dim),
             k_norm=self._centred(f"{prefix}.k_norm.weight", config.head_dim),
-            out_proj=_for_device(self._read(f"{prefix}.o_proj.weight", config.hidden, query)),
+            out_proj=_laid_out(self._matrix(f"{prefix}.o_proj.weight", config.hidden, query)),
         )
 
     def _mlp(self, prefix: str, intermediate: int) -> MlpWeights:
+        names = [f"{prefix}.{name}_proj.weight" for name in ("gate", "up", "down")]
+        gate_up, down = self._swiglu(names, intermediate)
+        return MlpWeights(_laid_out(gate_up), _laid_out(down))
+
+    def _swiglu(self, names: list[str], intermediate: int) -> tuple[Matrix, Matrix]:
+        """names: of gate, up and down."""
         hidden = self._config.hidden
-        gate = self._read(f"{prefix}.gate_proj.weight", intermediate, hidden)
-        up = self._read(f"{prefix}.up_proj.weight", intermediate, hidden)
-        down = self._read(f"{prefix}.down_proj.weight", hidden, intermediate)
-        return MlpWeights(_for_device(torch.cat([gate, up])), _for_device(down))
+        gate, up = (self._matrix(name, intermediate, hidden) for name in names[:2])
+        return Matrix.fused([gate, up]), self._matrix(names[2], hidden, intermediate)
+
+    def _experts(self, experts: str, shape: MoeShape) -> tuple[Matrix, Matrix]:
+        hidden = self._config.hidden
+        if self._source.has(f"{experts}.gate_up_proj"):
+            size = (shape.experts, 2 * shape.intermediate, hidden)
+            gate_up = self._matrix(f"{experts}.gate_up_proj", *size)
+            return gate_up, self._matrix(
+                f"{experts}.down_proj", shape.experts, hidden, shape.intermediate
+            )
+        # ModelOpt splits what was fused once into a list for each projection.
+        listed = self._source.has(f"{experts}.gate_proj.0.weight")
+        split = []
+        for expert in range(shape.experts):
+            names = [
+                f"{experts}.{name}_proj.{expert}.weight"
+                if listed
+                else f"{experts}.{expert}.{name}_proj.weight"
+                for name in ("gate", "up", "down")
+            ]
+            split.append(self._swiglu(names, shape.intermediate))
+        gate_ups, downs = zip(*split, strict=True)
+        return Matrix.stacked(gate_ups, experts), Matrix.stacked(downs, experts)
 
     def _moe(self, prefix: str, shape: MoeShape) -> MoeWeights:
         hidden = self._config.hidden
-        experts = f"{prefix}.experts"
-        if self._source.has(f"{experts}.gate_up_proj"):
-            size = (shape.experts, 2 * shape.intermediate, hidden)
-            gate_up = self._read(f"{experts}.gate_up_proj", *size)
-            down = self._read(f"{experts}.down_proj", shape.experts, hidden, shape.intermediate)
-        else:
-            split = [self._mlp(f"{experts}.{i}", shape.intermediate) for i in range(shape.experts)]
-            gate_up = torch.stack([expert.gate_up for expert in split])
-            down = torch.stack([expert.down for expert in split])
+        gate_up, down = self._experts(f"{prefix}.experts", shape)
         return MoeWeights(
             router=self._read(f"{prefix}.gate.weight", shape.experts, hidden),
-            gate_up=_for_device(gate_up),
-            down=_for_device(down),
+            gate_up=_laid_out(gate_up),
+            down=_laid_out(down),
             shared=self._mlp(f"{prefix}.shared_expert", shape.shared_intermediate),
             shared_gate=self._read(f"{prefix}.shared_expert_gate.weight", 1, hidden),
         )
+
+    def _matrix(self, name: str, *shape: int) -> Matrix:
+        return self._source.matrix(name, shape, self._dtype).to(self._device)
 
     def _read(self, name: str, *shape: int) -> Tensor:
         return self._source.read(name, shape, self._dtype).to(self._device)

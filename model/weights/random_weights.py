@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 
-from .layers import WHOLE, ModelWeights, Part, assemble
+from .layers import ModelWeights, assemble
+from .matrix import Matrix
+from .part import WHOLE, Part
 
 _LOGIT_SPREAD = 16.0
 
@@ -40,6 +42,11 @@ class RandomSource:
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
         return self._whole(name, shape, dtype)[part].contiguous()
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        return Matrix.of(self.read(name, shape, dtype, part))
 
     def _whole(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()

@@ -7,23 +7,35 @@ tensor at a time, from files that stay open until the `Checkpoint` is closed; on
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import logging
+import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
-from .layers import WHOLE, ModelWeights, Part, WeightsError, assemble
+from .companions import Companions
+from .layers import ModelWeights, assemble, tensors
+from .left_over import check_left_over, is_of_text_model
+from .matrix import Matrix
+from .part import WHOLE, Part, WeightsError
+from .published_matrix import MissingWeight, PublishedMatrix, is_coded
+from .segment import Kind
+from .stored_tensors import StoredTensors, reading
 
-_DTYPES = frozenset({"F32", "BF16", "F16"})
+log = logging.getLogger(__name__)
+
 _PREFIXES = ("model.language_model.", "model.")
 _INDEX = "model.safetensors.index.json"
+
+
+class UnservedKind(WeightsError):
+    """Weights are stored in a way that the device has no kernels for."""
 
 
 def load_weights(
@@ -33,9 +45,29 @@ def load_weights(
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
 ) -> ModelWeights:
-    """Weights in `dtype`; norms, decay and dt_bias stay float32. Raises WeightsError."""
+    """Weights in `dtype`, or as they are stored where they are quantised; norms, decay and dt_bias
+    stay float32. Raises WeightsError, ModelConfigError."""
     with Checkpoint(Path(directory)) as source:
-        return assemble(config, source, dtype, device, progress)
+        source.check_kernels(torch.device(device))
+        begun = time.monotonic()
+        weights = assemble(config, source, dtype, device, progress)
+        source.check_left_over()
+        log.info(
+            "weights: %d tensors, %.2f GiB as %s, in %.1f s",
+            len(source),
+            sum(tensor.nbytes for tensor in tensors(weights)) / 2**30,
+            weights.formats,
+            time.monotonic() - begun,
+        )
+        return weights
+
+
+def check_kernels(directory: Path | str, device: torch.device) -> None:
+    """Raises UnservedKind where weights are quantised and the device has no kernels for them;
+    before anything is allocated."""
+    if device.type != "cpu":
+        with Checkpoint(Path(directory)) as source:
+            source.check_kernels(device)
 
 
 def weights_digest(directory: Path | str) -> str:
@@ -45,7 +77,7 @@ def weights_digest(directory: Path | str) -> str:
     """
     total = hashlib.sha256()
     for path in weight_files(Path(directory)):
-        with _reading(path), path.open("rb") as file:
+        with reading(path), path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()
 
@@ -66,34 +98,24 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns what a damaged or absent file raises into WeightsError."""
-    try:
-        yield
-    except OSError as error:
-        raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
-    except SafetensorError as error:
-        raise WeightsError(f"{path}: is truncated or corrupt ({error}); fetch it again") from error
-
-
 class Checkpoint:
     """The `TensorSource` of a folder. Opening reads headers only, and opens every file once.
 
     A context manager: leaving it closes the files, after which nothing may be read. A tensor that
-    was read without a conversion keeps the pages of its own bytes. Raises WeightsError.
+    was read without a conversion keeps the pages of its own bytes. Raises WeightsError, and
+    ModelConfigError where config.json has a quantization_config that is not served.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files: dict[str, tuple[Path, Any]] = {}
-        with ExitStack() as opened:
-            for path in weight_files(directory):
-                with _reading(path):
-                    file = opened.enter_context(safe_open(path, framework="pt"))
-                    self._files.update(dict.fromkeys(file.keys(), (path, file)))
+        scheme = QuantizationConfig.load(directory).activation_scheme
+        self._static_inputs = scheme == "static"
+        self._tensors = StoredTensors(weight_files(directory))
+        try:
             self._prefix = self._found_prefix()
-            self._opened = opened.pop_all()
+        except BaseException:
+            self._tensors.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -103,43 +125,53 @@ class Checkpoint:
 
     def close(self) -> None:
         """Idempotent."""
-        self._opened.close()
+        self._tensors.close()
 
-    def _found_prefix(self) -> str:
-        for prefix in _PREFIXES:
-            if f"{prefix}embed_tokens.weight" in self._files:
-                return prefix
-        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
-        raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
+    def __len__(self) -> int:
+        """Tensors in its files."""
+        return len(self._tensors)
 
     def has(self, name: str) -> bool:
-        return self._published(name) in self._files
+        return Companions(self._published(name), self._tensors).values() is not None
 
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        full = self._published(name)
-        if full not in self._files:
-            raise WeightsError(
-                f"{self._directory}: tensor {full} is missing; "
-                "fetch all shards, or correct config.json if the model has no such layer"
-            )
-        path, file = self._files[full]
-        with _reading(path):
-            found = file.get_slice(full)
-            got = tuple(found.get_shape())
-            if got != shape:
-                raise WeightsError(
-                    f"{path}: tensor {full} has shape {list(got)}, "
-                    f"config.json wants {list(shape)}; take both files from the same model"
+        found = self.matrix(name, shape, dtype, part)
+        return found.plain if found.kinds == {Kind.PLAIN} else found.dequantised(dtype)
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        try:
+            published = PublishedMatrix(self._tensors, self._published(name), shape)
+        except MissingWeight as error:
+            raise WeightsError(f"{self._directory}: {error}") from error
+        return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
+
+    def check_left_over(self) -> None:
+        """Once everything was read: raises WeightsError where a scale is left, or codes are."""
+        check_left_over(self._tensors, self._prefix)
+
+    def check_kernels(self, device: torch.device) -> None:
+        """Raises UnservedKind."""
+        if device.type == "cpu":
+            return
+        for name in self._tensors:
+            if is_of_text_model(name, self._prefix) and is_coded(self._tensors.dtype(name)):
+                raise UnservedKind(
+                    f"{self._tensors.path(name)}: tensor {name} is quantised "
+                    f"({self._tensors.dtype(name)}), and there are no kernels for quantised "
+                    f"weights on {device.type} yet; serve the checkpoint with --device cpu, or convert it "
+                    "to BF16"
                 )
-            if found.get_dtype() not in _DTYPES:
-                raise WeightsError(
-                    f"{path}: tensor {full} has dtype {found.get_dtype()}; quantised weights are "
-                    "not supported, convert the checkpoint to BF16"
-                )
-            tensor: Tensor = found[part] if part else file.get_tensor(full)
-        return tensor.contiguous().to(dtype)
+
+    def _found_prefix(self) -> str:
+        for prefix in _PREFIXES:
+            if Companions(f"{prefix}embed_tokens.weight", self._tensors).values() is not None:
+                return prefix
+        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+        raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
 
     def _published(self, name: str) -> str:
         return name if name.startswith("lm_head.") else self._prefix + name

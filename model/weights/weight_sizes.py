@@ -4,15 +4,16 @@ Counted on the weights themselves, assembled without memory, so that the count f
 layout whatever it is.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig, MoeShape
 
-from .layers import WHOLE, MoeWeights, Part, assemble
+from .layers import MoeWeights, assemble, tensors
+from .matrix import Matrix
+from .part import WHOLE, Part
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class WeightSizes:
             if isinstance(layer.mlp, MoeWeights)
         )
         total = sum(tensor.nbytes for tensor in tensors(weights))
-        looked_up = 0 if weights.head is weights.embedding else weights.embedding.nbytes
-        if weights.head is weights.embedding:
+        looked_up = 0 if config.tied else weights.embedding.nbytes
+        if config.tied:
             total -= weights.head.nbytes
         shape = config.feed_forward
         experts, chosen = (shape.experts, shape.chosen) if isinstance(shape, MoeShape) else (0, 0)
@@ -62,14 +63,7 @@ class _ShapesOnly:
     ) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")[part]
 
-
-def tensors(holder: object) -> Iterator[Tensor]:
-    """Every tensor in nested dataclasses and tuples; a tied one as often as it is named."""
-    if isinstance(holder, Tensor):
-        yield holder
-    elif isinstance(holder, tuple):
-        for item in holder:
-            yield from tensors(item)
-    elif is_dataclass(holder):
-        for item in fields(holder):
-            yield from tensors(getattr(holder, item.name))
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        return Matrix.of(self.read(name, shape, dtype, part))

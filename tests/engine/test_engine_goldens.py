@@ -1,14 +1,29 @@
 """The engine's goldens on the CPU, and one of a prompt that the GPU need not repeat."""
 
 import numpy as np
+import pytest
 
 from tasuki.engine.messages import HitBreakdown
 from tests.harness.engine_goldens import EngineGoldens, cold_engine
-from tests.harness.goldens import cases_of
+from tests.harness.engines import submit
+from tests.harness.goldens import QUANTISED, cases_of
 
 
 class TestGoldensOnTheCpu(EngineGoldens):
     device = "cpu"
+
+
+@pytest.mark.parametrize("model", QUANTISED)
+def test_quantised_checkpoints_answer_as_their_dequantised_weights(model: str) -> None:
+    engine = cold_engine(model, "cpu", prefill_chunk_tokens=64)
+    cases = cases_of(model)
+    for name, case in cases.items():
+        engine.post(submit(name, case.prompt, len(case.greedy)))
+    engine.run()
+    for name, case in cases.items():
+        assert engine.tokens(name) == case.greedy, name
+        assert engine.ask(f"{name} again", case.prompt, len(case.greedy)) == case.greedy
+    engine.assert_at_rest()
 
 
 def test_resumed_inside_a_long_prompt_that_another_left() -> None:

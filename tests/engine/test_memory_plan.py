@@ -12,9 +12,9 @@ from tasuki.engine.role import Role
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
-from tasuki.model.weights.layers import ModelWeights
+from tasuki.model.weights.layers import ModelWeights, tensors
 from tasuki.model.weights.random_weights import random_weights
-from tasuki.model.weights.weight_sizes import WeightSizes, tensors
+from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.server.daemon.dry_run import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.model_shapes import MOE

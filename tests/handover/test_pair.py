@@ -16,7 +16,7 @@ from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tests.harness.daemons import Node, flags, fleet, meet
-from tests.harness.goldens import MODELS, reference_dir
+from tests.harness.goldens import MODELS, QUANTISED, reference_dir
 from tests.harness.random_checkpoint import write_random_model
 
 
@@ -33,7 +33,7 @@ def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node
         decode.assert_at_rest()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS + QUANTISED)
 def test_every_golden_through_two_daemons(model: str) -> None:
     folder = reference_dir(model)
     cases = json.loads((folder / "golden.json").read_text())["cases"]

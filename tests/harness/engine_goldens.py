@@ -12,6 +12,8 @@ from tasuki.engine.config import EngineConfig
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, cases_of, model_cases, reference_dir
 
+TWO_TURNS = [model for model, case in model_cases() if case == "turn2" and model in MODELS]
+
 
 @cache
 def _parts(config: EngineConfig) -> EngineParts:
@@ -59,7 +61,7 @@ class EngineGoldens:
             # "first" ended at its prompt's end, one token past the page: that is a repeat resumes.
             assert engine.hit("resumed").usable_tokens == at + 1
 
-    @pytest.mark.parametrize("model", [model for model, case in model_cases() if case == "turn2"])
+    @pytest.mark.parametrize("model", TWO_TURNS)
     def test_second_turn_after_a_cached_first(self, model: str) -> None:
         cases = cases_of(model)
         engine = cold_engine(model, self.device)

@@ -1,7 +1,7 @@
 """Checkpoints with golden outputs, and how to run a model against them.
 
 Those of this folder are made by `make goldens` and always there; larger ones may lie beside the
-repository, and then every test that is of all MODELS has them too.
+repository, and then every test that is of all MODELS, or of QUANTISED, has them too.
 """
 
 import json
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.model.ops.linear.reference import product
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
@@ -28,17 +29,21 @@ OWN_MODELS = ("small-dense", "small-moe")
 MODELS = OWN_MODELS + tuple(
     name for name in ("tiny-dense", "tiny-dense-d128", "tiny-moe") if (BESIDE / name).is_dir()
 )
+QUANTISED = tuple(
+    name for name in ("tp4-dense-fp8", "moe-fp8", "moe-nvfp4-ct") if (BESIDE / name).is_dir()
+)
+"""Goldens of dequantised weights in float32, which the CPU path repeats."""
 
 
 def reference_dir(model: str) -> Path:
-    """The folder of one of MODELS."""
+    """The folder of one of MODELS or QUANTISED."""
     return (OWN if model in OWN_MODELS else BESIDE) / model
 
 
 def model_cases(array: str = "") -> list[tuple[str, str]]:
     """(model, case) of every golden with an array of a name that begins so, for parametrize."""
     cases = []
-    for model in MODELS:
+    for model in MODELS + QUANTISED:
         folder = reference_dir(model)
         document = json.loads((folder / "golden.json").read_text())
         with np.load(folder / "golden.npz") as arrays:
@@ -107,7 +112,7 @@ def final_hidden(
 
 def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
     """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
-    return torch.nn.functional.linear(hidden, model.weights.head).float()
+    return product(hidden, model.weights.head).float()
 
 
 class Workspace:

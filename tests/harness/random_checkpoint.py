@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasuki.cli.demo import script as demo_script
 from tasuki.model.config import ModelConfig
-from tasuki.model.weights.layers import WHOLE, Part, assemble
+from tasuki.model.weights.layers import assemble
+from tasuki.model.weights.part import WHOLE, Part
 from tasuki.model.weights.random_weights import RandomSource
 
 _SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -12,6 +12,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.weights.layers import AttentionWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 
 from .tensors import DTYPE_NAMES, small_config
@@ -140,9 +141,9 @@ def attention_case(
         return torch.randn(shape, device=device)
 
     weights = AttentionWeights(
-        in_proj=normal(1, 1),
+        in_proj=Matrix.of(normal(1, 1)),
         q_norm=1 + 0.3 * normal(config.head_dim),
         k_norm=1 + 0.3 * normal(config.head_dim),
-        out_proj=normal(1, 1),
+        out_proj=Matrix.of(normal(1, 1)),
     )
     return AttentionCase(config, weights, kv, tuple(lengths), tuple(contexts), tuple(pages))

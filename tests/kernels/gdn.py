@@ -10,6 +10,7 @@ from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import GdnWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
 
 from .tensors import DTYPE_NAMES, close, small_config
@@ -75,12 +76,12 @@ def gdn_case(
         return torch.randn(shape, device=device)
 
     weights = GdnWeights(
-        in_proj=normal(rows, 1),
+        in_proj=Matrix.of(normal(rows, 1)),
         conv=normal(config.conv_channels, config.conv_width).to(activations),
         decay_rate=-torch.empty(config.value_heads, device=device).uniform_(1, 16),
         dt_bias=torch.empty(config.value_heads, device=device).uniform_(-7, -2),
         norm=1 + 0.1 * normal(config.value_dim),
-        out_proj=normal(1, values),
+        out_proj=Matrix.of(normal(1, values)),
     )
     arena.conv[0].fill_(torch.nan)
     arena.ssm[0].fill_(torch.nan)

@@ -25,6 +25,7 @@ from tasuki.model.ops.moe.reference import (
 from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 from tests.harness.model_shapes import MOE
 
 from .tensors import count
@@ -119,26 +120,35 @@ def random_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
     shape, hidden = config.feed_forward, config.hidden
     assert isinstance(shape, MoeShape)
 
-    def matrix(*size: int) -> Tensor:
+    def numbers(*size: int) -> Tensor:
         return (torch.randn(*size) / size[-1] ** 0.5).to(dtype).to(device)
 
+    def matrix(*size: int) -> Matrix:
+        return Matrix.of(numbers(*size))
+
     return MoeWeights(
-        router=matrix(shape.experts, hidden),
+        router=numbers(shape.experts, hidden),
         gate_up=matrix(shape.experts, 2 * shape.intermediate, hidden),
         down=matrix(shape.experts, hidden, shape.intermediate),
         shared=MlpWeights(
             matrix(2 * shape.shared_intermediate, hidden), matrix(hidden, shape.shared_intermediate)
         ),
-        shared_gate=matrix(1, hidden),
+        shared_gate=numbers(1, hidden),
     )
 
 
 def in_float(weights: MoeWeights) -> MoeWeights:
     """The same values on the CPU in float32."""
-    shared = MlpWeights(weights.shared.gate_up.float().cpu(), weights.shared.down.float().cpu())
-    names = ("router", "gate_up", "down", "shared_gate")
+
+    def exact(matrix: Matrix) -> Matrix:
+        return Matrix.of(matrix.plain.float().cpu())
+
     return MoeWeights(
-        shared=shared, **{name: getattr(weights, name).float().cpu() for name in names}
+        router=weights.router.float().cpu(),
+        gate_up=exact(weights.gate_up),
+        down=exact(weights.down),
+        shared=MlpWeights(exact(weights.shared.gate_up), exact(weights.shared.down)),
+        shared_gate=weights.shared_gate.float().cpu(),
     )
 
 

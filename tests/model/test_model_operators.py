@@ -12,6 +12,7 @@ from tasuki.model.ops.gdn.reference_conv import causal_conv, plan_conv
 from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
+from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
 
@@ -111,7 +112,7 @@ def test_mixture_equals_a_loop_over_tokens() -> None:
     router, x = noise(1, experts, hidden), noise(2, 20, hidden)
     gate_up, down = noise(3, experts, 2 * inner, hidden), noise(4, experts, hidden, inner)
     weights, ids = route(x, router, chosen)
-    got = mixture(x, gate_up, down, weights, ids)
+    got = mixture(x, Matrix.of(gate_up), Matrix.of(down), weights, ids)
     for token in range(20):
         probabilities = (router @ x[token]).softmax(0)
         best = probabilities.sort(descending=True).indices[:chosen]
@@ -129,7 +130,8 @@ def test_shared_expert_is_gated_by_a_sigmoid() -> None:
     gate_up, down = noise(3, 10, 12), noise(4, 12, 5)
     left, right = (x @ gate_up.t()).chunk(2, dim=-1)
     want = (x @ gate.t()).sigmoid() * ((functional.silu(left) * right) @ down.t())
-    torch.testing.assert_close(gated_shared(x, gate_up, down, gate), want)
+    got = gated_shared(x, Matrix.of(gate_up), Matrix.of(down), gate)
+    torch.testing.assert_close(got, want)
 
 
 def test_norms() -> None:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights import safetensors_folder
-from tasuki.model.weights.layers import WHOLE, ModelWeights, Part, WeightsError, assemble
+from tasuki.model.weights import stored_tensors
+from tasuki.model.weights.layers import ModelWeights, assemble
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.random_weights import RandomSource, random_weights
 from tasuki.model.weights.safetensors_folder import (
     Checkpoint,
@@ -47,6 +49,11 @@ class Recorder:
         full = name if name == "lm_head.weight" else self._prefix + name
         self.tensors[full] = tensor.clone()
         return tensor
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        return Matrix.of(self.read(name, shape, dtype, part))
 
 
 def published(config: ModelConfig, prefix: str = "model.", fused: bool = True) -> dict[str, Tensor]:
@@ -121,14 +128,14 @@ def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert "lm_head.weight" not in tensors
     save_file(tensors, tmp_path / FILE)
     weights = load(tmp_path, config)
-    assert weights.head is weights.embedding
+    assert weights.head.plain is weights.embedding
 
 
 def test_decay_and_norms_stay_float32(tmp_path: Path) -> None:
     save_file(published(DENSE), tmp_path / FILE)
     weights = load_weights(tmp_path, DENSE, torch.bfloat16)
     mixer = weights.layers[0].mixer
-    assert weights.dtype is mixer.in_proj.dtype is torch.bfloat16
+    assert weights.dtype is mixer.in_proj.plain.dtype is torch.bfloat16
     exact = load(tmp_path, DENSE).layers[0]
     assert torch.equal(vars(mixer)["decay_rate"], vars(exact.mixer)["decay_rate"])
     assert torch.equal(weights.layers[0].mixer_norm, exact.mixer_norm)
@@ -216,7 +223,7 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
             closed.append(self._path)
             self._file.__exit__(*error)
 
-    monkeypatch.setattr(safetensors_folder, "safe_open", Counted)
+    monkeypatch.setattr(stored_tensors, "safe_open", Counted)
     load(tmp_path, DENSE)
     assert sorted(opened) == sorted(closed) == weight_files(tmp_path)
     with pytest.raises(WeightsError, match="wants"):

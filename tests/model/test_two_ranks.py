@@ -13,9 +13,12 @@ from tasuki.model.backends.reduce import Reduce
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights.layers import WHOLE, Part, TensorSource, assemble
+from tasuki.model.weights.layers import assemble
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.part import WHOLE, Part
 from tasuki.model.weights.safetensors_folder import Checkpoint
-from tests.harness.goldens import Request, Workspace, load_model, reference_dir
+from tasuki.model.weights.source import TensorSource
+from tests.harness.goldens import QUANTISED, Request, Workspace, load_model, reference_dir
 
 RANKS = 2
 STEPS = 6
@@ -54,18 +57,28 @@ class RankSource:
     ) -> Tensor:
         """shape: of the share. Segments of a fused tensor are cut each by itself."""
         assert part == WHOLE
+        whole, dim, parts = self._parts(name, shape)
+        return torch.cat([self.source.read(name, whole, dtype, own) for own in parts], dim)
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        assert part == WHOLE
+        whole, _, parts = self._parts(name, shape)
+        return Matrix.fused([self.source.matrix(name, whole, dtype, own) for own in parts])
+
+    def _parts(self, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, list[Part]]:
+        """(Shape of the whole, dimension that ranks share, parts of it that are this rank's.)"""
         cut = self._cut(name, shape)
         if cut is None:
-            return self.source.read(name, shape, dtype)
+            return shape, 0, [WHOLE]
         dim, segments = cut
-        whole = (*shape[:dim], sum(segments), *shape[dim + 1 :])
-        pieces, start = [], 0
+        parts, start = [], 0
         for size in segments:
             first = start + self.rank * (size // RANKS)
-            own = (*(slice(None),) * dim, slice(first, first + size // RANKS))
-            pieces.append(self.source.read(name, whole, dtype, own))
+            parts.append((*(slice(None),) * dim, slice(first, first + size // RANKS)))
             start += size
-        return torch.cat(pieces, dim)
+        return (*shape[:dim], sum(segments), *shape[dim + 1 :]), dim, parts
 
     def _cut(self, name: str, shape: tuple[int, ...]) -> tuple[int, list[int]] | None:
         """(dimension that ranks share, sizes of the segments along it); None: all have all."""
@@ -117,7 +130,9 @@ def answers(model: Qwen35Model) -> tuple[Request, list[Tensor]]:
     return request, logits
 
 
-@pytest.mark.parametrize("name", ["tiny-dense", "tiny-moe"])
+@pytest.mark.parametrize(
+    "name", ["tiny-dense", "tiny-moe", *(name for name in QUANTISED if name == "tp4-dense-fp8")]
+)
 def test_two_ranks_that_add_up_in_the_hook_answer_as_one(name: str) -> None:
     whole = load_model(name)
     one, expected = answers(whole)

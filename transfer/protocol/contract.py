@@ -35,7 +35,8 @@ class Contract:
     """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
     model. wire_kv, wire_state: names of the wire's precisions. nixl, ucx: versions, where the
     transport uses them; UCX of another version may read an address differently, and abort. angles:
-    of positions, which a config may stretch while the weights stay."""
+    of positions, which a config may stretch while the weights stay. weights_format: how the weights
+    are stored, all kinds that occur: the digest differs with it, and this names why."""
 
     weights_digest: str
     layout: CacheLayout
@@ -47,6 +48,7 @@ class Contract:
     nixl: str = NOT_USED
     ucx: str = NOT_USED
     angles: str = NOT_USED
+    weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
         """Every field by name, the layout's among them."""

@@ -1,11 +1,24 @@
-"""SwiGLU feed-forward."""
+"""Products with matrices as they are stored, and the SwiGLU feed-forward."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.weights.matrix import Matrix
 
-def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+
+def product(x: Tensor, matrix: Matrix) -> Tensor:
+    """x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype.
+
+    Quantised rows are dequantised in float32, a few at a time: beside the result that is all the
+    memory that it takes.
+    """
+    parts = [functional.linear(x, piece) for piece in matrix.pieces(x.dtype)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def swiglu(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
     """x [T, hidden]; gate_up [2 * intermediate, hidden], gate rows first; down [hidden,
     intermediate]."""
-    gate, up = functional.linear(x, gate_up).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate).mul_(up), down)
+    gate, up = product(x, gate_up).chunk(2, dim=-1)
+    return product(functional.silu(gate).mul_(up), down)

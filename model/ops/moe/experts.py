@@ -56,15 +56,17 @@ def moe(
 
 
 def _mlp(x: Tensor, weights: MlpWeights) -> Tensor:
-    return functional.linear(swiglu(functional.linear(x, weights.gate_up)), weights.down)
+    return functional.linear(
+        swiglu(functional.linear(x, weights.gate_up.plain)), weights.down.plain
+    )
 
 
 def _routed(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
     choice = choose(functional.linear(x, weights.router), chosen, rows)
     permutation = permute_index(choice.experts, weights.router.shape[0], rows)
     pairs = permute(x, permutation.positions, rows)
-    acts = swiglu(_grouped(pairs, weights.gate_up, permutation.ends))
-    pairs = _grouped(acts, weights.down, permutation.ends)
+    acts = swiglu(_grouped(pairs, weights.gate_up.plain, permutation.ends))
+    pairs = _grouped(acts, weights.down.plain, permutation.ends)
     return unpermute(pairs, permutation.positions, choice.weights, rows)
 
 

@@ -33,7 +33,8 @@ _WARPS = 2
 def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
     """Routed and shared experts of x, [T, hidden]."""
     tokens, hidden = x.shape
-    experts, _, inner = weights.down.shape
+    down = weights.down.plain
+    experts, _, inner = down.shape
     shared_inner = weights.shared.down.shape[1]
     logits = x.new_empty(tokens, experts)
     gate = x.new_empty(tokens, dtype=torch.float32)
@@ -44,7 +45,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         x,
         weights.router,
         weights.shared_gate,
-        weights.shared.gate_up,
+        weights.shared.gate_up.plain,
         rows,
         logits,
         gate,
@@ -62,7 +63,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
     acts = x.new_empty(tokens * chosen, inner)
     _gate_up[(tokens * chosen, triton.cdiv(inner, _ROWS))](
         x,
-        weights.gate_up,
+        weights.gate_up.plain,
         choice.experts,
         rows,
         acts,
@@ -78,11 +79,11 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
     out = x.new_empty(tokens, hidden)
     _down[(tokens, triton.cdiv(hidden, _ROWS))](
         acts,
-        weights.down,
+        down,
         choice.experts,
         choice.weights,
         shared,
-        weights.shared.down,
+        weights.shared.down.plain,
         gate,
         rows,
         out,

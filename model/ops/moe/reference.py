@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.ops.linear.reference import swiglu
+from tasuki.model.weights.matrix import Matrix
 
 
 def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
@@ -20,7 +21,7 @@ def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
     return weights / weights.sum(dim=-1, keepdim=True), experts
 
 
-def mixture(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+def mixture(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor) -> Tensor:
     """Weighted sum of the chosen experts, [T, hidden].
 
     x [T, hidden]; gate_up [experts, 2 * intermediate, hidden]; down [experts, hidden,
@@ -43,7 +44,7 @@ def mixture(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, experts: 
     return (pairs * weights.to(x.dtype)[..., None]).sum(dim=1)
 
 
-def gated_shared(x: Tensor, gate_up: Tensor, down: Tensor, gate: Tensor) -> Tensor:
+def gated_shared(x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor) -> Tensor:
     """sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
     return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)
 

@@ -1,0 +1,61 @@
+"""NVFP4 weights: e2m1 values, two a byte, an e4m3 scale for each 16 of a row, and one for a tensor.
+
+    ModelOpt            w = (value * group) * weight_scale_2
+    compressed-tensors  w = (value * group) / weight_global_scale
+
+value * group is exact in float32, so that one rounding is all. The two stay apart, since neither
+number's reciprocal is exact.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .e4m3 import e4m3_values
+from .segment import Kind, Segment
+
+GROUP = 16
+"""Columns that share a scale."""
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class NvFp4(Segment):
+    """packed [..., out, in / 2] uint8, even columns in the low half; groups [..., out, in / 16]
+    float8_e4m3fn without NaN; multiplier, divisor [..., n] float32, finite, divisor not 0: of n
+    equal ranges of rows. One of the two is 1, by who published the matrix."""
+
+    packed: Tensor
+    groups: Tensor
+    multiplier: Tensor
+    divisor: Tensor
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.NVFP4
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *front, columns = self.packed.shape
+        return (*front, 2 * columns)
+
+    def rows(self, begin: int, end: int) -> Tensor:
+        count, width = self.shape
+        codes = self.packed[begin:end].reshape(-1).to(torch.int32)
+        pairs = _pairs(self.packed.device).index_select(0, codes)
+        values = pairs.view(torch.float32).view(end - begin, width // GROUP, GROUP)
+        values.mul_(e4m3_values(self.groups[begin:end]).unsqueeze(-1))
+        owner = torch.arange(begin, end) // (count // self.multiplier.shape[-1])
+        owner = owner.to(self.packed.device)
+        values.mul_(self.multiplier[owner].view(-1, 1, 1))
+        values.div_(self.divisor[owner].view(-1, 1, 1))
+        return values.view(end - begin, width)
+
+
+def _pairs(device: torch.device) -> Tensor:
+    """[256] float64, each the bits of two float32: the values of a byte, as they lie in a row."""
+    halves = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
+    byte = torch.arange(256)
+    both = torch.stack([halves[byte & 15], halves[byte >> 4]], dim=-1)
+    return both.view(torch.float64).view(256).to(device)

@@ -1,0 +1,16 @@
+"""Parts of a tensor, and the error of whatever cannot be read."""
+
+
+class WeightsError(ValueError):
+    """Weights that do not fit the config; the message names the tensor or file and the mend."""
+
+
+Part = tuple[slice, ...]
+"""Which elements of a tensor: a slice for each dimension from the first on, the rest whole."""
+WHOLE: Part = ()
+
+
+def bounds(part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(begin, end) of the part in every dimension."""
+    whole = (*part, *(slice(None),) * (len(shape) - len(part)))
+    return [piece.indices(size)[:2] for piece, size in zip(whole, shape, strict=True)]

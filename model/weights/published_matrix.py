@@ -1,0 +1,254 @@
+"""A published matrix as a segment, decided by the tensors that exist and by nothing else.
+
+    values     beside them                                   kind
+    F32 BF16 F16                                             plain
+    F8_E4M3    weight_scale_inv or weight_scale              fp8_block, fp8_channel, fp8_tensor, by
+                                                             the scale's shape
+    U8         weight_scale F8_E4M3, and weight_scale_2      nvfp4 (ModelOpt)
+               (multiply) or weight_global_scale (divide)    nvfp4 (compressed-tensors)
+
+No list of names and no method's name decides: lists are wrong for some checkpoint, and then weights
+are dropped or codes are read as numbers. Whatever is left over is an error that names both.
+"""
+
+import torch
+from torch import Tensor
+
+from .companions import Companions
+from .fp8 import BLOCK, Fp8
+from .nvfp4 import GROUP, NvFp4
+from .part import WHOLE, Part, WeightsError, bounds
+from .segment import Kind, Plain, Segment
+from .stored_tensors import StoredTensors
+
+_PLAIN = frozenset({"F32", "BF16", "F16"})
+_NAN = 0x7F
+"""The one NaN of e4m3, but for its sign."""
+_PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"
+
+
+class MissingWeight(WeightsError):
+    """No tensor of that name is there, in any form."""
+
+
+def is_coded(dtype: str) -> bool:
+    """Whether a tensor of the dtype holds codes, and not numbers."""
+    return dtype not in _PLAIN
+
+
+class PublishedMatrix:
+    """One weight of a checkpoint. shape: as the config wants it."""
+
+    def __init__(self, tensors: StoredTensors, name: str, shape: tuple[int, ...]) -> None:
+        """name: as published, with its prefix. Raises WeightsError where it is not there."""
+        self._tensors = tensors
+        self._name = name
+        self._shape = shape
+        self._beside = Companions(name, tensors)
+        values = self._beside.values()
+        if values is None:
+            raise MissingWeight(
+                f"tensor {name} is missing; "
+                "fetch all shards, or correct config.json if the model has no such layer"
+            )
+        self._values = values
+        self._dtype = tensors.dtype(values)
+
+    def segment(self, dtype: torch.dtype, part: Part, *, static_inputs: bool) -> Segment:
+        """dtype: of plain values. static_inputs: the config says that activations are quantised by
+        scales of the file. Raises WeightsError."""
+        if self._dtype in _PLAIN:
+            return self._plain(dtype, part)
+        if self._dtype == "F8_E4M3":
+            segment: Segment = self._fp8(part)
+        elif self._dtype == "U8":
+            segment = self._nvfp4(part)
+        else:
+            raise self._error(
+                f"has dtype {self._dtype}",
+                "F32, BF16, F16, F8_E4M3 and U8 (NVFP4) are served; convert the checkpoint to BF16",
+            )
+        self._take_input_scales(wanted=static_inputs and segment.kind is not Kind.NVFP4)
+        return segment
+
+    def _plain(self, dtype: torch.dtype, part: Part) -> Plain:
+        self._check_shape(self._shape)
+        for scale in self._beside.scales():
+            raise self._error(
+                f"has dtype {self._dtype}, and {scale} beside it is a scale that nobody reads",
+                "remove the scale if the weight is whole, else quantise the weight",
+            )
+        return Plain(self._tensors.read(self._values, part).to(dtype))
+
+    def _fp8(self, part: Part) -> Fp8:
+        self._check_shape(self._shape)
+        scale = self._beside.scale("_scale_inv") or self._beside.scale("_scale")
+        if scale is None:
+            raise self._without(self._beside.expected("_scale_inv"), "_scale")
+        self._check_scale_dtype(scale, _PLAIN)
+        scales, block, kind = self._grid_of(scale)
+        grid = scales.shape[len(self._shape) - 2 :]
+        values, taken = self._cut(part, scale, block, (grid[0], grid[1]))
+        return Fp8(
+            self._without_nan(self._tensors.read(self._values, values), self._values),
+            scales[taken].contiguous() if taken else scales,
+            *block,
+            kind,
+        )
+
+    def _grid_of(self, name: str) -> tuple[Tensor, tuple[int, int], Kind]:
+        """Scales [..., rows, columns], what each is for, and the kind, by the tensor's shape."""
+        *front, out, width = self._shape
+        scales = self._finite(name)
+        blocks = (-(-out // BLOCK), -(-width // BLOCK))
+        shape = scales.shape
+        if shape == (*front, *blocks):
+            return scales, (BLOCK, BLOCK), Kind.FP8_BLOCK
+        if shape in ((*front, out, 1), (*front, out)):
+            return scales.view(*front, out, 1), (1, width), Kind.FP8_CHANNEL
+        count = 1
+        for size in front:
+            count *= size
+        if scales.numel() == count:
+            return scales.reshape(*front, 1, 1), (out, width), Kind.FP8_TENSOR
+        if scales.numel() == 1:
+            return scales.expand(*front, 1, 1).contiguous(), (out, width), Kind.FP8_TENSOR
+        if front and scales.numel() == 2 * count and out % 2 == 0:
+            # Fused experts: one for the gate's rows, one for those of up.
+            return scales.reshape(*front, 2, 1), (out // 2, width), Kind.FP8_TENSOR
+        raise self._error(
+            f"has shape {list(self._shape)}, and its scale {name} has {list(shape)}",
+            f"blocks of {BLOCK} x {BLOCK} would have {[*front, *blocks]}, rows {[*front, out, 1]}, "
+            f"one tensor {[*front]}; {_PUBLISHED_AGAIN}",
+        )
+
+    def _nvfp4(self, part: Part) -> NvFp4:
+        *front, out, width = self._shape
+        if width % GROUP:
+            raise self._error(
+                f"is NVFP4 with {width} columns, no multiple of {GROUP}", _PUBLISHED_AGAIN
+            )
+        self._check_shape((*front, out, width // 2))
+        groups = self._beside.scale("_scale")
+        if groups is None:
+            raise self._without(self._beside.expected("_scale"))
+        self._check_scale_dtype(groups, frozenset({"F8_E4M3"}))
+        wanted = (*front, out, width // GROUP)
+        if self._tensors.shape(groups) != wanted:
+            raise self._error(
+                f"has shape {list(self._shape)}, and its scale {groups} has "
+                f"{list(self._tensors.shape(groups))}, not {list(wanted)}",
+                _PUBLISHED_AGAIN,
+            )
+        multiplier, divisor = self._tensor_scales(front)
+        values, taken = self._cut(part, groups, (1, GROUP), (out, width // GROUP))
+        ranges = multiplier.shape[-1]
+        if part:
+            values = (*values[:-1], slice(values[-1].start // 2, -(-values[-1].stop // 2)))
+            rows = values[-2]
+            if ranges > 1 and (rows.start, rows.stop) != (0, out):
+                raise self._error(f"has {ranges} tensor scales", "it cannot be cut by rows")
+            lead = values[: len(front)]
+            multiplier, divisor = multiplier[lead].contiguous(), divisor[lead].contiguous()
+        packed = self._tensors.read(self._values, values)
+        scales = self._without_nan(self._tensors.read(groups, taken), groups)
+        return NvFp4(packed, scales, multiplier, divisor)
+
+    def _tensor_scales(self, front: list[int]) -> tuple[Tensor, Tensor]:
+        """(What to multiply by, what to divide by), [*front, ranges of rows]: one of them is 1."""
+        factor, divisor = self._beside.scale("_scale_2"), self._beside.scale("_global_scale")
+        name = factor or divisor
+        if name is None:
+            raise self._without(self._beside.expected("_scale_2"), "_global_scale")
+        self._check_scale_dtype(name, _PLAIN)
+        found = self._finite(name)
+        count = 1
+        for size in front:
+            count *= size
+        if found.numel() == 1:
+            found = found.reshape(1).expand(*front, 1).contiguous()
+        elif front and found.numel() in (count, 2 * count):
+            found = found.reshape(*front, -1)
+        else:
+            raise self._error(
+                f"has shape {list(self._shape)}, and its tensor scale {name} has "
+                f"{list(found.shape)}",
+                _PUBLISHED_AGAIN,
+            )
+        if name == divisor and (found == 0).any():
+            raise self._error(f"is divided by {name}, which is 0", _PUBLISHED_AGAIN)
+        ones = torch.ones_like(found)
+        return (found, ones) if name == factor else (ones, found)
+
+    def _cut(
+        self, part: Part, scale: str, block: tuple[int, int], grid: tuple[int, int]
+    ) -> tuple[Part, Part]:
+        """The parts of values and of scales. Raises WeightsError where a block would be cut."""
+        if not part:
+            return WHOLE, WHOLE
+        limits = bounds(part, self._shape)
+        front = tuple(slice(*limit) for limit in limits[:-2])
+        scales = []
+        for (begin, end), size, unit, count in zip(
+            limits[-2:], self._shape[-2:], block, grid, strict=True
+        ):
+            if count == 1:
+                scales.append(slice(0, 1))
+            elif begin % unit or (end % unit and end != size):
+                raise self._error(
+                    f"cannot be cut at [{begin}, {end}): each of {scale} is for {unit}",
+                    "share the model among fewer ranks",
+                )
+            else:
+                scales.append(slice(begin // unit, -(-end // unit)))
+        return tuple(slice(*limit) for limit in limits), (*front, *scales)
+
+    def _take_input_scales(self, *, wanted: bool) -> None:
+        found = list(self._beside.activation_scales())
+        if wanted and not found:
+            raise self._error(
+                "is to have its inputs quantised by a scale of the file (activation_scheme "
+                f"static), and {self._name.removesuffix('.weight')}.input_scale is missing",
+                _PUBLISHED_AGAIN,
+            )
+        for name in found:
+            self._tensors.took(name)
+
+    def _finite(self, name: str) -> Tensor:
+        scales = self._tensors.read(name).to(torch.float32)
+        if not scales.isfinite().all():
+            raise self._error(f"has a scale {name} that is not finite", _PUBLISHED_AGAIN)
+        return scales
+
+    def _without_nan(self, values: Tensor, name: str) -> Tensor:
+        codes = values.view(torch.uint8)
+        if codes.numel() and int((codes & _NAN).max()) == _NAN:
+            raise self._error(f"is damaged: {name} holds NaN", _PUBLISHED_AGAIN)
+        return values
+
+    def _check_shape(self, wanted: tuple[int, ...]) -> None:
+        got = self._tensors.shape(self._values)
+        if got != wanted:
+            raise self._error(
+                f"has shape {list(got)}, config.json wants {list(wanted)}",
+                "take both files from the same model",
+            )
+
+    def _check_scale_dtype(self, name: str, allowed: frozenset[str]) -> None:
+        got = self._tensors.dtype(name)
+        if got not in allowed:
+            raise self._error(
+                f"has a scale {name} of dtype {got}; {', '.join(sorted(allowed))} is read there",
+                "convert the checkpoint to BF16",
+            )
+
+    def _without(self, scale: str, other: str = "") -> WeightsError:
+        also = f" (or ...{other})" if other else ""
+        return self._error(
+            f"has dtype {self._dtype} and its scale {scale}{also} is missing",
+            "its values mean nothing without it: " + _PUBLISHED_AGAIN,
+        )
+
+    def _error(self, what: str, mend: str) -> WeightsError:
+        path = self._tensors.path(self._values)
+        return WeightsError(f"{path}: tensor {self._values} {what}; {mend}")

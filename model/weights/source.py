@@ -1,0 +1,30 @@
+"""Where an assembly reads a model's weights from: published tensors by name."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .matrix import Matrix
+from .part import WHOLE, Part
+
+
+class TensorSource(Protocol):
+    """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`. A
+    `part` of one holds what the whole has there; bytes outside of it are not read where the source
+    can avoid it."""
+
+    def has(self, name: str) -> bool:
+        """Whether it is there, as plain numbers or quantised."""
+
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        """Of exactly that shape, converted to dtype, contiguous; dequantised where it is
+        quantised. Raises WeightsError."""
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        """[..., out, in] of exactly that shape, as it is stored where it is quantised, else in
+        dtype. Raises WeightsError, also where `part` cuts a block of quantised values."""
