@@ -9,6 +9,7 @@ COMMANDS = {
     "prefill": ("prefill_node.main", "a prefill daemon"),
     "decode": ("decode_node.main", "a decode daemon, the front door of a pair"),
     "role": ("cli.role", "make a prefill node decode, or the reverse"),
+    "quantise": ("cli.quantise", "a BF16 checkpoint into a published FP8 or NVFP4 format"),
     "bench": ("bench.main", "how near the hardware's floor kernels and models run"),
     "chat": ("cli.chat", "a conversation in this terminal, with what each turn had cached"),
     "explain": ("cli.explain", "one request's story: what was cached, what was not and why"),

@@ -91,7 +91,7 @@ class ModelWeights:
     @property
     def formats(self) -> str:
         """How its matrices are stored, all kinds that occur."""
-        return named_kinds(kind for matrix in _matrices(self) for kind in matrix.kinds)
+        return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)
 
 
 def assemble(
@@ -111,7 +111,8 @@ def tensors(holder: object) -> Iterator[Tensor]:
     yield from (found for found in _leaves(holder, Tensor) if isinstance(found, Tensor))
 
 
-def _matrices(holder: object) -> Iterator[Matrix]:
+def matrices(holder: object) -> Iterator[Matrix]:
+    """Likewise every matrix."""
     yield from (found for found in _leaves(holder, Matrix) if isinstance(found, Matrix))
 
 

@@ -58,5 +58,6 @@ def _is_near(other: str, name: str) -> bool:
     module, leaf = name.rpartition(".")[::2]
     if other == name or other.rpartition(".")[0] != module:
         return False
-    # Fused experts are tensors of one module.
-    return leaf.startswith(("weight", "input")) or leaf.startswith(other.rpartition(".")[2])
+    # Fused experts are tensors of one module, distinct by how their names begin.
+    beside = other.rpartition(".")[2]
+    return beside.startswith("weight") or leaf.startswith(beside)

@@ -31,7 +31,7 @@ from .stored_tensors import StoredTensors, reading
 log = logging.getLogger(__name__)
 
 _PREFIXES = ("model.language_model.", "model.")
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 class UnservedKind(WeightsError):
@@ -84,7 +84,7 @@ def weights_digest(directory: Path | str) -> str:
 
 def weight_files(directory: Path) -> list[Path]:
     """The files that hold the weights, by name: those the index lists, else all there are."""
-    index = directory / _INDEX
+    index = directory / INDEX
     if index.exists():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -162,8 +162,8 @@ class Checkpoint:
                 raise UnservedKind(
                     f"{self._tensors.path(name)}: tensor {name} is quantised "
                     f"({self._tensors.dtype(name)}), and there are no kernels for quantised "
-                    f"weights on {device.type} yet; serve the checkpoint with --device cpu, or convert it "
-                    "to BF16"
+                    f"weights on {device.type} yet; serve the checkpoint with --device cpu, or "
+                    "convert it to BF16"
                 )
 
     def _found_prefix(self) -> str:

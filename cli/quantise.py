@@ -1,0 +1,37 @@
+"""`tasuki quantise`: a BF16 checkpoint into a format that others publish."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+from tasuki.utils.progress import progress_bar
+
+
+@dataclass(frozen=True)
+class QuantiseConfig:
+    model: str = option("", "folder of a BF16 checkpoint")
+    out: str = option("", "folder to make; it may not be there yet")
+    format: str = option(
+        "fp8",
+        "fp8: blocks of 128 x 128, as Qwen's own; fp8-channel: compressed-tensors; fp8-tensor: "
+        "ModelOpt; nvfp4: ModelOpt, feed-forwards only; nvfp4-ct: compressed-tensors, attention "
+        "too; mixed: ModelOpt, feed-forwards NVFP4 and the rest FP8",
+        tuple(RECIPES),
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("model", "out"):
+            if not getattr(self, name):
+                raise ValueError(f"--{name} is missing: give a folder")
+
+
+def main(argv: Sequence[str]) -> int:
+    config = parse_config("tasuki quantise", "Quantise a checkpoint.", argv, QuantiseConfig)
+    target = Path(config.out)
+    quantise_folder(Path(config.model), target, RECIPES[config.format], progress_bar("files"))
+    print(f"{target}: {config.format} weights of {config.model}")
+    return 0

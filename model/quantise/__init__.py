@@ -1,0 +1,1 @@
+"""Quantised checkpoints made of plain ones, in the formats that others publish."""

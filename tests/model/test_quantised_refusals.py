@@ -1,0 +1,262 @@
+"""Quantised checkpoints that would be read as something else are refused, each by the names of what
+does not fit."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from shutil import copytree
+from typing import Any, Protocol
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig
+from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.layers import ModelWeights
+from tasuki.model.weights.part import WeightsError
+from tasuki.model.weights.safetensors_folder import UnservedKind, check_kernels, load_weights
+from tests.harness.goldens import reference_dir
+
+FILE = "model.safetensors"
+MLP = "model.language_model.layers.0.mlp."
+UP = f"{MLP}shared_expert.up_proj"
+
+Tensors = dict[str, Tensor]
+Change = Callable[[Tensors], object]
+
+
+class Make(Protocol):
+    def __call__(self, form: str, change: Change = ...) -> Path:
+        """A folder of a quantised small-moe, changed."""
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Each is quantised once."""
+    root = tmp_path_factory.mktemp("originals")
+
+    @cache
+    def original(form: str) -> Path:
+        quantise_folder(reference_dir("small-moe"), root / form, RECIPES[form])
+        return root / form
+
+    return original
+
+
+@pytest.fixture
+def made(originals: Callable[[str], Path], tmp_path: Path) -> Make:
+    def make(form: str, change: Change = lambda tensors: None) -> Path:
+        target = tmp_path / form
+        copytree(originals(form), target)
+        tensors = load_file(target / FILE)
+        change(tensors)
+        save_file(tensors, target / FILE)
+        return target
+
+    return make
+
+
+def load(folder: Path, device: str = "cpu") -> ModelWeights:
+    return load_weights(folder, ModelConfig.load(folder), torch.float32, device)
+
+
+def put(name: str, tensor: Tensor) -> Change:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+def drop(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+def poison(name: str, code: int) -> Change:
+    """One code of a tensor of 8 bits."""
+
+    def change(tensors: Tensors) -> None:
+        tensors[name].view(torch.uint8).view(-1)[5] = code
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "named"),
+    [
+        ("fp8", drop(f"{UP}.weight_scale_inv"), (f"{UP}.weight has dtype F8", "weight_scale_inv")),
+        ("fp8-tensor", drop(f"{UP}.weight_scale"), (f"{UP}.weight has dtype F8", "weight_scale")),
+        ("nvfp4", drop(f"{UP}.weight_scale"), (f"{UP}.weight has dtype U8", "weight_scale is")),
+        ("nvfp4", drop(f"{UP}.weight_scale_2"), (f"{UP}.weight has", "weight_scale_2")),
+        ("nvfp4-ct", drop(f"{UP}.weight_global_scale"), (f"{UP}.weight_packed", "_global_scale")),
+        # A scale that nobody reads: beside a whole weight, beside another scale, and AWQ's.
+        (
+            "fp8",
+            put(f"{MLP}gate.weight_scale_inv", torch.ones(1, 1)),
+            (f"{MLP}gate.weight has dtype BF16", f"{MLP}gate.weight_scale_inv"),
+        ),
+        (
+            "fp8",
+            put(f"{UP}.weight_scale", torch.ones(1)),
+            (f"{UP}.weight_scale (F32) is read by nobody", f"{UP}.weight (F8_E4M3)"),
+        ),
+        (
+            "nvfp4",
+            put(f"{UP}.pre_quant_scale", torch.ones(64)),
+            (f"{UP}.pre_quant_scale (F32) is read by nobody", f"{UP}.weight (U8)"),
+        ),
+        (
+            "fp8",
+            put(f"{MLP}gate.input_scale", torch.ones(1)),
+            (f"{MLP}gate.input_scale (F32) is read by nobody", f"{MLP}gate.weight (BF16)"),
+        ),
+        (
+            "fp8",
+            put("model.language_model.layers.9.mlp.up_proj.weight", torch.ones(2, 2).char()),
+            ("layers.9.mlp.up_proj.weight (I8) is read by nobody",),
+        ),
+        # What a scale cannot be.
+        (
+            "fp8",
+            put(f"{UP}.weight_scale_inv", torch.ones(3, 1)),
+            (f"{UP}.weight has shape [48, 64]", "has [3, 1]", "would have [1, 1]"),
+        ),
+        (
+            "nvfp4",
+            put(f"{UP}.weight_scale", torch.ones(48, 3).to(torch.float8_e4m3fn)),
+            ("has [48, 3], not [48, 4]",),
+        ),
+        (
+            "fp8",
+            put(f"{UP}.weight_scale_inv", torch.full((1, 1), torch.nan)),
+            (f"{UP}.weight has a scale", "not finite"),
+        ),
+        ("nvfp4", put(f"{UP}.weight_scale_2", torch.tensor(torch.inf)), ("not finite",)),
+        ("nvfp4-ct", put(f"{UP}.weight_global_scale", torch.zeros(1)), ("which is 0",)),
+        (
+            "fp8",
+            put(f"{UP}.weight_scale_inv", torch.ones(1, 1, dtype=torch.uint8)),
+            ("weight_scale_inv of dtype U8; BF16, F16, F32 is read there",),
+        ),
+        ("nvfp4", put(f"{UP}.weight_scale", torch.ones(48, 4)), ("of dtype F32; F8_E4M3",)),
+        # Codes that are no numbers, and codes that are none of ours.
+        ("fp8", poison(f"{UP}.weight", 0x7F), (f"{UP}.weight is damaged", "holds NaN")),
+        ("fp8", poison(f"{UP}.weight", 0xFF), (f"{UP}.weight is damaged", "holds NaN")),
+        ("nvfp4", poison(f"{UP}.weight_scale", 0x7F), (f"{UP}.weight_scale holds NaN",)),
+        ("fp8", put(f"{UP}.weight", torch.ones(48, 64).char()), ("has dtype I8",)),
+        (
+            "fp8",
+            put(f"{UP}.weight", torch.ones(48, 64).to(torch.float8_e5m2)),
+            (f"{UP}.weight has dtype F8_E5M2", "convert the checkpoint to BF16"),
+        ),
+        ("nvfp4", put(f"{UP}.weight", torch.ones(48, 30).byte()), ("wants [48, 32]",)),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    form: str, change: Change, named: tuple[str, ...], made: Make
+) -> None:
+    folder = made(form, change)
+    with pytest.raises(WeightsError) as refused:
+        load(folder)
+    for words in (*named, str(folder / FILE)):
+        assert words in str(refused.value)
+
+
+def test_experts_of_one_layer_are_stored_alike(made: Make) -> None:
+    def change(tensors: Tensors) -> None:
+        stem = f"{MLP}experts.3.down_proj.weight"
+        tensors[stem] = tensors[stem].to(torch.bfloat16)
+        del tensors[f"{stem}_scale_inv"]
+
+    with pytest.raises(WeightsError, match=r"layers\.0\.mlp\.experts\.3 is stored as plain"):
+        load(made("fp8", change))
+
+
+def test_scales_of_inputs_and_of_the_cache_change_nothing(made: Make) -> None:
+    attention = "model.language_model.layers.3.self_attn."
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".weight_scale_2")]:
+            tensors[name.replace("weight_scale_2", "input_scale")] = torch.ones(1)
+        for name in ("k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale"):
+            tensors[attention + name] = torch.tensor(0.5)
+
+    assert load(made("nvfp4", change)).formats == "nvfp4+plain"
+
+
+def test_the_draft_head_and_the_vision_tower_are_nobodys(made: Make) -> None:
+    def change(tensors: Tensors) -> None:
+        for stem in ("mtp.layers.0.mlp.up_proj", "model.visual.blocks.0.mlp.fc1"):
+            tensors[f"{stem}.weight"] = torch.ones(2, 2).to(torch.float8_e4m3fn)
+            tensors[f"{stem}.weight_scale_inv"] = torch.ones(1, 1)
+
+    assert load(made("fp8", change)).formats == "fp8_block+plain"
+
+
+def configured(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= fields
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"quant_method": "gptq"}, "quantization_config.quant_method is 'gptq'"),
+        ({"quant_method": None}, "quant_method is None"),
+        ({"fmt": "e5m2"}, "quantization_config.fmt is 'e5m2'"),
+        ({"weight_block_size": [64, 64]}, "weight_block_size is [64, 64]"),
+        ({"activation_scheme": "sometimes"}, "activation_scheme is 'sometimes'"),
+        ({"transform_config": {"config_groups": {"R1": {}}}}, "transform_config turns"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format is"),
+        (
+            {"config_groups": {"g": {"weights": {"block_structure": [64, 64]}}}},
+            "config_groups.g.weights.block_structure is [64, 64]",
+        ),
+    ],
+)
+def test_what_no_tensor_would_show_is_refused_by_the_config(
+    fields: dict[str, Any], named: str, made: Make
+) -> None:
+    folder = made("fp8")
+    load(folder)
+    configured(folder, **fields)
+    with pytest.raises(ModelConfigError) as refused:
+        load(folder)
+    assert named in str(refused.value) and str(folder / "config.json") in str(refused.value)
+
+
+def test_static_inputs_need_their_scale(made: Make) -> None:
+    folder = made("fp8-tensor")
+    configured(folder, activation_scheme="static")
+    with pytest.raises(WeightsError, match=r"linear_attn\.in_proj_qkv\.input_scale is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize("said", [{"modules_to_not_convert": []}, {"ignore": ["re:.*"]}])
+def test_lists_of_names_decide_nothing(said: dict[str, Any], made: Make) -> None:
+    folder = made("mixed")
+    configured(folder, quant_method="fp8", **said)
+    assert load(folder).formats == "fp8_tensor+nvfp4+plain"
+
+
+def test_a_device_without_kernels_refuses_before_anything_is_read(made: Make) -> None:
+    folder = made("fp8")
+    for refuse in (
+        lambda: check_kernels(folder, torch.device("cuda")),
+        lambda: load(folder, "cuda"),
+    ):
+        with pytest.raises(UnservedKind) as refused:
+            refuse()
+        for words in ("F8_E4M3", "no kernels", "on cuda", "--device cpu", "BF16"):
+            assert words in str(refused.value)
+    check_kernels(folder, torch.device("cpu"))
+    check_kernels(reference_dir("small-moe"), torch.device("cuda"))
+
+
+def test_a_kernel_of_plain_numbers_refuses_codes(made: Make) -> None:
+    weights = load(made("fp8"))
+    with pytest.raises(WeightsError, match=r"fp8_block.*reads plain numbers.*--device cpu"):
+        assert weights.layers[0].mixer.out_proj.plain is None

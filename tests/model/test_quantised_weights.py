@@ -1,0 +1,327 @@
+"""Every published format, by `tasuki quantise`: loaded weights equal those that the definitions
+give, bit by bit, however experts, scales and parts are laid out."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tasuki.cli import main as cli
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.linear.reference import product
+from tasuki.model.quantise.codecs import fp8_block, nvfp4_modelopt
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.layers import ModelWeights, matrices
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.part import WeightsError
+from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
+from tasuki.model.weights.segment import Kind
+from tests.harness.goldens import Request, Workspace, reference_dir
+from tests.harness.plain_reference import write_dequantised
+
+FILE = "model.safetensors"
+EXPERTS = "model.language_model.layers.{}.mlp.experts."
+EXPECTED = {
+    "fp8": "fp8_block+plain",
+    "fp8-channel": "fp8_channel+plain",
+    "fp8-tensor": "fp8_tensor+plain",
+    "nvfp4": "nvfp4+plain",
+    "nvfp4-ct": "nvfp4+plain",
+    "mixed": "fp8_tensor+nvfp4+plain",
+}
+
+
+def quantise(model: str, form: str, folder: Path) -> Path:
+    flags = ["--model", str(reference_dir(model)), "--out", str(folder / form), "--format", form]
+    assert cli.main(["quantise", *flags]) == 0
+    return folder / form
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> ModelWeights:
+    return load_weights(folder, ModelConfig.load(folder), dtype)
+
+
+def in_full(matrix: Matrix) -> Tensor:
+    """Whole, of a stack too."""
+    if len(matrix.shape) == 2:
+        return matrix.dequantised(torch.float32)
+    return torch.stack([matrix[i].dequantised(torch.float32) for i in range(matrix.shape[0])])
+
+
+def assert_equal_weights(got: ModelWeights, want: ModelWeights) -> None:
+    pairs = [*zip(matrices(got), matrices(want), strict=True)]
+    assert len(pairs) > 10
+    for mine, other in pairs:
+        assert mine.shape == other.shape
+        assert torch.equal(in_full(mine), other.plain)
+
+
+@pytest.mark.parametrize("model", ["small-dense", "small-moe"])
+@pytest.mark.parametrize("form", RECIPES)
+def test_every_format_is_what_its_definition_says(model: str, form: str, tmp_path: Path) -> None:
+    folder = quantise(model, form, tmp_path)
+    write_dequantised(folder, tmp_path / "whole")
+    got, want = load(folder), load(tmp_path / "whole")
+    assert (got.formats, want.formats) == (EXPECTED[form], "plain")
+    assert_equal_weights(got, want)
+    config = ModelConfig.load(folder)
+    answers = []
+    for weights in (got, want):
+        request = Request(Workspace(Qwen35Model(config, weights)), 80)
+        logits = request.forward([7, 3, 200, 41, 5, 99] * 11)
+        answers.append((logits, request.greedy(logits, 8)))
+    torch.testing.assert_close(answers[0][0], answers[1][0], atol=1e-3, rtol=0)
+    assert answers[0][1] == answers[1][1]
+    # Stored, codes take the bytes; nothing of a quantised module is kept whole beside them.
+    quantised = [matrix for matrix in matrices(got) if Kind.PLAIN not in matrix.kinds]
+    assert sum(m.nbytes for m in quantised) < 0.35 * sum(in_full(m).nbytes for m in quantised)
+
+
+@pytest.mark.parametrize("form", RECIPES)
+def test_quantising_keeps_most_of_every_weight(form: str, tmp_path: Path) -> None:
+    """Against the plain checkpoint, so that a codec and its reader cannot be wrong alike."""
+    got = load(quantise("small-moe", form, tmp_path))
+    plain = load(reference_dir("small-moe"))
+    for mine, whole in zip(matrices(got), matrices(plain), strict=True):
+        error = (in_full(mine) - whole.plain).norm() / whole.plain.norm()
+        assert error < (0.12 if Kind.NVFP4 in mine.kinds else 0.04)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    tensors = load_file(folder / FILE)
+    save_file({name: t.contiguous() for name, t in change(tensors).items()}, folder / FILE)
+
+
+def fused(tensors: dict[str, Tensor], spell: Callable[[str, str], str]) -> dict[str, Tensor]:
+    """Experts as one tensor of each kind. spell: a name of (projection, what follows `weight`)."""
+    split = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." in name}
+    made = {name: tensor for name, tensor in tensors.items() if name not in split}
+    for layer in range(4):
+        stem = EXPERTS.format(layer)
+        for name in [n for n in split if n.startswith(f"{stem}0.")]:
+            projection, suffix = name.removeprefix(f"{stem}0.").split(".weight")
+            parts = [split[f"{stem}{i}.{projection}.weight{suffix}"] for i in range(8)]
+            stacked = torch.stack(parts)
+            if projection == "down_proj":
+                made[stem + spell(projection, suffix)] = stacked
+            elif projection == "gate_proj":
+                ups = [split[f"{stem}{i}.up_proj.weight{suffix}"] for i in range(8)]
+                scalar = stacked.ndim == 1
+                both = [stacked, torch.stack(ups)]
+                whole = torch.stack(both, 1) if scalar else torch.cat(both, 1)
+                made[stem + spell("gate_up_proj", suffix)] = whole
+    return made
+
+
+SPELLINGS: dict[str, Callable[[str, str], str]] = {
+    "X_scale": lambda projection, suffix: projection + suffix,
+    "X_weight_scale": lambda projection, suffix: (
+        projection + (f"_weight{suffix}" if suffix else "")
+    ),
+    "X.weight_scale": lambda projection, suffix: f"{projection}.weight{suffix}",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("form", ["fp8-channel", "fp8-tensor", "nvfp4", "nvfp4-ct"])
+def test_fused_experts_equal_split_ones(form: str, spelling: str, tmp_path: Path) -> None:
+    folder = quantise("small-moe", form, tmp_path)
+    split = load(folder)
+    rewrite(folder, lambda tensors: fused(tensors, SPELLINGS[spelling]))
+    for mine, other in zip(matrices(load(folder)), matrices(split), strict=True):
+        assert torch.equal(in_full(mine), in_full(other))
+
+
+def test_fused_fp8_blocks_go_over_gate_and_up(tmp_path: Path) -> None:
+    """Their grid is of the fused rows: 64 of gate and up lie in one block."""
+    folder = quantise("small-moe", "fp8", tmp_path)
+    plain = load_file(reference_dir("small-moe") / FILE)
+    name = EXPERTS.format(0) + "gate_up_proj"
+    made = [fp8_block(expert) for expert in plain[name]]
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        whole = fused(tensors, SPELLINGS["X_scale"])
+        for layer in range(4):
+            del whole[EXPERTS.format(layer) + "gate_up_proj_scale_inv"]
+            stem = EXPERTS.format(layer) + "gate_up_proj"
+            experts = [fp8_block(expert) for expert in plain[stem]]
+            whole[stem] = torch.stack([expert["weight"] for expert in experts])
+            scales = torch.stack([expert["weight_scale_inv"] for expert in experts])
+            whole[f"{stem}_scale_inv"] = scales
+        return whole
+
+    rewrite(folder, change)
+    mlp = load(folder).layers[0].mlp
+    got = vars(mlp)["gate_up"]
+    assert got.kinds == {Kind.FP8_BLOCK} and got.shape == (8, 64, 64)
+    for expert, codes in enumerate(made):
+        want = codes["weight"].float() * codes["weight_scale_inv"].float()
+        assert torch.equal(got[expert].dequantised(torch.float32), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_block_scales_of_every_dtype_are_read_as_they_are(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = quantise("small-dense", "fp8", tmp_path)
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: (tensor.float() * 1.0123).to(dtype) if name.endswith("_scale_inv") else tensor
+            for name, tensor in tensors.items()
+        }
+
+    rewrite(folder, change)
+    write_dequantised(folder, tmp_path / "whole")
+    assert_equal_weights(load(folder), load(tmp_path / "whole"))
+
+
+def test_experts_listed_by_projection(tmp_path: Path) -> None:
+    """As ModelOpt splits what was fused: experts.gate_proj.0.weight."""
+    folder = quantise("small-moe", "nvfp4", tmp_path)
+    split = load(folder)
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        made = {}
+        for name, tensor in tensors.items():
+            front, found, rest = name.partition(".mlp.experts.")
+            if found:
+                index, projection, leaf = rest.split(".")
+                name = f"{front}{found}{projection}.{index}.{leaf}"
+            made[name] = tensor
+        return made
+
+    rewrite(folder, change)
+    for mine, other in zip(matrices(load(folder)), matrices(split), strict=True):
+        assert torch.equal(in_full(mine), in_full(other))
+
+
+def test_what_decays_the_state_stays_whole_or_is_dequantised_at_load(tmp_path: Path) -> None:
+    """b and a of a community checkpoint that quantised everything, its router too."""
+    folder = quantise("small-moe", "fp8", tmp_path)
+    stem = "model.language_model.layers.0."
+
+    def change(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        for module in ("linear_attn.in_proj_b", "linear_attn.in_proj_a", "mlp.gate"):
+            made = fp8_block(tensors.pop(f"{stem}{module}.weight"))
+            tensors |= {f"{stem}{module}.{leaf}": tensor for leaf, tensor in made.items()}
+        return tensors
+
+    rewrite(folder, change)
+    write_dequantised(folder, tmp_path / "whole")
+    got, want = load(folder), load(tmp_path / "whole")
+    assert_equal_weights(got, want)
+    router = vars(got.layers[0].mlp)["router"]
+    assert torch.equal(router, vars(want.layers[0].mlp)["router"])
+
+
+@pytest.mark.parametrize("form", ["fp8", "fp8-channel", "fp8-tensor", "nvfp4", "nvfp4-ct"])
+def test_a_part_is_what_the_whole_matrix_has_there(form: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    recipe = RECIPES[form]
+    codec = next(iter(recipe.modules))[1]
+    made = codec(torch.randn(300, 384))
+    name = "layers.0.mlp.up_proj"
+    tensors = {f"model.{name}.{leaf}": tensor for leaf, tensor in made.items()}
+    save_file(tensors | {"model.embed_tokens.weight": torch.zeros(1, 1)}, tmp_path / FILE)
+    with Checkpoint(tmp_path) as source:
+
+        def read(*part: slice) -> Tensor:
+            found = source.matrix(f"{name}.weight", (300, 384), torch.float32, part)
+            return found.dequantised(torch.float32)
+
+        whole = read()
+        rows, columns = slice(128, 256), slice(128, 384)
+        assert torch.equal(read(rows), whole[rows])
+        assert torch.equal(read(slice(None), columns), whole[:, columns])
+        assert torch.equal(read(slice(256, 300), columns), whole[256:300, columns])
+        if form == "fp8":
+            for cut in ((slice(64, 128),), (slice(0, 64),), (slice(None), slice(0, 200))):
+                with pytest.raises(WeightsError, match=r"up_proj\.weight_scale_inv is for 128"):
+                    read(*cut)
+
+
+@pytest.mark.parametrize("form", ["fp8", "nvfp4"])
+def test_a_product_dequantises_a_few_rows_at_a_time(form: str) -> None:
+    rows, width = 5000, 4096
+    weight = torch.randn(rows, width, generator=torch.Generator().manual_seed(1)).bfloat16()
+    if form == "fp8":
+        made = fp8_block(weight)
+        scales = made["weight_scale_inv"].float()
+        matrix = Matrix((Fp8(made["weight"], scales, 128, 128, Kind.FP8_BLOCK),))
+    else:
+        from tasuki.model.weights.nvfp4 import NvFp4
+
+        made = nvfp4_modelopt(weight)
+        one = made["weight_scale_2"].reshape(1)
+        matrix = Matrix((NvFp4(made["weight"], made["weight_scale"], one, torch.ones(1)),))
+    largest = max(piece.nbytes for piece in matrix.pieces(torch.float32))
+    assert largest <= 2**24 < rows * width * 4 / 4
+    x = torch.randn(3, width)
+    want = x @ matrix.dequantised(torch.float32).t()
+    torch.testing.assert_close(product(x, matrix), want, atol=1e-3, rtol=1e-3)
+
+
+def test_an_odd_scale_range_is_exact() -> None:
+    """Scales from 2^-20 to 2^10, the smallest codes, and blocks of zeros."""
+    codes = torch.arange(256, dtype=torch.uint8).repeat(130).view(130, 256)
+    codes[codes & 0x7F == 0x7F] = 1
+    codes[128:] = 0
+    scales = torch.tensor([[2.0**-20, 2.0**10], [0.0, 1.0]])
+    segment = Fp8(codes.view(torch.float8_e4m3fn), scales, 128, 128, Kind.FP8_BLOCK)
+    got = Matrix((segment,)).dequantised(torch.float32)
+    want = codes.view(torch.float8_e4m3fn).float()
+    want[:128, :128] *= 2.0**-20
+    want[:128, 128:] *= 2.0**10
+    assert torch.equal(got, want) and got[128:].eq(0).all()
+
+
+def test_two_formats_of_one_model_have_two_digests(tmp_path: Path) -> None:
+    digests = {weights_digest(quantise("small-dense", form, tmp_path)) for form in RECIPES}
+    assert len(digests) == len(RECIPES)
+
+
+def test_shards_keep_their_files_and_other_files_come_along(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = load_file(reference_dir("small-dense") / FILE)
+    where = {}
+    for shard in range(3):
+        mine = sorted(tensors)[shard::3]
+        save_file({name: tensors[name] for name in mine}, source / f"model-{shard}.safetensors")
+        where |= dict.fromkeys(mine, f"model-{shard}.safetensors")
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (source / "config.json").write_bytes(
+        (reference_dir("small-dense") / "config.json").read_bytes()
+    )
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    target = tmp_path / "made"
+    assert cli.main(["quantise", "--model", str(source), "--out", str(target)]) == 0
+    assert (target / "chat_template.jinja").read_text() == "{{ messages }}"
+    one = quantise("small-dense", "fp8", tmp_path)
+    for mine, other in zip(matrices(load(target)), matrices(load(one)), strict=True):
+        assert torch.equal(in_full(mine), in_full(other))
+    again = json.loads((target / "model.safetensors.index.json").read_text())["weight_map"]
+    assert set(again) == set(load_file(one / FILE))
+
+
+def test_quantise_refuses_what_is_there_and_what_is_quantised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = quantise("small-dense", "fp8", tmp_path)
+    before = weights_digest(made)
+    flags = ["quantise", "--model", str(reference_dir("small-dense")), "--out", str(made)]
+    assert cli.main(flags) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert weights_digest(made) == before
+    assert cli.main(["quantise", "--model", str(made), "--out", str(tmp_path / "twice")]) == 1
+    assert "is quantised already" in capsys.readouterr().err
+    assert cli.main(["quantise", "--model", str(tmp_path), "--out", str(tmp_path / "twice")]) == 1
+    assert "config.json: cannot be read" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fp8"]
