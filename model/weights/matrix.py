@@ -46,8 +46,9 @@ class Matrix:
     def stacked(matrices: "Sequence[Matrix]", experts: str) -> "Matrix":
         """[experts, out, in]. experts: their name, for messages. Raises WeightsError where they are
         stored in different ways."""
+        first = [segment.stored_as for segment in matrices[0].segments]
         for index, matrix in enumerate(matrices):
-            if matrix.layout != matrices[0].layout:
+            if [segment.stored_as for segment in matrix.segments] != first:
                 raise WeightsError(
                     f"{experts}.{index} is stored as {matrix.layout} and {experts}.0 as "
                     f"{matrices[0].layout}; quantise a layer's experts alike"
@@ -67,7 +68,7 @@ class Matrix:
     @property
     def layout(self) -> str:
         """How each segment is stored, in words."""
-        return ", ".join(f"{item.kind.value} {item.tensor_shapes}" for item in self.segments)
+        return ", ".join(" ".join(segment.stored_as) for segment in self.segments)
 
     @property
     def nbytes(self) -> int:
@@ -89,6 +90,8 @@ class Matrix:
         return Matrix(tuple(segment.each(lambda t: t[expert]) for segment in self.segments))
 
     def to(self, device: torch.device) -> "Matrix":
+        if all(segment.device == device for segment in self.segments):
+            return self
         return Matrix(tuple(segment.each(lambda t: t.to(device)) for segment in self.segments))
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:

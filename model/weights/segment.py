@@ -6,7 +6,7 @@ single matrix, [experts] of a stack. So experts are stacked, chosen and moved wi
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Self
 
@@ -51,9 +51,13 @@ class Segment(ABC):
             yield self.rows(begin, min(begin + step, count)).to(dtype)
 
     @property
-    def tensor_shapes(self) -> str:
-        """Of all tensors that it is made of, in words."""
-        return " ".join(str(list(tensor.shape)) for tensor in self._tensors().values())
+    def stored_as(self) -> tuple[str, ...]:
+        """Kind, and shape of each tensor: equal where two may be stacked."""
+        return (self.kind.value, *(str(list(t.shape)) for t in self._tensors().values()))
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._tensors().values())).device
 
     @property
     def nbytes(self) -> int:
@@ -72,8 +76,8 @@ class Segment(ABC):
         return replace(segments[0], **stacked)  # type: ignore[type-var]
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        return {name: value for name, value in named if isinstance(value, Tensor)}
+        # Of an instance, since a checkpoint has tens of thousands and fields() is slow.
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.errors import ClientError
+from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.recipe import RECIPES
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import Node, Pair, Question, asked, flags, questions
 from tests.harness.pair_moments import (
@@ -224,7 +226,10 @@ def test_a_node_of_another_contract_is_refused_by_name(
     config["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0}
     (stretched / "config.json").write_text(json.dumps(config))
 
-    models = (flags(other), flags(dtype="bfloat16"), flags(stretched))
+    quantised = tmp_path / "quantised"
+    quantise_folder(embedded_model(), quantised, RECIPES["fp8"])
+
+    models = (flags(other), flags(dtype="bfloat16"), flags(stretched), flags(quantised))
     prefills = [Node("prefill", *model) for model in models]
     with ExitStack() as stack:
         targets = ",".join(stack.enter_context(running(node)).address for node in prefills)
@@ -235,11 +240,14 @@ def test_a_node_of_another_contract_is_refused_by_name(
         assert answer.usage.prefilled_on == "local" and not answer.usage.local_fallback
         seen = decode.stats().prefill_nodes
         assert [node.address for node in seen] == [node.address for node in prefills]
-        assert [node.state for node in seen] == [REFUSED] * 3
+        assert [node.state for node in seen] == [REFUSED] * 4
         differing = [{item.field for item in node.differences} for node in seen]
         assert differing[0] == {"weights_digest"}
         assert {"kv_dtype", "conv_dtype"} <= differing[1] and "weights_digest" not in differing[1]
         assert differing[2] == {"angles"}
+        assert differing[3] == {"weights_digest", "weights_format"}
+        formats = {(i.ours, i.theirs) for i in seen[3].differences if i.field == "weights_format"}
+        assert formats == {("plain", "fp8_block+plain")}
         assert all(item.ours != item.theirs for node in seen for item in node.differences)
         for node in prefills:
             assert node.stats().tree["leased_requests"] == 0
