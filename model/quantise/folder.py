@@ -18,7 +18,7 @@ from tasuki.model.weights.stored_tensors import StoredTensors
 from tasuki.utils.progress import Progress, no_progress
 
 from .codecs import QuantiseError
-from .recipe import Recipe
+from .recipe import Codec, Recipe
 
 _WEIGHT = ".weight"
 
@@ -34,6 +34,8 @@ def quantise_folder(
     if QuantizationConfig.load(source).method is not None:
         raise QuantiseError(f"{source}: is quantised already; give a BF16 checkpoint")
     partial = target.with_name(f"{target.name}.partial")
+    if partial.exists():
+        raise QuantiseError(f"{partial}: is left of a run that was stopped; delete it")
     partial.mkdir(parents=True)
     try:
         _write(source, partial, config, recipe, progress)
@@ -58,8 +60,7 @@ def _write(
                 if module.endswith(_WEIGHT) and tensor.ndim == 2 and "embed" not in module:
                     plain.append(module.removesuffix(_WEIGHT))
                 continue
-            stem = module.removesuffix(_WEIGHT)
-            made.update({f"{stem}.{leaf}": part for leaf, part in codec(tensor).items()})
+            made.update(_coded(path, module, tensor, codec))
         save_file(made, target / path.name, metadata={"format": "pt"})
         where.update(dict.fromkeys(made, path.name))
         size += sum(tensor.nbytes for tensor in made.values())
@@ -77,6 +78,17 @@ def _write(
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and path.name not in written:
             shutil.copyfile(path, target / path.name)
+
+
+def _coded(path: Path, name: str, tensor: Tensor, codec: Codec) -> dict[str, Tensor]:
+    if not tensor.isfinite().all():
+        raise QuantiseError(f"{path}: tensor {name} is not finite; fetch the checkpoint again")
+    try:
+        made = codec(tensor)
+    except QuantiseError as error:
+        raise QuantiseError(f"{path}: tensor {name}: {error}") from error
+    stem = name.removesuffix(_WEIGHT)
+    return {f"{stem}.{leaf}": part for leaf, part in made.items()}
 
 
 def _modules(path: Path) -> Iterator[tuple[str, Tensor]]:

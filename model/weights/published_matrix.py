@@ -32,8 +32,9 @@ class MissingWeight(WeightsError):
 
 
 def is_coded(dtype: str) -> bool:
-    """Whether a tensor of the dtype holds codes, and not numbers."""
-    return dtype not in _PLAIN
+    """Whether a tensor of the dtype holds codes of eight bits or fewer. Integers of other sizes are
+    buffers, or belong to formats whose names show them."""
+    return dtype.startswith(("F8", "F6", "F4", "U8", "I8"))
 
 
 class PublishedMatrix:

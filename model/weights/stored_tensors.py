@@ -32,7 +32,7 @@ class StoredTensors:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files: dict[str, tuple[Path, Any]] = {}
-        self._unread: dict[str, None] = {}
+        self._headers: dict[str, tuple[str, tuple[int, ...]]] = {}
         with ExitStack() as opened:
             for path in files:
                 with reading(path):
@@ -60,15 +60,11 @@ class StoredTensors:
 
     def dtype(self, name: str) -> str:
         """As safetensors names it, such as F8_E4M3. REQUIRES: it is there."""
-        path, file = self._files[name]
-        with reading(path):
-            return str(file.get_slice(name).get_dtype())
+        return self._header(name)[0]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """REQUIRES: it is there."""
-        path, file = self._files[name]
-        with reading(path):
-            return tuple(file.get_slice(name).get_shape())
+        return self._header(name)[1]
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         """Contiguous. What was read whole keeps the pages of its own bytes. REQUIRES: it is
@@ -82,6 +78,16 @@ class StoredTensors:
     def took(self, name: str) -> None:
         """It is known, and needs no reading."""
         self._unread.pop(name, None)
+
+    def _header(self, name: str) -> tuple[str, tuple[int, ...]]:
+        found = self._headers.get(name)
+        if found is None:
+            path, file = self._files[name]
+            with reading(path):
+                piece = file.get_slice(name)
+                found = str(piece.get_dtype()), tuple(piece.get_shape())
+            self._headers[name] = found
+        return found
 
     def unread(self) -> Iterator[str]:
         """Names that nobody asked for, in file order."""

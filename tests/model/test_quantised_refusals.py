@@ -191,6 +191,8 @@ def test_the_draft_head_and_the_vision_tower_are_nobodys(made: Make) -> None:
             tensors[f"{stem}.weight"] = torch.ones(2, 2).to(torch.float8_e4m3fn)
             tensors[f"{stem}.weight_scale_inv"] = torch.ones(1, 1)
 
+        tensors["model.language_model.layers.0.position_ids"] = torch.arange(4)
+
     assert load(made("fp8", change)).formats == "fp8_block+plain"
 
 

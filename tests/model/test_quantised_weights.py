@@ -3,10 +3,12 @@ give, bit by bit, however experts, scales and parts are laid out."""
 
 import json
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,9 +21,10 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.model.weights.layers import ModelWeights, matrices
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.part import WeightsError
+from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
 from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.stored_tensors import StoredTensors
 from tests.harness.goldens import Request, Workspace, reference_dir
 from tests.harness.plain_reference import write_dequantised
 
@@ -311,6 +314,39 @@ def test_shards_keep_their_files_and_other_files_come_along(tmp_path: Path) -> N
     assert set(again) == set(load_file(one / FILE))
 
 
+def test_files_are_opened_once_and_read_from_the_first_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = quantise("small-moe", "fp8", tmp_path)
+    tensors = load_file(folder / FILE)
+    (folder / FILE).unlink()
+    # As published: the embedding first, a file a layer, the head last.
+    files = [f"model-{number}.safetensors" for number in range(6)]
+    parts = ["embed_tokens", *(f".layers.{layer}." for layer in range(4))]
+    left = dict(tensors)
+    for file, part in zip(files, parts, strict=False):
+        save_file({name: left.pop(name) for name in [*left] if part in name}, folder / file)
+    save_file(left, folder / files[-1])
+    opened: list[str] = []
+    read: list[str] = []
+    whole = StoredTensors.read
+
+    def counted(self: StoredTensors, name: str, part: Part = WHOLE) -> Tensor:
+        read.append(self.path(name).name)
+        return whole(self, name, part)
+
+    def counting(path: Path, framework: str) -> object:
+        opened.append(path.name)
+        return safe_open(path, framework)
+
+    monkeypatch.setattr(StoredTensors, "read", counted)
+    monkeypatch.setattr("tasuki.model.weights.stored_tensors.safe_open", counting)
+    load(folder)
+    assert opened == files
+    assert [file for file, _ in groupby(read)] == files
+    assert len(read) == len(tensors)
+
+
 def test_quantise_refuses_what_is_there_and_what_is_quantised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,4 +360,30 @@ def test_quantise_refuses_what_is_there_and_what_is_quantised(
     assert "is quantised already" in capsys.readouterr().err
     assert cli.main(["quantise", "--model", str(tmp_path), "--out", str(tmp_path / "twice")]) == 1
     assert "config.json: cannot be read" in capsys.readouterr().err
+    (tmp_path / "twice.partial").mkdir()
+    flags = ["quantise", "--model", str(reference_dir("small-dense"))]
+    assert cli.main([*flags, "--out", str(tmp_path / "twice")]) == 1
+    assert "twice.partial: is left of a run" in capsys.readouterr().err
+    (tmp_path / "twice.partial").rmdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fp8"]
+
+
+@pytest.mark.parametrize(
+    ("form", "weight", "named"),
+    [
+        ("nvfp4", torch.ones(4, 40), "40 columns has no whole groups of 16"),
+        ("fp8", torch.full((4, 32), torch.inf), "is not finite"),
+    ],
+)
+def test_a_weight_that_has_no_codes_is_named_and_leaves_nothing(
+    form: str, weight: Tensor, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    save_file({"model.layers.0.mlp.up_proj.weight": weight}, source / FILE)
+    flags = ["--model", str(source), "--out", str(tmp_path / "made"), "--format", form]
+    assert cli.main(["quantise", *flags]) == 1
+    told = capsys.readouterr().err
+    assert "layers.0.mlp.up_proj.weight" in told and named in told
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
