@@ -1,6 +1,7 @@
 """`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from tasuki.engine.build import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.model.known_models import published_or_folder
+from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import Headings, option
 
@@ -29,11 +31,17 @@ class DryRunConfig:
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """The plan as text. Raises EngineConfigError, and ModelConfigError where there is no such
-    model."""
+    """The plan as text. Raises EngineConfigError, also of a quantised model, and ModelConfigError
+    where there is no such model."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     model = with_context(published_or_folder(engine_config.model), engine_config)
+    method = QuantizationConfig.load(Path(engine_config.model)).method
+    if method is not None:
+        raise EngineConfigError(
+            f"model {engine_config.model} is quantised ({method}), and no GPU has kernels for that "
+            "yet: plan for the BF16 checkpoint, or serve this one with --device cpu"
+        )
     device = engine_config.usable_of(*gpu_bytes(config.gpu))
     return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED), engine_config)
 

@@ -1,6 +1,8 @@
 """The memory plan counts what an engine would allocate, and `serve --dry-run` prints it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from tasuki.model.weights.random_weights import random_weights
 from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.server.daemon.dry_run import GPUS
 from tests.harness.engines import TINY, tiny_parts
-from tests.harness.model_shapes import MOE
+from tests.harness.model_shapes import MOE, dense_raw
 
 H200 = GPUS["h200"] * MIB
 NINE, MOST = published_or_folder("9b"), published_or_folder("35b-a3b")
@@ -119,6 +121,15 @@ def test_the_dry_run_says_what_would_fit(capsys: pytest.CaptureFixture[str]) -> 
     fitting = capsys.readouterr().out.split("--arena-mib ")[1].split()[0]
     assert cli.main([*flags, "--arena-mib", fitting]) == 0
     assert "the plan fits" in capsys.readouterr().out
+
+
+def test_no_plan_is_made_for_what_a_gpu_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = dense_raw() | {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["serve", "--dry-run", "--model", str(tmp_path), "--gpu", "h200"]) == 1
+    assert "is quantised (fp8)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
