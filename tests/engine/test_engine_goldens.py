@@ -22,7 +22,10 @@ def test_quantised_checkpoints_answer_as_their_dequantised_weights(model: str) -
     engine.run()
     for name, case in cases.items():
         assert engine.tokens(name) == case.greedy, name
-        assert engine.ask(f"{name} again", case.prompt, len(case.greedy)) == case.greedy
+    # Its prompt is cached now, whole pages of it.
+    name, case = max(cases.items(), key=lambda item: len(item[1].prompt))
+    assert engine.ask("again", case.prompt, len(case.greedy)) == case.greedy
+    assert engine.hit("again").usable_tokens >= len(case.prompt) - 65
     engine.assert_at_rest()
 
 
