@@ -419,8 +419,13 @@ class DecodeHandover(Handover):
 
     def _emit_grant(self, grant: m.Grant) -> None:
         room = self._rooms.get(grant.room)
-        if room is not None and room.live:
+        if room is None:
+            return
+        if room.live:
             self._emit(m.HandoverGranted(grant))
+        else:
+            # Lost before anybody was given the ids: nobody will say that it writes no more.
+            self._fenced(m.WriterFenced(room.id))
 
     def _ready(self, message: m.RemoteReady) -> None:
         """The first token exists: it goes to the client; nothing else does before done."""

@@ -10,6 +10,7 @@ from tasuki.engine.handover.decode_room import MOVES, DecodeRoom, Granted, Over,
 from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.request import IllegalMove, Request
 from tasuki.engine.role import Role
+from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
@@ -84,3 +85,24 @@ def test_a_message_of_another_role_is_an_error(tmp_path: Path, role: Role) -> No
     with pytest.raises(ValueError, match="PrefillEnd reached an engine whose role"):
         node.post(m.PrefillEnd(ROOM))
     node.assert_at_rest()
+
+
+@pytest.mark.parametrize("lost", [m.Abort(m.RequestId("r")), m.HandoverFailed(ROOM, "cut")])
+def test_ids_that_are_lost_before_they_were_at_rest_are_free_once_they_are(
+    decode: Lone, lost: m.Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No prefill node was given them, so none is ever fenced."""
+    rests: list[bool] = []
+    monkeypatch.setattr(CpuRunner, "record_event", lambda self: lambda: bool(rests))
+    decode.post(submit("r", prompt(1), 2, gateway_room=HERE))
+    decode.step()
+    decode.post(m.GrantWanted(ROOM))
+    decode.step()
+    decode.post(lost)
+    assert decode.stats().pages["quarantined"] > 0, "something may still use them"
+    rests.append(True)
+    decode.step()
+    assert not decode.all_said(m.HandoverGranted)
+    assert decode.stats().pages["quarantined"] == 0
+    decode.post(m.Abort(m.RequestId("r")))
+    decode.assert_at_rest()
