@@ -16,6 +16,8 @@ class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_KIND_DRAINING: _ClassVar[ErrorKind]
     ERROR_KIND_INTERNAL: _ClassVar[ErrorKind]
     ERROR_KIND_QUEUE_TIMEOUT: _ClassVar[ErrorKind]
+    ERROR_KIND_NOT_HELD: _ClassVar[ErrorKind]
+    ERROR_KIND_BUSY: _ClassVar[ErrorKind]
 
 class Drain(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +30,8 @@ ERROR_KIND_TOO_LONG: ErrorKind
 ERROR_KIND_DRAINING: ErrorKind
 ERROR_KIND_INTERNAL: ErrorKind
 ERROR_KIND_QUEUE_TIMEOUT: ErrorKind
+ERROR_KIND_NOT_HELD: ErrorKind
+ERROR_KIND_BUSY: ErrorKind
 DRAIN_UNSPECIFIED: Drain
 DRAIN_DRAINED: Drain
 DRAIN_FORCED: Drain
@@ -218,13 +222,14 @@ class SenderBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[SenderMessage, _Mapping]]] = ...) -> None: ...
 
 class ReceiverMessage(_message.Message):
-    __slots__ = ("reserve", "grant", "abort", "pull_done", "pull_failed", "hang_up", "room")
+    __slots__ = ("reserve", "grant", "abort", "pull_done", "pull_failed", "hang_up", "fetch", "room")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     PULL_DONE_FIELD_NUMBER: _ClassVar[int]
     PULL_FAILED_FIELD_NUMBER: _ClassVar[int]
     HANG_UP_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     reserve: Reserve
     grant: Grant
@@ -232,11 +237,12 @@ class ReceiverMessage(_message.Message):
     pull_done: PullDone
     pull_failed: PullFailed
     hang_up: HangUp
+    fetch: Fetch
     room: int
-    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., pull_done: _Optional[_Union[PullDone, _Mapping]] = ..., pull_failed: _Optional[_Union[PullFailed, _Mapping]] = ..., hang_up: _Optional[_Union[HangUp, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
+    def __init__(self, reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., pull_done: _Optional[_Union[PullDone, _Mapping]] = ..., pull_failed: _Optional[_Union[PullFailed, _Mapping]] = ..., hang_up: _Optional[_Union[HangUp, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class SenderMessage(_message.Message):
-    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull", "closed", "room")
+    __slots__ = ("queued", "accepted", "refused", "ready", "done", "failed", "aborted", "pull", "stop_pull", "closed", "held", "room")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +253,7 @@ class SenderMessage(_message.Message):
     PULL_FIELD_NUMBER: _ClassVar[int]
     STOP_PULL_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     queued: Queued
     accepted: Accepted
@@ -258,8 +265,9 @@ class SenderMessage(_message.Message):
     pull: Pull
     stop_pull: StopPull
     closed: Closed
+    held: Held
     room: int
-    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., stop_pull: _Optional[_Union[StopPull, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class HangUp(_message.Message):
     __slots__ = ()
@@ -284,6 +292,22 @@ class Reserve(_message.Message):
     request_id: str
     traceparent: str
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., prompt: _Optional[bytes] = ..., by_gateway: bool = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Fetch(_message.Message):
+    __slots__ = ("generation", "tokens", "salt")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    tokens: bytes
+    salt: bytes
+    def __init__(self, generation: _Optional[int] = ..., tokens: _Optional[bytes] = ..., salt: _Optional[bytes] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority", "due_seconds")

@@ -80,7 +80,8 @@ class HandoverServicer(object):
 
     def Transfer(self, request_iterator, context):
         """The rooms of one connection. A batch is only an envelope: a room's messages come in the order in which they were
-        said, and mean what each would alone. The first batch names the connection; a room's first message is Reserve.
+        said, and mean what each would alone. The first batch names the connection; a room's first message is Reserve or
+        Fetch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -103,7 +103,7 @@ def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
     assert Contract("w", small_layout((GDN, FULL))).flat() == {
         "weights_digest": "w",
         "tensor_parallel": "1",
-        "wire_version": "7",
+        "wire_version": "8",
         "page_tokens": "64",
         "wire_kv": "exact",
         "wire_state": "exact",

@@ -6,7 +6,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.precision.precision import Precision
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 NOT_USED = "(not used)"
 
 
