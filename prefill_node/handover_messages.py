@@ -28,6 +28,11 @@ _ERROR_KINDS = {
     m.ErrorKind.INTERNAL: pb.ERROR_KIND_INTERNAL,
 }
 
+_FETCH_REFUSALS = {
+    m.FetchRefusal.NOT_HELD: pb.ERROR_KIND_NOT_HELD,
+    m.FetchRefusal.BUSY: pb.ERROR_KIND_BUSY,
+}
+
 
 def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
     """A room's request id and traceparent; empty where the receiver sent none."""
@@ -42,21 +47,39 @@ _LONGEST_CALLER = 1 << 12
 
 
 class InvalidReserve(ValueError):
-    """A Reserve that no receiver of this version sends. Names the field."""
+    """A Reserve or Fetch that no receiver of this version sends. Names the field."""
+
+
+def _tokens(sent: bytes, field: str) -> m.Tokens:
+    if not sent:
+        raise InvalidReserve(f"{field} is empty: give at least one token")
+    if len(sent) % _TOKEN.itemsize:
+        raise InvalidReserve(f"{field} has {len(sent)} bytes, four make a token")
+    return np.frombuffer(sent, dtype=_TOKEN).astype(np.int32)
+
+
+def _require_named(room: int, generation: int) -> None:
+    if not 0 < room < 2**63:
+        raise InvalidReserve(f"ticket.room {room} is not in [1, 2^63)")
+    if not 0 <= generation < 2**63:
+        raise InvalidReserve(f"ticket.generation {generation} is not in [0, 2^63)")
+
+
+def fetch_from_wire(room: int, fetch: pb.Fetch, connection: str) -> m.FetchReserve:
+    """connection: whose room it is. Raises InvalidReserve naming the field."""
+    _require_named(room, fetch.generation)
+    prompt = _tokens(fetch.tokens, "tokens")
+    if len(fetch.salt) > _LONGEST_SALT:
+        raise InvalidReserve(f"salt has {len(fetch.salt)} bytes, at most {_LONGEST_SALT}")
+    ticket = m.FetchTicket(m.RoomId(room), fetch.generation, fetch.salt)
+    return m.FetchReserve(ticket, prompt, connection)
 
 
 def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
     """connection: whose room it is. Raises InvalidReserve naming the field."""
     ticket = reserve.ticket
-    if not 0 < ticket.room < 2**63:
-        raise InvalidReserve(f"ticket.room {ticket.room} is not in [1, 2^63)")
-    if not 0 <= ticket.generation < 2**63:
-        raise InvalidReserve(f"ticket.generation {ticket.generation} is not in [0, 2^63)")
-    if not reserve.prompt:
-        raise InvalidReserve("prompt is empty: give at least one token")
-    if len(reserve.prompt) % _TOKEN.itemsize:
-        raise InvalidReserve(f"prompt has {len(reserve.prompt)} bytes, four make a token")
-    prompt = np.frombuffer(reserve.prompt, dtype=_TOKEN)
+    _require_named(ticket.room, ticket.generation)
+    prompt = _tokens(reserve.prompt, "prompt")
     if ticket.offered >= len(prompt):
         raise InvalidReserve(
             f"ticket.offered {ticket.offered} is not less than the prompt's {len(prompt)}"
@@ -97,7 +120,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
             priority=ticket.priority,
             due_seconds=_due_seconds(ticket),
         ),
-        prompt.astype(np.int32),
+        prompt,
         connection,
     )
 
@@ -119,6 +142,10 @@ def grant_from_wire(room: m.RoomId, grant: pb.Grant) -> m.Grant:
 def refused(error: m.RequestError) -> pb.SenderMessage:
     kind = _ERROR_KINDS[error.kind]
     return pb.SenderMessage(refused=pb.Refused(kind=kind, reason=error.message))
+
+
+def fetch_refused(refusal: m.FetchRefusal) -> pb.SenderMessage:
+    return pb.SenderMessage(refused=pb.Refused(kind=_FETCH_REFUSALS[refusal]))
 
 
 def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:

@@ -56,6 +56,8 @@ RoomEvent = (
     | m.PrefillAccepted
     | m.PrefillRefused
     | m.PrefillToken
+    | m.FetchRefused
+    | m.StateHeld
     | m.Grant
     | m.PullWanted
     | pb.PullDone
@@ -78,7 +80,7 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
 
     def __init__(
         self,
-        reserve: m.PrefillReserve,
+        reserve: m.PrefillReserve | m.FetchReserve,
         connection: str,
         post: Callable[[m.Inbox], None],
         sender: Sender,
@@ -164,6 +166,11 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
                 self._grant(event)
             case m.PrefillToken():
                 self._produced(event)
+            case m.FetchRefused(refusal=refusal):
+                if machine.apply(SenderEvent.REFUSE) is SenderState.REFUSED:
+                    self._say(wire.fetch_refused(refusal))
+            case m.StateHeld():
+                self._ready(pb.SenderMessage(held=pb.Held(generation=self.generation)))
             case GatewayArrived():
                 self._meet()
             case GatewayMissing():
@@ -230,12 +237,17 @@ class OutgoingHandover(SendingRoom[RoomEvent]):
         self._post(m.PrefillStart(grant))
 
     def _produced(self, token: m.PrefillToken) -> None:
+        self._pulled = token.pulled
+        tail = self._sender.remaining_seconds(self.room)
+        self._ready(wire.ready(self.generation, token, tail))
+
+    def _ready(self, said: pb.SenderMessage) -> None:
+        """What the receiver learns before all is flushed, or with it."""
         state = self.machine.apply(SenderEvent.TOKEN)
         if state is SenderState.DRAINING:
             return
         self.phases.mark(Phase.READY)
-        self._pulled = token.pulled
-        self._say(wire.ready(self.generation, token, self._sender.remaining_seconds(self.room)))
+        self._say(said)
         if state is SenderState.DONE:
             self.finish()
 

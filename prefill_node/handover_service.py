@@ -157,7 +157,14 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 self._load = message
             case m.UsableRead(batch):
                 self._usable.take(batch)
-            case m.PrefillQueued() | m.PrefillAccepted() | m.PrefillRefused() | m.PrefillToken():
+            case (
+                m.PrefillQueued()
+                | m.PrefillAccepted()
+                | m.PrefillRefused()
+                | m.PrefillToken()
+                | m.FetchRefused()
+                | m.StateHeld()
+            ):
                 room = self._rooms.get(message.room)
                 if room is not None:
                     room.put(message)
@@ -311,13 +318,20 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         finally:
             self._streams.discard(stream)
 
-    def _open(self, connection: str, wanted: pb.Reserve, say: Say) -> OutgoingHandover:
-        """The room of a Reserve, running. Raises RoomRefused."""
+    def _open(self, connection: str, message: pb.ReceiverMessage, say: Say) -> OutgoingHandover:
+        """The room of a Reserve or a Fetch, running. Raises RoomRefused."""
+        number, wanted = message.room, message.reserve
+        reserve: m.PrefillReserve | m.FetchReserve
         try:
-            reserve = wire.reserve_from_wire(wanted, connection)
+            if message.HasField("fetch"):
+                reserve = wire.fetch_from_wire(number, message.fetch, connection)
+            else:
+                reserve = wire.reserve_from_wire(wanted, connection)
         except wire.InvalidReserve as error:
-            raise RoomRefused(f"reserve: {error}") from error
+            raise RoomRefused(f"{message.WhichOneof('message')}: {error}") from error
         ticket = reserve.ticket
+        if number != ticket.room:
+            raise RoomRefused(f"room {number} is not its ticket's, {ticket.room}")
         if self._ended.drain(connection, ticket.room, ticket.generation) is not None:
             raise RoomRefused(f"room {ticket.room} is over: take a new room")
         if self._rooms.get(ticket.room) is not None:
@@ -343,7 +357,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 self._gateway_rooms.receiver_arrived(room)
             except DuplicateRoom as error:
                 raise RoomRefused(str(error)) from error
-        self._begin_room(ticket.room, request_id, traceparent)
+        if isinstance(reserve, m.PrefillReserve):
+            self._begin_room(ticket.room, request_id, traceparent)
         # The room outlives its stream: it must drain when the stream breaks.
         self._rooms.start(ticket.room, room)
         return room

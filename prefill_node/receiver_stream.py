@@ -45,8 +45,9 @@ _AFTER_TELLING = MappingProxyType(
 )
 
 Say: TypeAlias = Callable[[pb.SenderMessage], None]
-OpenRoom: TypeAlias = Callable[[str, pb.Reserve, Say], OutgoingHandover]
-"""Of a connection. Raises RoomRefused."""
+OpenRoom: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingHandover]
+"""Of a connection, by a Reserve or a Fetch. Raises RoomRefused."""
+_OPENING = frozenset({"reserve", "fetch"})
 
 
 class RoomRefused(Exception):
@@ -110,8 +111,8 @@ class ReceiverStream:
         kind = message.WhichOneof("message")
         room = self._rooms.get(message.room)
         if room is None:
-            if kind == "reserve":
-                self._reserve(message.room, message.reserve)
+            if kind in _OPENING:
+                self._reserve(message)
             return
         match kind:
             case "grant":
@@ -127,16 +128,15 @@ class ReceiverStream:
             case other:
                 room.put(Stopped(f"{other} is not expected on a room that is open"))
 
-    def _reserve(self, number: int, reserve: pb.Reserve) -> None:
+    def _reserve(self, message: pb.ReceiverMessage) -> None:
+        number = message.room
         try:
             if self._leaving:
                 raise RoomRefused("the connection is over")
             if len(self._rooms) >= _MOST_ROOMS:
                 raise RoomRefused(f"{_MOST_ROOMS} rooms are open on this stream: end some")
-            if number != reserve.ticket.room:
-                raise RoomRefused(f"room {number} is not its ticket's, {reserve.ticket.room}")
             say = partial(self._say, number)
-            self._rooms[number] = self._open_room(self.connection, reserve, say)
+            self._rooms[number] = self._open_room(self.connection, message, say)
         except RoomRefused as refusal:
             closed = pb.Closed(reason=str(refusal))
             self._outbox.put(pb.SenderMessage(closed=closed, room=number))

@@ -33,6 +33,7 @@ from tasuki.transfer.windows.window import FinishedLayers
 
 from .accept_window import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
 from .base import Handover, HandoverContext, RequestInbox, misdirected
+from .fetching.held_sender import HeldSender
 from .pull_receiver import PullReceiver
 from .room_names import room_name
 
@@ -55,6 +56,7 @@ class PrefillHandover(Handover):
         capacity = context.cache.capacity_tokens(context.working_slots)
         self._pulls = PullReceiver(context, AcceptWindow(capacity, MOST_PULLED))
         self._window = AcceptWindow(capacity, MOST_ACCEPTED)
+        self._fetched = HeldSender(context, sender)
         self._order: tuple[m.RoomId, ...] = ()
         """Of the queue, as it was emitted last."""
         self._ending: list[m.PrefillEnd] = []
@@ -70,12 +72,14 @@ class PrefillHandover(Handover):
 
     @property
     def waits(self) -> bool:
-        return self._pulls.grants.waiting or bool(self._ending)
+        return self._pulls.grants.waiting or self._fetched.sources.waiting or bool(self._ending)
 
     def handle(self, message: RequestInbox) -> None:
         match message:
             case m.PrefillReserve():
                 self._reserve(message)
+            case m.FetchReserve():
+                self._reserve_fetch(message)
             case m.PrefillStart():
                 self._start(message)
             case m.PrefillEnd():
@@ -100,7 +104,7 @@ class PrefillHandover(Handover):
         error = self._intake.refusal(prompt, len(prompt)) or self._intake.sampling_refusal(
             ticket.sampling
         )
-        if ticket.room in self._rooms:
+        if ticket.room in self._rooms or ticket.room in self._fetched:
             error = m.RequestError(m.ErrorKind.INVALID, f"room {ticket.room} is in use")
         if error is not None:
             self._emit(m.PrefillRefused(ticket.room, error))
@@ -121,6 +125,13 @@ class PrefillHandover(Handover):
         self._peers[ticket.room] = message.peer
         self._scheduler.enqueue(request)
         self._enter_load(ticket.room, request, message.peer)
+
+    def _reserve_fetch(self, message: m.FetchReserve) -> None:
+        room = message.ticket.room
+        if room in self._rooms or room in self._fetched:
+            self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
+        else:
+            self._fetched.reserve(message)
 
     def _enter_load(self, room: m.RoomId, request: Request, peer: str) -> None:
         wait = self._load.wait
@@ -143,6 +154,7 @@ class PrefillHandover(Handover):
 
     def advance(self) -> None:
         self._pulls.grants.advance()
+        self._fetched.sources.advance()
         ending, self._ending = self._ending, []
         for message in ending:
             self._end(message)
@@ -216,6 +228,7 @@ class PrefillHandover(Handover):
 
     def _start(self, message: m.PrefillStart) -> None:
         """The receiver granted: the request may run."""
+        self._fetched.start(message.grant)
         request = self._rooms.get(message.grant.room)
         if request is None or not isinstance(request.state, AwaitingGrant):
             return
@@ -281,6 +294,7 @@ class PrefillHandover(Handover):
     def _end(self, message: m.PrefillEnd) -> None:
         """The room is over and its sender has drained. What was computed of its prompt stays
         cached, so a forward in flight is waited for."""
+        self._fetched.end(message.room)
         request = self._rooms.get(message.room)
         if request is None:
             return

@@ -8,6 +8,7 @@ room (a 63-bit id) in a hand-over; the decode engine knows both, the prefill eng
 
 from .cache import *
 from .evictions import *
+from .fetch import *
 from .handover import *
 from .heirs import *
 from .pull import *
@@ -21,7 +22,14 @@ FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToHeirs | EndL
 """From a front, to an engine of any role."""
 
 PrefillInbox = (
-    PrefillReserve | PrefillStart | PrefillEnd | PullCommitted | PullLost | PullFenced | ReadUsable
+    PrefillReserve
+    | FetchReserve
+    | PrefillStart
+    | PrefillEnd
+    | PullCommitted
+    | PullLost
+    | PullFenced
+    | ReadUsable
 )
 """From the control plane of a prefill node."""
 
@@ -34,6 +42,8 @@ DecodeInbox = (
     | EarlyStepEnded
     | HandoverFailed
     | AlreadyHeld
+    | FetchAdvised
+    | FetchLost
     | WriterFenced
     | PullAsked
     | PullEnd
@@ -57,6 +67,7 @@ FrontOutbox = (
     | Evicted
     | StateLeft
     | LeftToHeirs
+    | StateFetched
 )
 PrefillOutbox = (
     RoomEnded
@@ -64,6 +75,8 @@ PrefillOutbox = (
     | PrefillQueued
     | PrefillAccepted
     | PrefillRefused
+    | FetchRefused
+    | StateHeld
     | PrefillToken
     | PrefillLoad
     | PullWanted
@@ -71,6 +84,7 @@ PrefillOutbox = (
 )
 DecodeOutbox = (
     HandoverWanted
+    | FetchWanted
     | HandoverGranted
     | HandoverDeclined
     | HandoverCancelled

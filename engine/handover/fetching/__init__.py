@@ -1,0 +1,1 @@
+"""States that go from a prefill node to a decode node as they are."""
