@@ -51,6 +51,14 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
     )
 
 
+def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
+    tokens = wanted.prompt.astype("<i4", copy=False).tobytes()
+    ticket = wanted.ticket
+    return pb.ReceiverMessage(
+        fetch=pb.Fetch(generation=ticket.generation, tokens=tokens, salt=ticket.salt)
+    )
+
+
 def _due_seconds(ticket: m.Ticket) -> float | None:
     due = ticket.due_seconds
     return None if due is None else min(due, peer_values.LONGEST_SECONDS)

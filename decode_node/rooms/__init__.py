@@ -1,0 +1,1 @@
+"""Rooms into whose grants a prefill node writes."""
