@@ -16,4 +16,5 @@ ObservedMessage = (
     | m.PullLost
     | m.PullFenced
     | m.StateLeft
+    | m.StateFetched
 )

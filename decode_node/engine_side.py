@@ -99,6 +99,7 @@ class DecodeSide:
             front.header,
             front.progress,
             cast(RouteName, engine_config.route),
+            engine_config.pull_tokens,
         )
 
     def deliver(self, message: Outbox) -> None:

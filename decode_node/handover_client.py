@@ -39,13 +39,21 @@ from .handover_settings import HandoverSettings
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import PrefillLinks
 from .prefill_routing.chosen_node import Chosen
-from .prefill_routing.prefill_router import PrefillRouter
+from .prefill_routing.prefill_router import Holder, PrefillRouter
 from .pull_sender import PullSender, Say
+from .rooms.incoming_fetch import IncomingFetch
+from .rooms.incoming_room import GivenUp
 
 log = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 0.5
 """Between two looks at what all prefill nodes have to do."""
+_FETCH_SLACK = 4.0
+"""Times what computing would take: a fetch is given up then, but not before _FETCH_LEAST."""
+_FETCH_LEAST, _FETCH_MOST = 2.0, 10.0
+_HOLDERS_FAULT = frozenset({m.FetchOutcome.LATE, m.FetchOutcome.LOST})
+_NOT_FETCHED_FROM_SECONDS = 60.0
+"""After such an end: what lists much and gives nothing must not hold up every prompt."""
 
 
 @dataclass
@@ -87,10 +95,13 @@ class HandoverClient:
         traceparent: Callable[[m.RequestId], str] = _untraced,
         progress: Callable[[], NodeProgress] = NodeProgress,
         route: RouteName = "auto",
+        pull_tokens: int = 32,
     ) -> None:
         """loop: the hand-over's, where everything but deliver() and links is called. dialling: in
         plain text, and on this host only, by default. traceparent: of a live request's span, empty
-        where it has none. progress: this node's. route: how a prompt's prefill node is chosen."""
+        where it has none. progress: this node's. route: how a prompt's prefill node is chosen.
+        pull_tokens: that pay a pull while nothing was measured."""
+        self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
         self._receiver = receiver
@@ -99,6 +110,7 @@ class HandoverClient:
         self._sender = sender
         self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room", self._over)
         self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
+        self._fetches: LiveRooms[m.RoomId, IncomingFetch] = LiveRooms("fetch", self._fetch_over)
         self._asked: dict[m.RequestId, _Asked] = {}
         """Of requests whose prompts were given to prefill nodes, until they are done, cancelled or
         prefilled here."""
@@ -166,7 +178,10 @@ class HandoverClient:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
         for room in self._rooms:
             room.put(m.HandoverCancelled(room.room))
+        for fetch in self._fetches:
+            fetch.put(GivenUp("this node shuts down", m.LossCause.STREAM))
         await self._rooms.end(self._settings.patience)
+        await self._fetches.end(self._settings.patience)
         for pull in self._pulls:
             pull.put(Stopped("the decode node shuts down"))
         await self._pulls.end(self._settings.patience)
@@ -184,8 +199,12 @@ class HandoverClient:
         match message:
             case m.HandoverWanted():
                 self._begin(message)
+            case m.FetchWanted():
+                self._fetch(message)
             case m.HandoverGranted(grant=grant):
-                if (room := self._rooms.get(grant.room)) is not None:
+                if (fetch := self._fetches.get(grant.room)) is not None:
+                    fetch.put(message)
+                elif (room := self._rooms.get(grant.room)) is not None:
                     room.put(message)
                 else:
                     # Granted while the room was being lost: no sender ever saw it.
@@ -199,7 +218,9 @@ class HandoverClient:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
             case m.HandoverDeclined():
-                if (room := self._rooms.get(message.room)) is not None:
+                if (fetch := self._fetches.get(message.room)) is not None:
+                    fetch.put(message)
+                elif (room := self._rooms.get(message.room)) is not None:
                     room.put(message)
             case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
                 if (pull := self._pulls.get(number)) is not None:
@@ -226,6 +247,11 @@ class HandoverClient:
             failed = m.HandoverFailed(wanted.ticket.room, nobody, cause=m.LossCause.NO_NODE)
             self._say(wanted.request_id, failed)
             return
+        holder = self._router.holder(wanted, chosen, self._pull_tokens)
+        if holder is not None:
+            self._advise(wanted, holder)
+            return
+        self._router.sent(chosen)
         asked = self._asked.setdefault(wanted.request_id, _Asked())
         asked.tried, asked.chosen = (*asked.tried, chosen.link.target), chosen
         connection = chosen.connection
@@ -242,6 +268,40 @@ class HandoverClient:
             self._traceparent(wanted.request_id),
         )
         self._rooms.start(room.room, room)
+
+    def _advise(self, wanted: m.HandoverWanted, holder: Holder) -> None:
+        """The engine fetches what the holder has, and asks anew."""
+        room = wanted.ticket.room
+        self._unanswered.discard(room)
+        seconds = min(max(_FETCH_SLACK * holder.seconds, _FETCH_LEAST), _FETCH_MOST)
+        self._post(m.FetchAdvised(room, holder.link.target, holder.tokens, seconds))
+
+    def _fetch(self, wanted: m.FetchWanted) -> None:
+        """Open its room; answered also where that breaks."""
+        room_id, patience = wanted.ticket.room, self._settings.patience
+        link = self._links.living(wanted.holder)
+        connection = None if link is None else link.connection
+        if link is None or connection is None:
+            self._post(m.FetchLost(room_id, m.FetchOutcome.LOST))
+            return
+        fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
+        say = partial(self._fetch_says, connection)
+        room = IncomingFetch(wanted, link, connection, fence, say, self._receiver, self._settings)
+        self._fetches.start(room_id, room)
+
+    def _fetch_says(self, connection: PrefillConnection, message: m.Inbox) -> None:
+        if isinstance(message, m.FetchLost) and message.outcome in _HOLDERS_FAULT:
+            connection.gives_from = time.monotonic() + _NOT_FETCHED_FROM_SECONDS
+        self._post(message)
+
+    def _fetch_over(self, room: IncomingFetch, failure: Exception | None) -> None:
+        if failure is not None:
+            # The engine drops what it knows already.
+            self._post(m.FetchLost(room.room, m.FetchOutcome.LOST))
+        for event in room.unread():
+            if isinstance(event, m.HandoverGranted):
+                self._dispatch(event)
+        self._end_idle_links()
 
     def _choose(self, wanted: m.HandoverWanted) -> Chosen | None:
         """None where no node is left, also after the last attempt."""
@@ -307,11 +367,11 @@ class HandoverClient:
             self._post(m.HandoverFailed(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:
-        self._links.end_idle(room.connection for room in self._rooms)
+        self._links.end_idle(room.connection for room in (*self._rooms, *self._fetches))
 
     def _lose_all(self) -> list[WriterLife]:
         self._links.lose_all()
-        return [room.connection.writer for room in self._rooms]
+        return [room.connection.writer for room in (*self._rooms, *self._fetches)]
 
     def _links_changed(self) -> None:
         available = self._links.available

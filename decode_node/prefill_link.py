@@ -73,6 +73,8 @@ class PrefillConnection:
         self.progress: NodeProgress | None = None
         """From the last beat that had one."""
         self.load = PrefillNodeLoad()
+        self.gives_from = 0.0
+        """Nothing is fetched from it before that time, in monotonic seconds."""
         self.number: int | None = None
         """In the index of who holds what, while it is followed."""
         self.writer = WriterLife(

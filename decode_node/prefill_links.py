@@ -50,6 +50,11 @@ class PrefillLinks:
             if target not in beside
         )
 
+    def living(self, target: str) -> PrefillLink | None:
+        """The link to the target whose connection lives, also one that leaves."""
+        links = (link for link in self._tasks if link.target == target)
+        return next((link for link in links if link.connection and link.connection.alive), None)
+
     def closed_to_rooms(self, beside: Iterable[str]) -> list[PrefillLink]:
         """Those that leave, and members of these targets."""
         return [*self._leaving, *(self._links[t] for t in beside if t in self._links)]

@@ -210,6 +210,7 @@ class Request:
     transfer: m.TransferReport | None = None
     pulled: m.PullReport | None = None
     pull_tried: bool = False
+    fetch_tried: bool = False
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # of a prefill node

@@ -100,7 +100,14 @@ Reply = (
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 Observed = (
-    m.Submit | m.Finished | m.Rejected | m.Evicted | m.RoomEnded | m.HandoverCancelled | m.StateLeft
+    m.Submit
+    | m.Finished
+    | m.Rejected
+    | m.Evicted
+    | m.RoomEnded
+    | m.HandoverCancelled
+    | m.StateLeft
+    | m.StateFetched
 )
 _OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut, m.TokensOut, m.PromptScored}
 _OWN_ALONE = _OWN - {m.HandoverCancelled}

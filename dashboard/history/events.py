@@ -40,6 +40,7 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.PullLost: "pull_lost",
     m.PullFenced: "pull_fenced",
     m.StateLeft: "left",
+    m.StateFetched: "fetched",
 }
 """Of messages whose events are all their fields."""
 

@@ -15,12 +15,12 @@ from tasuki.engine import messages as m
 
 from .cache_metrics import cache_families
 from .compat_names import translated
+from .copied_states import CopiedStateMetrics
 from .engine_metrics import engine_families
 from .eviction_metrics import EvictionMetrics
 from .fault_metrics import FaultMetrics
 from .fleet.caller_metrics import CallerMetrics
 from .fleet.node_metrics import node_families
-from .heir_metrics import HeirMetrics
 from .node_report import NodeReport
 from .pull_metrics import PullMetrics
 from .request_metrics import RequestMetrics
@@ -40,7 +40,7 @@ class Exposition:
         self._evictions = EvictionMetrics(self._registry)
         self._faults = FaultMetrics(self._registry)
         self._pulls = PullMetrics(self._registry)
-        self._heirs = HeirMetrics(self._registry)
+        self._copied = CopiedStateMetrics(self._registry)
         self._dialect = dialect
 
     def observe(self, message: ObservedMessage) -> None:
@@ -56,8 +56,8 @@ class Exposition:
                 self._evictions.observe(message)
             case m.PullCommitted() | m.PullLost():
                 self._pulls.observe(message)
-            case m.StateLeft():
-                self._heirs.observe(message)
+            case m.StateLeft() | m.StateFetched():
+                self._copied.observe(message)
             case m.PeersChanged() | m.PullFenced():
                 pass
             case _:

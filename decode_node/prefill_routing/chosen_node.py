@@ -1,14 +1,15 @@
 """The prefill node that was chosen for a prompt: whether the prompt should move on, and why it went
 there. Values alone. Thread rule: the hand-over's event loop."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
 from tasuki.routing.prefill_choice import Bid, should_move
 from tasuki.routing.prefill_route import Choice, Reason
 from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.sent_prefixes import Beginning
 
 _SHOWN_BIDS = 8
 
@@ -18,7 +19,8 @@ Standing = tuple[PrefillLink, PrefillConnection]
 @dataclass(frozen=True)
 class Chosen:
     """link, connection: where the prompt of so many tokens goes. choice: why; moved_from: where it
-    was before. seconds: of a prefill. asked_at: monotonic seconds."""
+    was before. seconds: of a prefill. asked_at: monotonic seconds. beginnings: of the
+    prompt. held: tokens of it by node, of those that are known to hold most."""
 
     link: PrefillLink
     connection: PrefillConnection
@@ -27,6 +29,8 @@ class Chosen:
     tokens: int
     seconds: PrefillSeconds
     asked_at: float
+    beginnings: Sequence[Beginning] = ()
+    held: Mapping[int, int] = field(default_factory=dict)
     moved_from: str = ""
 
     @property

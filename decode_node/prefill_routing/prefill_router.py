@@ -11,13 +11,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 
 from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.routing.fetch_price import copy_pays
 from tasuki.routing.prefill_choice import Candidate
 from tasuki.routing.prefill_route import (
     HOLDERS,
@@ -45,6 +46,17 @@ _FRESH_FOR = 0.25
 """Seconds for which it holds whether the index is fresh."""
 
 Follow = Callable[[PrefillConnection, UsableIndex, int], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A node that has the state behind the first `tokens` of a prompt, of which the chosen one
+    would compute what it lacks in so many seconds."""
+
+    link: PrefillLink
+    connection: PrefillConnection
+    tokens: int
+    seconds: float
 
 
 class PrefillRouter:
@@ -117,10 +129,10 @@ class PrefillRouter:
         named: str | None = None,
         moved_from: str = "",
     ) -> Chosen | None:
-        """Where the prompt is to go; its seconds are that node's from now on. excluded: where it
-        may not go. busy: the connections of live rooms. named: the target that it goes to: its
-        second choice where it has moved, else a gateway's. moved_from: where it was before, if it
-        has moved. None where no node is left."""
+        """Where the prompt is to go; sent() says that it did. excluded: where it may not go. busy:
+        the connections of live rooms. named: the target that it goes to: its second choice where it
+        has moved, else a gateway's. moved_from: where it was before, if it has moved. None where no
+        node is left."""
         now = time.monotonic()
         numbers = self._numbers
         if excluded:
@@ -136,6 +148,33 @@ class PrefillRouter:
             picked = self._picked(reason, wanted, alive, busy)
         chosen = self._weighed(reason, wanted, numbers, picked, now)
         return None if chosen is None else replace(chosen, moved_from=moved_from)
+
+    def sent(self, chosen: Chosen) -> None:
+        """The prompt goes there: its seconds are that node's from now on."""
+        bid = chosen.choice.chosen
+        work = bid.prefill + bid.candidate.exposed
+        chosen.connection.load.send(work, chosen.asked_at)
+        self._sent.send(chosen.beginnings, bid.candidate.node, chosen.asked_at)
+
+    def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
+        """The node of whose state a copy is cheaper than computing it where the prompt goes. It may
+        be one that takes no prompts, as it drains. at_least: as of copy_pays."""
+        if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
+            return None
+        held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}
+        giving = [n for n in self._alive(held) if self._gives(n, chosen.asked_at)]
+        number = max(giving, key=lambda node: held[node], default=None)
+        if number is None or self._standing[number][1] is chosen.connection:
+            return None
+        usable = max(chosen.choice.chosen.candidate.usable, wanted.ticket.offered)
+        seconds, pull = chosen.seconds, chosen.connection.load.pull
+        if not copy_pays(usable, held[number], seconds, pull, at_least):
+            return None
+        link, connection = self._standing[number]
+        return Holder(link, connection, held[number], seconds.between(usable, held[number]))
+
+    def _gives(self, number: int, now: float) -> bool:
+        return self._standing[number][1].gives_from <= now
 
     def _alive(self, numbers: Iterable[int]) -> list[int]:
         return [number for number in numbers if self._standing[number][1].alive]
@@ -198,11 +237,8 @@ class PrefillRouter:
         ]
         tokens = len(wanted.prompt)
         choice = choose(reason, candidates, tokens, seconds, picked)
-        chosen = choice.chosen
-        link, connection = standing[chosen.candidate.node]
-        connection.load.send(chosen.prefill + chosen.candidate.exposed, now)
-        self._sent.send(beginnings, chosen.candidate.node, now)
-        return Chosen(link, connection, choice, standing, tokens, seconds, now)
+        link, connection = standing[choice.chosen.candidate.node]
+        return Chosen(link, connection, choice, standing, tokens, seconds, now, beginnings, held)
 
     def _key(self, wanted: m.HandoverWanted) -> bytes:
         """The session's, else that of the prompt's beginning."""

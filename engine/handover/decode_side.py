@@ -52,6 +52,7 @@ from .decode_room import (
     Wanted,
 )
 from .early_start import EarlyStart
+from .fetching.fetches import Fetches
 from .leaving.heirs import Heirs
 from .pair_hit import pair_hit
 from .pull_sender import PullSender
@@ -91,6 +92,7 @@ class DecodeHandover(Handover):
         self._handed_back = 0
         """Live rooms of such."""
         self._heirs = Heirs(context)
+        self._fetches = Fetches(context)
         self._grants = AtRestQueue(context.runner, self._emit_grant)
         self._names = RoomNames()
 
@@ -105,7 +107,8 @@ class DecodeHandover(Handover):
 
     @property
     def waits(self) -> bool:
-        return self._grants.waiting or self._pulls.sources.waiting
+        at_rest = (self._grants, self._pulls.sources, self._fetches.grants)
+        return any(queue.waiting for queue in at_rest)
 
     @property
     def early_counters(self) -> dict[str, int]:
@@ -128,6 +131,17 @@ class DecodeHandover(Handover):
 
     def handle(self, message: RequestInbox) -> None:
         match message:
+            case m.GrantWanted(room) if room in self._fetches:
+                self._fetches.grant_wanted(room)
+            case m.RemoteDone(room) if room in self._fetches:
+                self._fetches.done(message)
+            case m.WriterFenced(room) if room in self._fetches:
+                self._fetches.fenced(room)
+            case m.FetchLost(room):
+                if room in self._fetches:
+                    self._fetches.lost(message)
+            case m.FetchAdvised():
+                self._fetch_first(message)
             case m.Submit():
                 self._submit(message)
             case m.Abort(request_id):
@@ -224,6 +238,16 @@ class DecodeHandover(Handover):
         if room is not None:
             self._heirs.held(room_id)
             self._end_room_of_heir(room, Finished())
+
+    def _fetch_first(self, message: m.FetchAdvised) -> None:
+        """The room's prompt waits in no queue until its beginning is here, or is not to be had;
+        then it is considered anew."""
+        room = self._rooms.get(message.room)
+        if room is None or not isinstance(room.state, Asked):
+            return
+        self._give_up(room)
+        room.request.move(Waiting())
+        self._fetches.begin(message, room.request)
 
     def _end_room_of_heir(self, room: DecodeRoom, end: Aborted | Finished) -> None:
         self._give_up(room)
@@ -326,7 +350,13 @@ class DecodeHandover(Handover):
         sender = None if named is None else named.sender
         self._emit(
             m.HandoverWanted(
-                request.told_as, ticket, request.prompt, sender, request.cursor, request.purpose
+                request.told_as,
+                ticket,
+                request.prompt,
+                sender,
+                request.cursor,
+                request.purpose,
+                request.purpose is m.Purpose.ANSWER and not request.fetch_tried,
             )
         )
 
@@ -367,6 +397,8 @@ class DecodeHandover(Handover):
         """Allocation and grant for every room whose sender is about to start, as far as there is
         room; emit what is granted or pinned once its ids are at rest."""
         self._grants.advance()
+        self._fetches.grants.advance()
+        self._fetches.release(self._scheduler.requeue)
         self._hand_next_back()
         self._leave_to_heirs()
         while self._wanted and self._granted(self._wanted[0]):

@@ -207,7 +207,8 @@ class PrefillToken(Message):
 class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node. sender: which one, where a gateway has named
     it of the room. session: which of this node's it continues, if any. purpose: of its request; of
-    what is to be inherited no room is opened where a prefill node holds it (AlreadyHeld)."""
+    what is to be inherited no room is opened where a prefill node holds it (AlreadyHeld).
+    may_fetch: whether FetchAdvised may answer it."""
 
     request_id: RequestId
     ticket: Ticket
@@ -215,6 +216,7 @@ class HandoverWanted(Message):
     sender: str | None = None
     session: int | None = None
     purpose: Purpose = Purpose.ANSWER
+    may_fetch: bool = False
 
 
 class HandoverGranted(Message):

@@ -121,7 +121,7 @@ class Inbound:
 
 
 def room_of(message: object) -> int | None:
-    if isinstance(message, m.PrefillReserve):
+    if isinstance(message, m.PrefillReserve | m.FetchReserve):
         return message.ticket.room
     if isinstance(message, m.PrefillStart):
         return message.grant.room
@@ -191,7 +191,7 @@ class Nodes:
         """Nothing is left of any room or pull, on either node, nor in the staging of a wire that
         has one."""
         client, service, pair = self.client, self.service, self.pair
-        rooms = (client._rooms, service._rooms, pair.sender._rooms)
+        rooms = (client._rooms, client._fetches, service._rooms, pair.sender._rooms)
         pulls = (client._pulls, service._pulls, pair.back_sender._rooms)
         async with asyncio.timeout(HANG_SECONDS):
             while any((*rooms, *pulls)):

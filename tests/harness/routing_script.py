@@ -19,7 +19,16 @@ from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
-from tests.harness.handover_nodes import LIMITS, SLABS, Inbound, room_of, serving, wanted
+from tests.harness.handover_nodes import (
+    GENERATION,
+    LIMITS,
+    SLABS,
+    Inbound,
+    grant_of,
+    room_of,
+    serving,
+    wanted,
+)
 from tests.harness.interaction import Look
 from tests.harness.loopback_pair import Pair, loopback_pair
 
@@ -131,6 +140,11 @@ class RoutingWorld:
             if isinstance(message, m.HandoverFailed):
                 elsewhere = ", elsewhere" if message.elsewhere else ""
                 shown = f"{shown}({message.cause.name}{elsewhere})"
+            elif isinstance(message, m.FetchLost):
+                shown = f"{shown}({message.outcome.name})"
+            elif isinstance(message, m.FetchAdvised):
+                named = {target: name for name, target in self._targets.items()}
+                shown = f"{shown}({named[message.holder]}, {message.tokens})"
             tracks.setdefault(f"decode {room_of(message)}", []).append(shown)
         for name, node in self.prefill.items():
             tracks[name] = list(node.came)
@@ -178,6 +192,44 @@ class RoutingWorld:
     def prompt(self, number: str) -> None:
         """The engine asks for a room."""
         self.client.deliver(wanted(int(number)))
+
+    def prompt_or_advice(self, number: str, offered: str = "0") -> None:
+        """The engine asks for a room, or for advice where to fetch the prompt's beginning; it has
+        so much of it itself."""
+        asked = wanted(int(number))
+        ticket = replace(asked.ticket, offered=int(offered))
+        self.client.deliver(replace(asked, ticket=ticket, may_fetch=True))
+
+    def fetch(self, name: str, number: str, seconds: str = "30") -> None:
+        """The engine wants what a node holds, for so long at most."""
+        ticket = m.FetchTicket(m.RoomId(int(number)), GENERATION, b"salt")
+        prompt, holder = wanted(1).prompt[:128], self._targets.get(name, "127.0.0.1:1")
+        self.client.deliver(m.FetchWanted(ticket, prompt, holder, float(seconds)))
+
+    def grants(self, number: str) -> None:
+        grant = grant_of(int(number), self._pair.target.layout)
+        self.client.deliver(m.HandoverGranted(grant))
+
+    def declines(self, number: str) -> None:
+        self.client.deliver(m.HandoverDeclined(m.RoomId(int(number))))
+
+    def says(self, name: str, number: str, what: str) -> None:
+        """In the room of a fetch."""
+        generation = GENERATION + (what == "held-of-another")
+        message = {
+            "accepted": pb.SenderMessage(accepted=pb.Accepted()),
+            "not-held": pb.SenderMessage(refused=pb.Refused(kind=pb.ERROR_KIND_NOT_HELD)),
+            "held": pb.SenderMessage(held=pb.Held(generation=generation)),
+            "held-of-another": pb.SenderMessage(held=pb.Held(generation=generation)),
+            "ready": pb.SenderMessage(ready=pb.Ready(generation=generation, token=7)),
+            "pull": pb.SenderMessage(pull=pb.Pull(generation=1, tokens=64, pages=[1], slot=0)),
+            "stop-pull": pb.SenderMessage(stop_pull=pb.StopPull(generation=1)),
+            "done": pb.SenderMessage(done=pb.Done(generation=generation)),
+            "failed": pb.SenderMessage(failed=pb.Failed(drain=pb.DRAIN_DRAINED)),
+            "nothing": pb.SenderMessage(),
+        }[what]
+        message.room = int(number)
+        self.prefill[name].say(message)
 
     def asks_again(self, before: str, number: str) -> None:
         """The engine asks for another room of the request that had one."""
@@ -249,11 +301,12 @@ class RoutingWorld:
         while self.prefill[name].streams < int(count):
             await asyncio.sleep(0.002)
 
-    async def load(self, name: str, wait: str) -> None:
-        """A report, which has come: seconds of prefill that it has to do."""
-        self.prefill[name].load = pb.Load(
-            wait_seconds=float(wait), fixed_seconds=0.01, token_seconds=0.01
-        )
+    async def load(self, name: str, wait: str, pull: str = "") -> None:
+        """A report, which has come: seconds of prefill that it has to do, and of any pull."""
+        load = pb.Load(wait_seconds=float(wait), fixed_seconds=0.01, token_seconds=0.01)
+        if pull:
+            load.pull_fixed_seconds, load.pull_token_seconds = float(pull), 0.0
+        self.prefill[name].load = load
         while self._status(name).wait_seconds != float(wait):
             await asyncio.sleep(0.002)
 

@@ -1,0 +1,178 @@
+"""Fetches as a decode engine sees them: states that prefill nodes hold and this one is to have.
+
+Owns their rooms until their ids are the tree's again, and the requests that wait for them. Emits
+what the decode node's hand-over client acts on; messages of fetches that are over are dropped.
+Thread rule: the engine loop's.
+Invariants: of one beginning there is one fetch at a time; what was granted becomes the tree's only
+after every window was verified, and is free again otherwise only after its writer's fence; whoever
+waits goes on once, whatever became of the fetch; no memory is waited for; at most MOST fetches
+live, of no more tokens than a quarter of what fits, a lost one until its fence.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from tasuki.engine import messages as m
+from tasuki.engine.handover.accept_window import AcceptWindow
+from tasuki.engine.handover.at_rest import AtRestQueue
+from tasuki.engine.handover.base import HandoverContext
+from tasuki.engine.request import Request, Waiting
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest
+
+MOST = 8
+"""At a time. Each of them has a slot and pages here."""
+_ALL = "all"
+"""Whoever holds it: they share the window."""
+
+
+@dataclass(frozen=True)
+class _Granted:
+    """The allocation is the holder's to write."""
+
+    allocation: Allocation
+
+
+@dataclass(frozen=True)
+class _Quarantined:
+    """Lost: the holder may still write the ids."""
+
+    quarantine: int
+
+
+@dataclass
+class _Fetch:
+    """state: None before anything is granted. waiting: requests that go on when it is over."""
+
+    ticket: m.FetchTicket
+    prompt: m.Tokens
+    holder: str
+    state: _Granted | _Quarantined | None = None
+    waiting: list[Request] = field(default_factory=list)
+
+    @property
+    def beginning(self) -> tuple[bytes, bytes]:
+        return self.ticket.salt, self.prompt.tobytes()
+
+
+class Fetches:
+    def __init__(self, context: HandoverContext) -> None:
+        self._cache = context.cache
+        self._emit = context.emit
+        capacity = context.cache.capacity_tokens(context.working_slots)
+        self._window = AcceptWindow(capacity, MOST)
+        self._generations = count(1)
+        self._rooms: dict[m.RoomId, _Fetch] = {}
+        self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
+        """Those that are not lost."""
+        self._released: deque[Request] = deque()
+        self.grants = AtRestQueue(context.runner, self._emit_grant)
+
+    def __contains__(self, room: m.RoomId) -> bool:
+        return room in self._rooms
+
+    def begin(self, advised: m.FetchAdvised, request: Request) -> None:
+        """Fetch the beginning of the request's prompt, which waits for that; where there is no room
+        for a fetch more it goes on at once. REQUIRES: it is Waiting, and in no queue."""
+        request.fetch_tried = True
+        if not 0 < advised.tokens < len(request.prompt):
+            self._released.append(request)
+            return
+        prompt = request.prompt[: advised.tokens]
+        known = self._by_beginning.get((request.salt, prompt.tobytes()))
+        if known is not None:
+            known.waiting.append(request)
+        elif self._window.has_room(_ALL, advised.tokens):
+            self._open(advised, prompt, request)
+        else:
+            self._released.append(request)
+
+    def _open(self, advised: m.FetchAdvised, prompt: m.Tokens, request: Request) -> None:
+        room = m.RoomId(secrets.randbits(62) + 1)
+        ticket = m.FetchTicket(room, next(self._generations), request.salt)
+        fetch = _Fetch(ticket, prompt, advised.holder, waiting=[request])
+        self._rooms[room] = self._by_beginning[fetch.beginning] = fetch
+        self._window.enter(_ALL, room, len(prompt))
+        self._emit(m.FetchWanted(ticket, prompt, advised.holder, advised.seconds))
+
+    def grant_wanted(self, room: m.RoomId) -> None:
+        """Grant what is lacking here, or decline."""
+        fetch = self._rooms[room]
+        if fetch.state is not None:
+            return
+        allocation = self._allocated(fetch)
+        if allocation is None:
+            self._emit(m.HandoverDeclined(room))
+            return
+        fetch.state = _Granted(allocation)
+        first = allocation.shared_pages
+        pages = tuple(allocation.pages[first:].tolist())
+        slot = allocation.working_slots[0]
+        self.grants.put(m.Grant(room, fetch.ticket.generation, first, pages, slot))
+
+    def _allocated(self, fetch: _Fetch) -> Allocation | None:
+        try:
+            return self._cache.allocate_to_receive(
+                fetch.prompt,
+                salt=fetch.ticket.salt,
+                capacity_tokens=len(fetch.prompt),
+                working_slots=1,
+            )
+        except ImpossibleRequest:
+            return None
+
+    def _emit_grant(self, grant: m.Grant) -> None:
+        fetch = self._rooms[grant.room]
+        if isinstance(fetch.state, _Granted):
+            self._emit(m.HandoverGranted(grant))
+        else:
+            # Lost before anybody was given the ids.
+            self.fenced(grant.room)
+
+    def done(self, message: m.RemoteDone) -> None:
+        """Every window landed and matched: pages and state enter the tree."""
+        fetch = self._rooms[message.room]
+        if not isinstance(fetch.state, _Granted):
+            return
+        allocation = fetch.state.allocation
+        self._cache.accept_received(allocation)
+        slot = allocation.working_slots[0]
+        self._cache.insert(allocation, len(fetch.prompt), slot, CheckpointKind.TURN_END)
+        self._cache.release(allocation)
+        self._forget(fetch)
+        self._over(fetch, m.FetchOutcome.FETCHED, message.transfer.bytes)
+
+    def lost(self, message: m.FetchLost) -> None:
+        fetch = self._rooms[message.room]
+        match fetch.state:
+            case None:
+                self._forget(fetch)
+            case _Granted(allocation):
+                fetch.state = _Quarantined(self._cache.quarantine(allocation))
+            case _Quarantined():
+                return
+        self._over(fetch, message.outcome)
+
+    def fenced(self, room: m.RoomId) -> None:
+        fetch = self._rooms[room]
+        if isinstance(fetch.state, _Quarantined):
+            self._cache.free_quarantined(fetch.state.quarantine)
+            self._forget(fetch)
+
+    def _forget(self, fetch: _Fetch) -> None:
+        del self._rooms[fetch.ticket.room]
+        self._window.leave(_ALL, fetch.ticket.room)
+
+    def _over(self, fetch: _Fetch, outcome: m.FetchOutcome, size: int = 0) -> None:
+        del self._by_beginning[fetch.beginning]
+        self._released.extend(fetch.waiting)
+        self._emit(m.StateFetched(outcome, len(fetch.prompt), size, fetch.holder))
+
+    def release(self, go_on: Callable[[Request], None]) -> None:
+        """Let those go on that wait no longer, but for who was aborted meanwhile."""
+        while self._released:
+            request = self._released.popleft()
+            if isinstance(request.state, Waiting):
+                go_on(request)

@@ -1,0 +1,135 @@
+"""A fetch between both halves over real gRPC: in bytes, and by scripts when one is advised and each
+way in which it can end."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.transfer.precision.precision import WirePrecision
+from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.windows.window import FinishedLayers
+from tests.harness.handover_nodes import (
+    GENERATION,
+    PAGES,
+    Nodes,
+    grant_of,
+    nodes,
+    on_both_wires,
+    wanted,
+)
+from tests.harness.interaction import Script, play, scripts
+from tests.harness.loopback_pair import expected_page, expected_slot, random_ids
+from tests.harness.routing_script import routing
+from tests.harness.waiting import HANG_SECONDS
+
+ROOM = 5
+
+
+@scripts(__file__)
+def test_script(script: Script) -> None:
+    """Prefill nodes are driven by hand."""
+    play(script, routing)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, HANG_SECONDS))
+
+
+def ask(both: Nodes, seconds: float = HANG_SECONDS) -> None:
+    ticket = m.FetchTicket(m.RoomId(ROOM), GENERATION, b"salt")
+    fetch = m.FetchWanted(ticket, wanted(ROOM).prompt, f"127.0.0.1:{both.port}", seconds)
+    both.client.deliver(fetch)
+
+
+async def granted(both: Nodes) -> m.Grant:
+    await both.connected()
+    ask(both)
+    reserve = await both.prefill.wait(m.FetchReserve)
+    assert isinstance(reserve, m.FetchReserve)
+    assert reserve.ticket == m.FetchTicket(m.RoomId(ROOM), GENERATION, b"salt")
+    assert reserve.prompt.tolist() == wanted(ROOM).prompt.tolist() and reserve.peer
+    both.service.deliver(m.PrefillAccepted(m.RoomId(ROOM)))
+    await both.decode.wait(m.GrantWanted, ROOM)
+    grant = grant_of(ROOM, both.pair.target.layout)
+    both.client.deliver(m.HandoverGranted(grant))
+    await both.prefill.wait(m.PrefillStart, ROOM)
+    return grant
+
+
+def send(both: Nodes) -> tuple[tuple[int, ...], int]:
+    """All at once, as it was computed long ago; the sender's own page ids and slot."""
+    source = both.pair.source
+    pages, slot = random_ids(source.layout, source.slabs, PAGES, np.random.default_rng(8))
+    both.pair.sender.plan_forward(ROOM, FinishedLayers.long_finished(0, pages, slot))
+    both.service.deliver(m.StateHeld(m.RoomId(ROOM)))
+    return pages, slot
+
+
+@on_both_wires
+def test_a_fetch_brings_pages_and_state_and_no_token(precision: WirePrecision) -> None:
+    async def scenario() -> None:
+        async with nodes(precision=precision) as both:
+            grant = await granted(both)
+            pages, slot = send(both)
+            done = await both.decode.wait(m.RemoteDone, ROOM)
+            assert isinstance(done, m.RemoteDone)
+            source, target = both.pair.source, both.pair.target
+            units = WireUnits.of(source.layout, precision)
+            states = source.layout.gdn_layers * units.state_layer_bytes
+            size = len(pages) * source.layout.full_layers * units.block_bytes + states
+            assert done.transfer.bytes == size
+            for ours, theirs in zip(grant.pages, pages, strict=True):
+                assert target.page_bytes(ours) == expected_page(units, source, theirs)
+            assert grant.slot is not None
+            assert target.slot_bytes(grant.slot) == expected_slot(units, source, slot)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            await both.quiet()
+            assert not both.decode.of(m.RemoteReady) and not both.decode.of(m.FetchLost)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("refusal", m.FetchRefusal)
+def test_a_refused_fetch_is_lost_before_anything_was_granted(refusal: m.FetchRefusal) -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await both.connected()
+            ask(both)
+            await both.prefill.wait(m.FetchReserve)
+            both.service.deliver(m.FetchRefused(m.RoomId(ROOM), refusal))
+            lost = await both.decode.wait(m.FetchLost, ROOM)
+            assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.REFUSED)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            await both.quiet()
+            assert not both.decode.of(m.WriterFenced)
+
+    run(scenario())
+
+
+def test_a_holder_that_goes_after_the_grant_is_fenced() -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await granted(both)
+            await both.service.stop()
+            lost = await both.decode.wait(m.FetchLost, ROOM)
+            assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.LOST)
+            await both.decode.wait(m.WriterFenced, ROOM)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+            await both.quiet()
+
+    run(scenario())
+
+
+def test_a_node_that_stops_waits_for_the_fences_of_what_it_fetches() -> None:
+    async def scenario() -> None:
+        async with nodes() as both:
+            await granted(both)
+            await both.client.stop()
+            assert both.decode.of(m.FetchLost, ROOM) and both.decode.of(m.WriterFenced, ROOM)
+            await both.prefill.wait(m.PrefillEnd, ROOM)
+
+    run(scenario())
