@@ -43,7 +43,7 @@ class PlannerConfig:
     )
     plan_ahead: float = option(180.0, "seconds for which demand is foreseen: a start and some")
     settle_seconds: float = option(
-        400.0, "from a node that a role was given until one is taken from it"
+        600.0, "from a node that a role was given until one is taken from it"
     )
     cool_down_seconds: float = option(30.0, "between two nodes that are taken away")
     clear_seconds: float = option(90.0, "a queue is to be worked off within")

@@ -14,6 +14,7 @@ gives no node away; at most `most` nodes are ready or coming.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .fleet_need import FleetNeed, need_of
 from .observation import NodeCount, NodeRole, Observation
@@ -66,7 +67,7 @@ def plan(history: Sequence[Observation], policy: PlanPolicy) -> FleetPlan:
     full = len(history) > 1 and end - history[0].at >= _FULL_SHARE * policy.pace.window
     spare = {role: max(0, nodes[role].all - need.keep[role]) for role in NodeRole}
     for role in NodeRole:
-        if not full or _changed(recent, policy.pace.settle, role, more=True):
+        if not full or _changed(history, policy.pace.settle, role, more=True):
             spare[role] = 0
     total = sum(count.all for count in nodes.values())
     actions: list[Action] = []
@@ -85,7 +86,7 @@ def plan(history: Sequence[Observation], policy: PlanPolicy) -> FleetPlan:
         if placed + changed < short:
             held_back = f"{role} needs {short - changed - placed} more than the most of all allows"
     leaving = _leaving(nodes, spare)
-    rests = not any(_changed(recent, policy.pace.cool_down, role, more=False) for role in NodeRole)
+    rests = not any(_changed(history, policy.pace.cool_down, role, more=False) for role in NodeRole)
     may = not actions and not held_back and total > policy.bounds.least
     if leaving is not None and rests and may:
         actions.append(Drain(leaving))
@@ -105,9 +106,10 @@ def _leaving(nodes: dict[NodeRole, NodeCount], spare: dict[NodeRole, int]) -> No
 def _changed(history: Sequence[Observation], seconds: float, role: NodeRole, *, more: bool) -> bool:
     """Whether the role got more nodes, or fewer, in the last seconds."""
     since = history[-1].at - seconds
-    counts = [each.nodes[role].all for each in history]
-    steps = zip(history[1:], counts, counts[1:], strict=False)
-    return any(
-        each.at > since and (after > before if more else after < before)
-        for each, before, after in steps
-    )
+    for later, earlier in pairwise(reversed(history)):
+        if later.at <= since:
+            return False
+        gained = later.nodes[role].all - earlier.nodes[role].all
+        if gained > 0 if more else gained < 0:
+            return True
+    return False

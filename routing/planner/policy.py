@@ -56,7 +56,7 @@ class Pace:
     level: float = 60.0
     quick: float = 15.0
     ahead: float = 180.0
-    settle: float = 400.0
+    settle: float = 600.0
     cool_down: float = 30.0
     clear: float = 90.0
     room: float = 0.2

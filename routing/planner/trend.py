@@ -15,7 +15,10 @@ Floats = NDArray[np.float64]
 _MOST_FORESEEN = 1.5
 """Times the present level: a crowd that has just come does not grow for ever."""
 _SURE = 2.0
-"""Standard errors that a burst or a slope must exceed to count."""
+"""Standard errors that a slope must exceed to count."""
+_SURE_OF_A_BURST = 4.0
+"""The same of a burst. It is asked for at each look, 17,280 times a day for each role: at two
+errors noise makes one every few minutes, at four one in some days, while a crowd is ten."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
     level = level_of(times, values, pace.level)
     burst = values[_since(times, pace.quick) :]
     noise = _noise(values)
-    now = max(level, float(burst.mean()) - _SURE * noise / len(burst) ** 0.5)
+    error, height = noise / len(burst) ** 0.5, float(burst.mean())
+    now = height if height > level + _SURE_OF_A_BURST * error else level
     ahead = min(_foreseen(times, values, noise, pace.ahead), _MOST_FORESEEN * level)
     soon = max(now, ahead)
     return Trend(now, soon, max(soon, _highest_level(times, values, pace)))

@@ -88,6 +88,20 @@ def test_answers_take_as_long_as_their_batch_makes_them_and_wait_for_memory() ->
     assert ended[0].ended == pytest.approx(20 * 0.01) and ended[2].began == 1.0
 
 
+def test_a_turn_is_a_change_against_the_one_before_it_within_ten_minutes(day: Day) -> None:
+    counts = SimulatedFleet(day, SPEED, NodeTimes(), {P: 12, D: 6}, 1).run(nothing)
+
+    def turns(*added: tuple[float, NodeRole, int]) -> tuple[int, int]:
+        reached = outcome(day, replace(counts, added=list(added)), TARGETS)
+        return reached.turns, reached.at_crowds
+
+    crowd = day.crowds[0]
+    assert turns((0.0, P, 3), (600.0, P, -1), (605.0, P, -1), (1205.5, P, 1)) == (1, 0)
+    assert turns((0.0, P, -1), (600.5, P, 1), (1201.0, P, -1)) == (0, 0)
+    assert turns((0.0, P, -1), (10.0, D, 2), (20.0, P, -1), (30.0, D, -1)) == (1, 0)
+    assert turns((crowd - 100.0, D, -1), (crowd + 40.0, D, 4), (crowd + 500.0, D, -1)) == (2, 1)
+
+
 def test_the_planner_serves_and_the_oracle_is_cheaper(day: Day) -> None:
     _, best = OracleDay(day, SPEED, NodeTimes(), TARGETS).cheapest(lambda line: None)
     planned = simulated_day(day, SPEED, NodeTimes(), POLICY, 1)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from tasuki.routing.planner.observation import (
     PrefillObserved,
 )
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
+from tasuki.routing.planner.trend import trend_of
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 EVERY = 5.0
@@ -179,6 +181,36 @@ def test_one_node_goes_a_cool_down_and_the_rest_would_bear_a_fifth_more() -> Non
     more = Fleet(left, fleet.ready[D])
     more.looks(600, lambda now: (4.0 * 1.2, 5_000.0))
     assert not any(isinstance(action, Place) for _, action in more.actions)
+
+
+def test_a_node_that_was_given_stays_for_as_long_as_is_said() -> None:
+    """To the last look, where that is as long as the window."""
+    policy = replace(POLICY, pace=Pace())
+    assert policy.pace.settle == policy.pace.window
+    looks = [
+        seen(EVERY * n, 0.2, 500.0, {P: NodeCount(3 + (n > 0)), D: NodeCount(1)})
+        for n in range(round(policy.pace.settle / EVERY) + 2)
+    ]
+    assert not plan(looks[:-1], policy).actions
+    assert plan(looks, policy).actions == (Drain(P),)
+
+
+def test_noise_is_no_burst_and_a_crowd_is_one() -> None:
+    """Of four requests a second a quarter of a minute is more than its minute by two errors at
+    every fortieth look: each would be a node."""
+    pace, random = Pace(), np.random.default_rng(1)
+    many = round(pace.window / EVERY)
+    values = random.poisson(4 * EVERY, 4_000) / EVERY
+    times = EVERY * np.arange(many)
+
+    def now(end: int) -> float:
+        return trend_of(times, values[end - many : end], pace).now
+
+    level = round(pace.level / EVERY)
+    ends = range(many, len(values))
+    assert [now(end) for end in ends] == [values[end - level : end].mean() for end in ends]
+    values[-3:] = random.poisson(8 * EVERY, 3) / EVERY
+    assert now(len(values)) == values[-3:].mean()
 
 
 def test_a_role_change_comes_before_a_new_node_where_the_other_role_has_room() -> None:

@@ -1,6 +1,7 @@
 """What a simulated day came to: share of requests in time, node-hours, how often it turned."""
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from .day import Day
 from .simulated_fleet import DayCounts
 
 TURNED_WITHIN = 600.0
-"""Seconds between a node that was taken away and one that was added, for it to be a turn."""
+"""Seconds between a node that a role lost and one that it got, in either order, for a turn."""
 _CROWD_SEEN = 300.0
 _PART = 300.0
 
@@ -19,7 +20,7 @@ _PART = 300.0
 @dataclass(frozen=True)
 class DayOutcome:
     """in_time: share of requests that met both targets; first_token, per_token: each. worst: of
-    the worst five minutes of it. turns: nodes of a role taken away and added again within
+    the worst five minutes of it. turns: changes of a role's nodes against its last one within
     TURNED_WITHIN; at_crowds: those of them where a crowd had just come. requests: all; unended:
     without an answer's end."""
 
@@ -64,12 +65,13 @@ def outcome(day: Day, counts: DayCounts, targets: ServiceTargets) -> DayOutcome:
 
 
 def _turns(counts: DayCounts) -> list[float]:
-    """When nodes were added to a role that one was taken from shortly before."""
-    taken: dict[NodeRole, float] = {}
+    """When a role got a node shortly after it had lost one, or lost one shortly after it had got
+    one: each change against the one before it."""
+    last: dict[NodeRole, tuple[float, bool]] = {}
     found = []
     for at, role, nodes in counts.added:
-        if nodes < 0:
-            taken[role] = at
-        elif role in taken and at - taken.pop(role) <= TURNED_WITHIN:
+        before, was_more = last.get(role, (-inf, False))
+        if was_more is not (nodes > 0) and at - before <= TURNED_WITHIN:
             found.append(at)
+        last[role] = at, nodes > 0
     return found
