@@ -117,7 +117,7 @@ def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
 
 
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
-    """int32 of a JSON list. Raises InvalidRequest where it holds anything but integers of that
+    """int32 of a JSON list. Raises InvalidField where it holds anything but integers of that
     size."""
     try:
         # Not one by one: a prompt of thousands would hold the interpreter for long.
@@ -128,7 +128,7 @@ def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
     except OverflowError:
         pass
     wrong = next(token for token in ids if type(token) is not int or not 0 <= token < 2**31)
-    raise InvalidRequest(f"{field} must hold token ids, not {wrong!r:.40}")
+    raise InvalidField(field, f"must hold token ids, not {wrong!r:.40}")
 
 
 def check_vocabulary(
@@ -136,9 +136,9 @@ def check_vocabulary(
 ) -> None:
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):
-        raise InvalidRequest(
-            f"{field} has {int(outside[0])}, which is outside the vocabulary: use ids in [0, "
-            f"{vocab_size})"
+        raise InvalidField(
+            field,
+            f"has {int(outside[0])}, which is outside the vocabulary: use ids in [0, {vocab_size})",
         )
 
 

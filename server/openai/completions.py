@@ -136,15 +136,19 @@ class AskedPrompt:
 def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
     """A string, token ids, or those of a list of strings and lists of token ids."""
     prompt = fields.get("prompt")
+    if not isinstance(prompt, list):
+        return [_of_text(prompt, codec)]
     # Not one by one: a prompt of thousands would hold the interpreter for long.
-    kinds = set(map(type, prompt)) if isinstance(prompt, list) else set()
+    kinds = set(map(type, prompt))
     if not kinds & _PROMPTS:
-        return [_read_prompt(prompt, codec)]
+        return [_of_ids(prompt, codec)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidField("prompt", f"holds {len(prompt)} prompts: send at most {MAX_PROMPTS}")
     if kinds - _PROMPTS:
         raise InvalidField("prompt", "mixes token ids with prompts: send one list of either")
-    return [_read_prompt(item, codec) for item in prompt]
+    return [
+        _of_ids(item, codec) if isinstance(item, list) else _of_text(item, codec) for item in prompt
+    ]
 
 
 def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
@@ -155,11 +159,13 @@ def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
     return prompts[0].tokens
 
 
-def _read_prompt(prompt: object, codec: TextCodec) -> AskedPrompt:
-    if isinstance(prompt, str):
-        return AskedPrompt(ChatRenderer(codec).text("prompt", prompt), prompt)
-    if not isinstance(prompt, list) or set(map(type, prompt)) & _PROMPTS:
+def _of_text(prompt: object, codec: TextCodec) -> AskedPrompt:
+    if not isinstance(prompt, str):
         raise InvalidField("prompt", "must be a string, a list of token ids, or a list of these")
-    tokens = to_tokens("prompt", prompt)
+    return AskedPrompt(ChatRenderer(codec).text("prompt", prompt), prompt)
+
+
+def _of_ids(ids: list[object], codec: TextCodec) -> AskedPrompt:
+    tokens = to_tokens("prompt", ids)
     check_vocabulary("prompt", tokens, codec.vocab_size)
     return AskedPrompt(tokens, None)

@@ -66,8 +66,8 @@ def test_logprobs(http: HttpFront, codec: TextCodec, top: int) -> None:
         ([[1], []], "prompt is empty"),
         (["a", 1], "mixes token ids with prompts"),
         ([[1], [320]], "outside the vocabulary"),
-        ([[["a"]]], "prompt must be a string, a list"),
-        ([[1], ["a"]], "prompt must be a string, a list"),
+        ([[["a"]]], "prompt must hold token ids, not ['a']"),
+        ([[1], ["a"]], "prompt must hold token ids, not 'a'"),
         ([[1]] * 1025, "prompt holds 1025 prompts"),
         ([1.5], "token ids"),
         ([True], "token ids"),
@@ -80,6 +80,7 @@ def test_logprobs(http: HttpFront, codec: TextCodec, top: int) -> None:
 def test_a_bad_prompt_is_refused(http: HttpFront, prompt: Any, part: str) -> None:
     reply = http.complete(prompt=prompt)
     assert reply.status == 400 and part in reply.error["message"]
+    assert reply.error["param"] == "prompt"
 
 
 LISTS: list[Any] = [["it", "was", "it"], [[5], [6, 7], [8]], ["it", [5, 6], "was"]]
