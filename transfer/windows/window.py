@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 Run = tuple[int, int]
 """First layer, end layer: what one window holds."""
 
-_MOST_LAYERS = 2**16
-"""A header's layer numbers have 16 bits."""
+_BEFORE_ANY_TICK = -(2**16)
+"""A header's layer numbers have 16 bits, so that any layer's tick of such a forward is past."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class FinishedLayers:
         cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
     ) -> "FinishedLayers":
         """All at once of what forwards have finished before: there is no tick to wait for."""
-        return cls(-_MOST_LAYERS, first_logical_page, local_pages, state_slot)
+        return cls(_BEFORE_ANY_TICK, first_logical_page, local_pages, state_slot)
 
     @property
     def is_long_finished(self) -> bool:
-        return self.first_tick == -_MOST_LAYERS
+        return self.first_tick < 0
 
     @property
     def end_logical_page(self) -> int:
