@@ -55,10 +55,23 @@ async def read_body(request: web.Request) -> list[bytes]:
 
 
 async def leave_later(request: web.Request) -> None:
-    """For a route's `expect_handler`: read_body() gives the leave to send the body, not the
-    route."""
-    if request.headers.get("Expect", "").lower() != "100-continue":
-        raise web.HTTPExpectationFailed(text="send the body without Expect, or 100-continue")
+    """For a route's `expect_handler`: read_body() gives the leave to send the body, and
+    refuse_expectations() refuses what else is expected, neither does the route."""
+
+
+@web.middleware
+async def refuse_expectations(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Middleware: what a client expects beside the leave to send its body, nobody does."""
+    expected = request.headers.get("Expect", "")
+    if expected and not _waits_for_leave(request):
+        raise HttpRefusal(
+            417,
+            "unknown_expectation",
+            f"Expect {expected:.40}: send the body without Expect, or with 100-continue",
+        )
+    return await handler(request)
 
 
 @web.middleware

@@ -2,8 +2,8 @@
 
 One event loop's thread. A client that leaves cancels its handler.
 Invariant: a stranger's request costs no more than its header: connections are counted, then a
-request's Host, its encoding, its key and its caller's limits are checked in this order, and only
-then is its body read. A browser's preflight is answered after its Host was checked.
+request's Host, its encoding and expectation, its key and its caller's limits are checked in this
+order, and only then is its body read. A browser's preflight is answered after its Host was checked.
 """
 
 import asyncio
@@ -22,7 +22,13 @@ from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.utils.version import package_version
 
 from .auth import http_caller, require_scope
-from .body import end_with_unread_bodies, leave_later, may_send, refuse_encodings
+from .body import (
+    end_with_unread_bodies,
+    leave_later,
+    may_send,
+    refuse_encodings,
+    refuse_expectations,
+)
 from .connections import HttpConnections
 from .cors import AllowedOrigins
 from .errors import HttpRefusal, typed_errors
@@ -187,6 +193,7 @@ class _Application:
                 require_host(host, access.allowed_hosts),
                 origins.middleware(),
                 refuse_encodings,
+                refuse_expectations,
                 require_scope(access.keys),
                 _let_in(self.connections, admitted, calls or CallsInProgress()),
             ],

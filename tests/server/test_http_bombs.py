@@ -1,6 +1,7 @@
 """What a stranger sends costs a header: nothing is inflated, drained or waited for."""
 
 import gzip
+import json
 import resource
 import time
 from collections.abc import Iterator
@@ -112,6 +113,16 @@ def test_leave_is_given_to_who_may_send_one(http: HttpFront) -> None:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 Continue")
         connection.sendall(body)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/tokenize"])
+def test_what_nobody_meets_is_refused_as_other_requests_are(http: HttpFront, path: str) -> None:
+    more = ("Expect: banana", "Content-Length: 1000", "x-request-id: expecting")
+    answer, closed = say(http, head_of(*more, path=path))
+    head, body = answer.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 417") and closed
+    assert b"application/json" in head and b"x-request-id: expecting" in head.lower()
+    assert "banana" in json.loads(body)["error"]["message"] and b"100 Continue" not in answer
 
 
 def test_an_identity_is_no_encoding(http: HttpFront) -> None:
