@@ -57,7 +57,7 @@ async def run(
     become, if anything."""
     role_change = RoleChange("decode", (engine_config, server_config, config))
     with _parts(engine_config, config, build) as (parts, plane):
-        codec = node_codec(engine_config, server_config, parts.model_config)
+        codec = node_codec(engine_config, server_config, parts.model_config, parts.grammars.checks)
         node = DecodeNode(
             engine_config, server_config, config, parts, plane, codec, role_change=role_change
         )

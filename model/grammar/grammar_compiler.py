@@ -41,7 +41,8 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._tree: Any = None
         self._unavailable = ""
-        self._checks = GrammarCheck()
+        self.checks = GrammarCheck()
+        """Any thread's: a front in this process tries by the same, and neither tries twice."""
         self._kept: BoundedCache[_Key, Matcher] = BoundedCache(cache_bytes)
         self._compiling: dict[tuple[str, _Key], Future[Matcher]] = {}
         self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
@@ -132,7 +133,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> Matcher:
         """On any thread."""
-        self._checks.check(grammar)
+        self.checks.check(grammar)
         return compiled(self._tree, grammar)
 
     def _keep(self, key: _Key, matcher: Matcher) -> None:

@@ -68,7 +68,7 @@ async def serve(
 ) -> None:
     """Startup, main loop, drain; the engine on a thread."""
     side = FusedSide(engine_config, build)
-    codec = node_codec(engine_config, server_config, side.model)
+    codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
     front = ClientFront(
         engine_config,
@@ -132,6 +132,7 @@ class FusedSide:
     def __init__(self, config: EngineConfig, build: BuildParts) -> None:
         parts = build(config, progress_bar("weights"), Role.FUSED)
         self.model = parts.model_config
+        self.grammars = parts.grammars.checks
         self.engine = build_fused_engine(
             config, parts, build_cache(config, parts), progress_bar("decode graphs")
         )

@@ -27,15 +27,21 @@ class TextCodec:
 
     @staticmethod
     def load(
-        model_dir: Path, vocab_size: int, max_tokens: int, cache_bytes: int = DEFAULT_CACHE_BYTES
+        model_dir: Path,
+        vocab_size: int,
+        max_tokens: int,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        grammars: GrammarCheck | None = None,
     ) -> "TextCodec":
-        """cache_bytes: to remember tokens of conversations in. Raises TokenizerError and
-        ChatTemplateError where a file is there but broken."""
+        """cache_bytes: to remember tokens of conversations in. grammars: by which they are tried;
+        its own without. Raises TokenizerError and ChatTemplateError where a file is there but
+        broken."""
         tokenizer = Tokenizer.load(model_dir)
         template = None
         if tokenizer is not None:
             template = ChatTemplate.load(model_dir, tokenizer, cache_bytes)
-        return TextCodec(vocab_size, max_tokens, tokenizer, template)
+        check = GrammarCheck() if grammars is None else grammars
+        return TextCodec(vocab_size, max_tokens, tokenizer, template, grammars=check)
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

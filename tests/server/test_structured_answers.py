@@ -4,14 +4,23 @@ them, by one daemon and by two."""
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field
 
 from tasuki.client.prompt import Prompt
+from tasuki.engine import messages as m
+from tasuki.model.grammar import grammar_check
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.fused import FusedSide
+from tasuki.server.daemon.node_codec import node_codec
 from tests.harness.anthropic_client import anthropic_client
 from tests.harness.daemons import Node
+from tests.harness.engines import engine_config, submit, tiny_parts
 from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
 
@@ -313,3 +322,28 @@ def test_answers_are_alike_through_two_daemons(fused: Node) -> None:
     with node_pair(decode=("--local-prefill-tokens", "0")) as (_, decode):
         assert answers(decode) == alone
     assert json.loads(alone[0][0]).keys() == {"street", "number"}
+
+
+def test_a_node_whose_engine_is_a_thread_tries_a_grammar_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Grammar] = []
+    verdict = grammar_check._verdict
+
+    def counted(grammar: Grammar) -> str:
+        tried.append(grammar)
+        return verdict(grammar)
+
+    monkeypatch.setattr(grammar_check, "_verdict", counted)
+    config = engine_config(tmp_path)
+    side = FusedSide(config, lambda *_: tiny_parts())
+    codec = node_codec(config, ServerConfig(), side.model, side.grammars)
+    once = Grammar(GrammarKind.LARK, 'start: "once"')
+    codec.grammars.check(once)
+    sampling = SamplingParams(max_new_tokens=4, grammar=once)
+    side.engine.handle(submit("r", [5, 6], 4, sampling=sampling))
+    while side.engine.step():
+        pass
+    said = m.tokens_apart(side.engine.take_outbox())
+    assert [part.token for part in said if isinstance(part, m.TokenOut)] == list(b"once")
+    assert tried == [once]
