@@ -1,6 +1,7 @@
 """The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
 
 import asyncio
+import socket
 from http.client import HTTPConnection
 
 import pytest
@@ -155,6 +156,19 @@ def test_a_client_that_leaves_aborts_its_request(http: HttpFront, stream: bool) 
     http.engine.wait_for(m.Submit)
     connection.close()
     assert http.engine.wait_for(m.Abort)[0].request_id == "r"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_half_has_left(http: HttpFront, stream: bool) -> None:
+    """Its connection's end looks as that of one that is gone."""
+    http.engine.hold = True
+    connection = http.begin({"x-request-id": "r"}, stream=stream)
+    http.engine.wait_for(m.Submit)
+    connection.sock.shutdown(socket.SHUT_WR)
+    assert http.engine.wait_for(m.Abort)[0].request_id == "r"
+    said = b"".join(iter(lambda: connection.sock.recv(1 << 16), b""))
+    assert b"[DONE]" not in said and (stream or not said)
+    connection.close()
 
 
 def test_an_abort_from_elsewhere_is_an_error(http: HttpFront) -> None:
