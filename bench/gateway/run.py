@@ -131,6 +131,8 @@ class _Watch:
     async def play(self, workload: Workload, seconds: float) -> Player:
         """All of it. The player, when it is through."""
         player = Player(self._gateway.address, workload, seconds)
+        # Before anything is asked: what grows is counted from here.
+        self.looks.append(await asyncio.to_thread(self._look))
         playing = asyncio.create_task(player.play())
         began = time.monotonic()
         while not playing.done():

@@ -215,11 +215,12 @@ def test_its_head_says_which_node_this_is_and_how_it_does(demo: Demo) -> None:
     demo.usages.append(asked(demo.decode, random_prompt(70, 99), b"", 4).result().usage)
     with opened(demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
+        until(lambda: "each one after it" in seen.text("#pace"), "the page has no pace")
         about = seen.text("#about")
         assert about.startswith("decode, embedded, ") and " up " in about
         assert demo.decode.http_address in about and demo.decode.http_address in seen.page.title()
-        assert "each one after it" in seen.text("#pace") and "(medians)" in seen.text("#pace")
-        assert "Nothing waits or runs" in seen.text("#queue")
+        assert "(medians)" in seen.text("#pace")
+        until(lambda: "Nothing waits or runs" in seen.text("#queue"), "the page shows a queue")
         assert "Prefill nodes: 1 connected." in seen.text("#queue")
         axes = seen.page.locator("#waterfall canvas, #slots canvas")
         assert axes.count() == 2
