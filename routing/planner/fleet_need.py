@@ -48,16 +48,22 @@ def _of_prefill(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int
     times = np.array([each.at for each in history])
     trend = trend_of(times, np.array([each.prefill.work for each in history]), pace)
     service = _service(history)
-    waiting = level_of(times, np.array([each.prefill.backlog for each in history]), pace.quick)
-    ready = max(1, history[-1].nodes[NodeRole.PREFILL].ready)
-    behind = 0
-    if waiting > _LONG_WAIT * targets.first_token * ready:
-        # It must be worked off beside what comes.
-        behind = min(most, math.ceil(trend.now + waiting / pace.clear))
+    late = _late_work(history, policy)
+    # It must be worked off beside what comes.
+    behind = min(most, math.ceil(trend.now + late / pace.clear)) if late else 0
     feasible = service is None or prefill_feasible(service, targets)
     now = max(prefill_nodes(trend.soon, service, targets, most), behind)
     keep = prefill_nodes(trend.settled * (1 + pace.room), service, targets, most)
     return now, max(now, keep), feasible
+
+
+def _late_work(history: Sequence[Observation], policy: PlanPolicy) -> float:
+    """Seconds of prefill that wait, where they make prompts late; else 0."""
+    times = np.array([each.at for each in history])
+    backlog = np.array([each.prefill.backlog for each in history])
+    waiting = level_of(times, backlog, policy.pace.quick)
+    ready = max(1, history[-1].nodes[NodeRole.PREFILL].ready)
+    return waiting if waiting > _LONG_WAIT * policy.targets.first_token * ready else 0.0
 
 
 def _service(history: Sequence[Observation]) -> ServiceTimes | None:
@@ -79,7 +85,11 @@ def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int,
     tokens = trend_of(times, np.array([each.tokens for each in seen]), pace)
     answers = trend_of(times, np.array([each.running + each.waiting for each in seen]), pace)
     held = level_of(times, np.array([each.held for each in seen]), pace.level)
-    now = decode_nodes(DecodeLoad(tokens.soon, answers.now, held), line, targets, most)
+    # What is worked off of prefill's queue is asked of these nodes beside what comes.
+    work = level_of(times, np.array([each.prefill.work for each in history]), pace.quick)
+    passed_on = 1 + _late_work(history, policy) / (pace.clear * work) if work > 0 else 1.0
+    soon = max(tokens.soon, tokens.now * passed_on)
+    now = decode_nodes(DecodeLoad(soon, answers.now, held), line, targets, most)
     more = 1 + pace.room
     settled = DecodeLoad(tokens.settled * more, answers.settled * more, held)
     keep = decode_nodes(settled, line, targets, most)

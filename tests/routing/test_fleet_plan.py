@@ -258,6 +258,20 @@ def test_a_queue_is_seen_though_what_comes_would_fit() -> None:
     assert isinstance(action, Place) and action.role is P
 
 
+def test_what_waits_for_prefill_is_asked_of_decode_nodes_next() -> None:
+    nodes = {P: NodeCount(4), D: NodeCount(3)}
+
+    def needs(backlog: float) -> int:
+        history = [seen(EVERY * n, 3.0, 20_000.0, nodes, backlog=backlog) for n in range(10)]
+        return plan(history, POLICY).need.now[D]
+
+    short, long = needs(3.0), needs(360.0)
+    assert short == needs(0.0), "what waits for less than half of the target is late nowhere"
+    # Within 120 s, 360 s of prefill beside 3 a second: twice as much is passed on.
+    twice = [seen(EVERY * n, 3.0, 40_000.0, nodes) for n in range(10)]
+    assert short < long <= plan(twice, POLICY).need.now[D]
+
+
 def test_nodes_that_come_are_not_ordered_again() -> None:
     short = {P: NodeCount(2), D: NodeCount(2)}
     history = [seen(EVERY * n, 6.0, 1_000.0, short) for n in range(20)]
