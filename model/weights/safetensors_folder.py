@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _PREFIXES = ("model.language_model.", "model.")
 INDEX = "model.safetensors.index.json"
+_NOTED_SECONDS = 1.0
 
 
 class UnservedKind(WeightsError):
@@ -52,13 +53,11 @@ def load_weights(
         begun = time.monotonic()
         weights = assemble(config, source, dtype, device, progress)
         source.check_left_over()
-        log.info(
-            "weights: %d tensors, %.2f GiB as %s, in %.1f s",
-            len(source),
-            sum(tensor.nbytes for tensor in tensors(weights)) / 2**30,
-            weights.formats,
-            time.monotonic() - begun,
-        )
+        taken = time.monotonic() - begun
+        if taken >= _NOTED_SECONDS:
+            size = sum(tensor.nbytes for tensor in tensors(weights)) / 2**30
+            count, kinds = len(source), weights.formats
+            log.info("weights: %d tensors, %.2f GiB as %s, in %.1f s", count, size, kinds, taken)
         return weights
 
 

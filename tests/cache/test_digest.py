@@ -20,7 +20,6 @@ from tasuki.transfer.windows.digest import (
     window_rows,
     word_keys,
 )
-from tasuki.transfer.windows.digest_kernel import row_table
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.loopback_pair import small_layout
 
@@ -163,7 +162,7 @@ def test_a_window_is_digested_as_its_rows_are(data: st.DataObject) -> None:
     geometry = window_geometry(TINY, sizes)
     count, table = geometry.rows(room, generation, first, end, page, pages, slot)
     assert count == len(rows.offsets) and table.flags.c_contiguous
-    assert (table == row_table(rows)).all() and table.shape[1] in (count, count + 1)
+    assert (table == rows.table()).all() and table.shape[1] in (count, count + 1)
 
 
 def test_a_window_outside_the_arena_is_refused() -> None:

@@ -69,6 +69,14 @@ class WindowRows:
     lengths: NDArray[np.int64]
     seeds: NDArray[np.int64]
 
+    def table(self) -> NDArray[np.int64]:
+        """[3, rows, or one more of zeros to be even], as `WindowGeometry.rows` makes it: a GPU's
+        kernel is compiled anew for rows that do not begin at 16 bytes."""
+        count = len(self.offsets)
+        table = np.zeros((3, count + count % 2), dtype=np.int64)
+        table[:, :count] = self.offsets, self.lengths, self.seeds
+        return table
+
 
 def window_rows(
     layout: CacheLayout,

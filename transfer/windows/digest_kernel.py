@@ -76,21 +76,12 @@ class GpuWindowDigester(Digester):
         )
 
     def digest_rows(self, rows: WindowRows) -> int:
-        return self._digest(len(rows.offsets), row_table(rows))
+        return self._digest(len(rows.offsets), rows.table())
 
     def _digest(self, count: int, table: NDArray[np.int64]) -> int:
         with torch.cuda.stream(self._stream):
             placed = PlacedRows.on(self._words.device, count, table)
             return int(digest_rows(self._words, self._keys, placed).item()) & MASK
-
-
-def row_table(rows: WindowRows) -> NDArray[np.int64]:
-    """As `WindowGeometry.rows` makes it. An even number of columns: a kernel is compiled anew for
-    rows that do not begin at 16 bytes."""
-    count = len(rows.offsets)
-    table = np.zeros((3, count + count % 2), dtype=np.int64)
-    table[:, :count] = rows.offsets, rows.lengths, rows.seeds
-    return table
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ class PlacedRows:
 
     @staticmethod
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
-        """table [3, at least count]: what `WindowGeometry.rows` or `row_table` returns."""
+        """table [3, at least count]: as `WindowRows.table`."""
         # One copy: each costs as much as all three.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         return PlacedRows(*there[:, :count])
