@@ -82,7 +82,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
         for pool, counts in (("slots", stats.slots), ("pages", stats.pages)):
             free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
             seen.page.wait_for_selector(free, timeout=5000)
-        assert seen.page.locator("#waterfall canvas").count() == 1
+        seen.page.wait_for_selector("#waterfall canvas")
         what_if = json.loads(fetched(demo.decode.http_address, "/debug/overview"))["what_if"]
         assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
             seen.text("#what-if")
@@ -139,6 +139,7 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
 
         seen.show("faults")
         seen.page.wait_for_selector("#fault-rows tbody tr")
+        seen.page.wait_for_selector("#fault-counts tbody tr")
         assert "aborted" in seen.text("#fault-counts")
         assert not seen.complaints and not seen.foreign
 
@@ -223,13 +224,14 @@ def test_its_head_says_which_node_this_is_and_how_it_does(demo: Demo) -> None:
         until(lambda: "Nothing waits or runs" in seen.text("#queue"), "the page shows a queue")
         assert "Prefill nodes: 1 connected." in seen.text("#queue")
         axes = seen.page.locator("#waterfall canvas, #slots canvas")
-        assert axes.count() == 2
+        until(lambda: axes.count() == 2, "two pictures have axes")
         assert "free: free" not in seen.text("#pools") and "in_transfer" not in seen.text("#pools")
         seen.show("faults")
         seen.page.wait_for_selector("#fault-counts tbody tr")
         assert "peers_up" not in seen.text("#fault-counts")
         assert seen.page.locator("#faults h2").count() == 2
         seen.show("handovers")
+        seen.page.wait_for_selector("#handover-rows tbody tr")
         heads = seen.page.locator("#handover-rows th").all_text_contents()
         assert {"ended", "took"} <= set(heads)
         assert "Choose a hand-over" in seen.text("#gantt")
