@@ -42,7 +42,7 @@ from .prefill_routing.chosen_node import Chosen
 from .prefill_routing.prefill_router import Holder, PrefillRouter
 from .pull_sender import PullSender, Say
 from .rooms.incoming_fetch import IncomingFetch
-from .rooms.incoming_room import GivenUp
+from .rooms.incoming_room import GivenUp, IncomingRoom
 
 log = logging.getLogger(__name__)
 
@@ -202,10 +202,8 @@ class HandoverClient:
             case m.FetchWanted():
                 self._fetch(message)
             case m.HandoverGranted(grant=grant):
-                if (fetch := self._fetches.get(grant.room)) is not None:
-                    fetch.put(message)
-                elif (room := self._rooms.get(grant.room)) is not None:
-                    room.put(message)
+                if (incoming := self._incoming(grant.room)) is not None:
+                    incoming.put(message)
                 else:
                     # Granted while the room was being lost: no sender ever saw it.
                     self._post(m.WriterFenced(grant.room))
@@ -218,10 +216,8 @@ class HandoverClient:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
             case m.HandoverDeclined():
-                if (fetch := self._fetches.get(message.room)) is not None:
-                    fetch.put(message)
-                elif (room := self._rooms.get(message.room)) is not None:
-                    room.put(message)
+                if (incoming := self._incoming(message.room)) is not None:
+                    incoming.put(message)
             case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
                 if (pull := self._pulls.get(number)) is not None:
                     pull.put(message)
@@ -358,6 +354,11 @@ class HandoverClient:
             if isinstance(event, m.HandoverGranted | m.HandoverCancelled):
                 self._dispatch(event)
         self._end_idle_links()
+
+    def _incoming(self, number: m.RoomId) -> IncomingRoom | None:
+        """The live fetch or hand-over of that number."""
+        fetch = self._fetches.get(number)
+        return self._rooms.get(number) if fetch is None else fetch
 
     def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:
         """A loss, where the engine still waits for its answer."""

@@ -58,6 +58,12 @@ def _tokens(sent: bytes, field: str) -> m.Tokens:
     return np.frombuffer(sent, dtype=_TOKEN).astype(np.int32)
 
 
+def _salt(sent: bytes, field: str) -> bytes:
+    if len(sent) > _LONGEST_SALT:
+        raise InvalidReserve(f"{field} has {len(sent)} bytes, at most {_LONGEST_SALT}")
+    return sent
+
+
 def _require_named(room: int, generation: int) -> None:
     if not 0 < room < 2**63:
         raise InvalidReserve(f"ticket.room {room} is not in [1, 2^63)")
@@ -69,9 +75,7 @@ def fetch_from_wire(room: int, fetch: pb.Fetch, connection: str) -> m.FetchReser
     """connection: whose room it is. Raises InvalidReserve naming the field."""
     _require_named(room, fetch.generation)
     prompt = _tokens(fetch.tokens, "tokens")
-    if len(fetch.salt) > _LONGEST_SALT:
-        raise InvalidReserve(f"salt has {len(fetch.salt)} bytes, at most {_LONGEST_SALT}")
-    ticket = m.FetchTicket(m.RoomId(room), fetch.generation, fetch.salt)
+    ticket = m.FetchTicket(m.RoomId(room), fetch.generation, _salt(fetch.salt, "salt"))
     return m.FetchReserve(ticket, prompt, connection)
 
 
@@ -84,8 +88,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
         raise InvalidReserve(
             f"ticket.offered {ticket.offered} is not less than the prompt's {len(prompt)}"
         )
-    if len(ticket.salt) > _LONGEST_SALT:
-        raise InvalidReserve(f"ticket.salt has {len(ticket.salt)} bytes, at most {_LONGEST_SALT}")
+    salt = _salt(ticket.salt, "ticket.salt")
     if len(ticket.caller) > _LONGEST_CALLER:
         raise InvalidReserve(
             f"ticket.caller has {len(ticket.caller)} characters, at most {_LONGEST_CALLER}"
@@ -113,7 +116,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
             generation=ticket.generation,
             kv_matched=ticket.kv_matched,
             sampling=sampling,
-            salt=ticket.salt,
+            salt=salt,
             marks=tuple(ticket.marks),
             offered=ticket.offered,
             caller=ticket.caller,

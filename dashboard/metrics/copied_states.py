@@ -1,6 +1,8 @@
 """States that go from node to node though nobody waits for them there: what a node that ends leaves
 to prefill nodes, and what a decode node fetches. Borrows its registry. One thread."""
 
+from enum import Enum
+
 from prometheus_client import CollectorRegistry
 
 from tasuki.engine.messages import FetchOutcome, HeirOutcome, StateFetched, StateLeft
@@ -8,46 +10,56 @@ from tasuki.engine.messages import FetchOutcome, HeirOutcome, StateFetched, Stat
 from .instruments import Instruments
 
 
+class _Copies:
+    """States of one way by outcome, and the tokens and bytes of those that arrived."""
+
+    def __init__(
+        self,
+        made: Instruments,
+        name: str,
+        outcomes: type[Enum],
+        states: str,
+        tokens: str,
+        size: str,
+    ) -> None:
+        """states, tokens, size: what each counter is of."""
+        self._states = made.counter(name, states, "outcome")
+        for outcome in outcomes:
+            self._states.labels(outcome.value)
+        self._tokens = made.counter(f"{name}_tokens", tokens)
+        self._bytes = made.counter(f"{name}_bytes", size)
+
+    def observe(self, copied: StateLeft | StateFetched, arrived: Enum) -> None:
+        self._states.labels(copied.outcome.value).inc()
+        if copied.outcome is arrived:
+            self._tokens.inc(copied.tokens)
+            self._bytes.inc(copied.bytes)
+
+
 class CopiedStateMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         made = Instruments(registry)
-        self._left = made.counter(
+        self._left = _Copies(
+            made,
             "states_left",
+            HeirOutcome,
             "States that this node, as it drained, was to leave to prefill nodes, by outcome.",
-            "outcome",
+            "Tokens behind which the states stand that prefill nodes took.",
+            "Bytes that prefill nodes pulled of such states.",
         )
-        for outcome in HeirOutcome:
-            self._left.labels(outcome.value)
-        self._left_tokens = made.counter(
-            "states_left_tokens", "Tokens behind which the states stand that prefill nodes took."
-        )
-        self._left_bytes = made.counter(
-            "states_left_bytes", "Bytes that prefill nodes pulled of such states."
-        )
-        self._fetched = made.counter(
+        self._fetched = _Copies(
+            made,
             "states_fetched",
+            FetchOutcome,
             "States that this node asked a prefill node for, so that another one may pull them, by "
             "outcome.",
-            "outcome",
-        )
-        for fetched in FetchOutcome:
-            self._fetched.labels(fetched.value)
-        self._fetched_tokens = made.counter(
-            "states_fetched_tokens", "Tokens behind which the states stand that came so."
-        )
-        self._fetched_bytes = made.counter(
-            "states_fetched_bytes", "Bytes that came for such states."
+            "Tokens behind which the states stand that came so.",
+            "Bytes that came for such states.",
         )
 
     def observe(self, copied: StateLeft | StateFetched) -> None:
         match copied:
-            case StateLeft(outcome=outcome):
-                self._left.labels(outcome.value).inc()
-                if outcome is HeirOutcome.TAKEN:
-                    self._left_tokens.inc(copied.tokens)
-                    self._left_bytes.inc(copied.bytes)
-            case StateFetched(outcome=outcome):
-                self._fetched.labels(outcome.value).inc()
-                if outcome is FetchOutcome.FETCHED:
-                    self._fetched_tokens.inc(copied.tokens)
-                    self._fetched_bytes.inc(copied.bytes)
+            case StateLeft():
+                self._left.observe(copied, HeirOutcome.TAKEN)
+            case StateFetched():
+                self._fetched.observe(copied, FetchOutcome.FETCHED)

@@ -30,8 +30,9 @@ def quantise_folder(
     target is not there."""
     if target.exists():
         raise QuantiseError(f"{target}: is there already; name a folder that is not")
-    config = _read_config(source)
-    if QuantizationConfig.load(source).method is not None:
+    path = source / "config.json"
+    config = _read_config(path)
+    if QuantizationConfig.from_dict(config, str(path)).method is not None:
         raise QuantiseError(f"{source}: is quantised already; give a BF16 checkpoint")
     partial = target.with_name(f"{target.name}.partial")
     if partial.exists():
@@ -117,8 +118,7 @@ def _modules(path: Path) -> Iterator[tuple[str, Tensor]]:
         tensors.close()
 
 
-def _read_config(source: Path) -> dict[str, Any]:
-    path = source / "config.json"
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

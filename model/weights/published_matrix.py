@@ -11,6 +11,8 @@ No list of names and no method's name decides: lists are wrong for some checkpoi
 are dropped or codes are read as numbers. Whatever is left over is an error that names both.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -107,9 +109,7 @@ class PublishedMatrix:
             return scales, (BLOCK, BLOCK), Kind.FP8_BLOCK
         if shape in ((*front, out, 1), (*front, out)):
             return scales.view(*front, out, 1), (1, width), Kind.FP8_CHANNEL
-        count = 1
-        for size in front:
-            count *= size
+        count = prod(front)
         if scales.numel() == count:
             return scales.reshape(*front, 1, 1), (out, width), Kind.FP8_TENSOR
         if scales.numel() == 1:
@@ -162,10 +162,7 @@ class PublishedMatrix:
         if name is None:
             raise self._without(self._beside.expected("_scale_2"), "_global_scale")
         self._check_scale_dtype(name, _PLAIN)
-        found = self._finite(name)
-        count = 1
-        for size in front:
-            count *= size
+        found, count = self._finite(name), prod(front)
         if found.numel() == 1:
             found = found.reshape(1).expand(*front, 1).contiguous()
         elif front and found.numel() in (count, 2 * count):

@@ -14,8 +14,8 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 
 from .layers import ModelWeights, assemble
-from .matrix import Matrix
 from .part import WHOLE, Part
+from .source import PlainSource
 
 _LOGIT_SPREAD = 16.0
 
@@ -27,7 +27,7 @@ def random_weights(
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 
-class RandomSource:
+class RandomSource(PlainSource):
     """Has fused experts and every other tensor that is asked for. A part holds the numbers that
     the whole tensor has there."""
 
@@ -42,11 +42,6 @@ class RandomSource:
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
         return self._whole(name, shape, dtype)[part].contiguous()
-
-    def matrix(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
-    ) -> Matrix:
-        return Matrix.of(self.read(name, shape, dtype, part))
 
     def _whole(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()

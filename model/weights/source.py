@@ -1,5 +1,6 @@
 """Where an assembly reads a model's weights from: published tensors by name."""
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -28,3 +29,19 @@ class TensorSource(Protocol):
     ) -> Matrix:
         """[..., out, in] of exactly that shape, as it is stored where it is quantised, else in
         dtype. Raises WeightsError, also where `part` cuts a block of quantised values."""
+
+
+class PlainSource(ABC):
+    """What `TensorSource`s have in common that hold plain numbers alone."""
+
+    @abstractmethod
+    def read(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Tensor:
+        """As TensorSource.read."""
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
+    ) -> Matrix:
+        """As TensorSource.matrix."""
+        return Matrix.of(self.read(name, shape, dtype, part))

@@ -12,8 +12,8 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig, MoeShape
 
 from .layers import MoeWeights, assemble, tensors
-from .matrix import Matrix
 from .part import WHOLE, Part
+from .source import PlainSource
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class WeightSizes:
         return WeightSizes(total, total - looked_up - routed, routed, experts, chosen)
 
 
-class _ShapesOnly:
+class _ShapesOnly(PlainSource):
     """Every tensor that is asked for, without memory behind it."""
 
     def has(self, name: str) -> bool:
@@ -62,8 +62,3 @@ class _ShapesOnly:
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")[part]
-
-    def matrix(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
-    ) -> Matrix:
-        return Matrix.of(self.read(name, shape, dtype, part))

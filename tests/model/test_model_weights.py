@@ -15,7 +15,6 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights import stored_tensors
 from tasuki.model.weights.layers import ModelWeights, assemble
-from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.random_weights import RandomSource, random_weights
 from tasuki.model.weights.safetensors_folder import (
@@ -24,13 +23,14 @@ from tasuki.model.weights.safetensors_folder import (
     weight_files,
     weights_digest,
 )
+from tasuki.model.weights.source import PlainSource
 from tests.harness.goldens import Request, Workspace
 from tests.harness.model_shapes import DENSE, MOE
 
 FILE = "model.safetensors"
 
 
-class Recorder:
+class Recorder(PlainSource):
     """A source that keeps what it gave, as a checkpoint would name it."""
 
     def __init__(self, prefix: str, fused: bool) -> None:
@@ -49,11 +49,6 @@ class Recorder:
         full = name if name == "lm_head.weight" else self._prefix + name
         self.tensors[full] = tensor.clone()
         return tensor
-
-    def matrix(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
-    ) -> Matrix:
-        return Matrix.of(self.read(name, shape, dtype, part))
 
 
 def published(config: ModelConfig, prefix: str = "model.", fused: bool = True) -> dict[str, Tensor]:
