@@ -25,6 +25,7 @@ from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
+from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -234,7 +235,20 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
         parts.model_config.eos_ids,
         tool_call_ids,
         Targets(config.ttft_target, config.max_itl_seconds),
+        _speculation(config, parts),
     )
+
+
+def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
+    """What is drafted of the answers. Raises EngineConfigError."""
+    verifies = parts.runner is None and parts.arena.bytes.device.type == "cpu"
+    if not verifies and config.speculate in ("prediction", "tree"):
+        raise EngineConfigError(
+            f"speculate is {config.speculate}, and drafts are verified on a CPU only, as yet: "
+            "leave it out, or give --device cpu"
+        )
+    most = config.draft_tokens if verifies and config.speculate != "off" else 0
+    return Speculation(most, from_tree=config.speculate == "tree")
 
 
 def _assemble(

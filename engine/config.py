@@ -3,6 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, get_args
 
+from tasuki.engine.speculation.speculation import SpeculateName
 from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
@@ -19,7 +20,7 @@ class EngineConfig:
         "Memory and batches": (
             *("arena_mib", "gpu_memory_utilization", "max_batch", "prefill_chunk_tokens"),
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
-            "threads",
+            *("speculate", "draft_tokens", "threads"),
         ),
         "Hand-over": ("route", "local_prefill_tokens", "pull_tokens"),
     }
@@ -106,13 +107,24 @@ class EngineConfig:
         "own; not given: none is refused for that",
         unit="SECONDS",
     )
+    speculate: str = option(
+        "auto",
+        "what answers are drafted from, so that a step may give several tokens of one, all of them "
+        "the same as without: prediction, what a request says of its answer; tree, that and what "
+        "stands elsewhere behind the same tokens; auto: predictions, where drafts can be verified "
+        "(on a CPU, as yet); off: nothing",
+        get_args(SpeculateName),
+    )
+    draft_tokens: int = option(
+        4, "drafts of a step and answer at most", aliases=("--num-speculative-tokens",)
+    )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")
 
     def __post_init__(self) -> None:
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
-        for name in ("arena_mib", "max_batch", "threads"):
+        for name in ("arena_mib", "max_batch", "draft_tokens", "threads"):
             value = getattr(self, name)
             if not isinstance(value, Auto) and value < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {value}")

@@ -8,7 +8,7 @@ working slots keep the state that stop is published with.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from . import messages as m
 from .answering_room import AnsweringRoom
 from .cache_queries import CacheQueries
 from .config import EngineConfig
-from .forward_plan import PlanError
+from .forward_plan import Fold, PlanError
 from .intake import Intake, PromptLimits
 from .plan_stream import LaunchedForward, PlanStream
 from .request import Request
@@ -133,6 +133,11 @@ class Engine:
         began = time.perf_counter()
         self._end_overdue()
         self._handover.advance()
+        ended = self._flight is not None and self._scheduler.drafts_next
+        if ended:
+            # What may follow is drafted from the tokens that are there.
+            self._land(self._flight, self._follows)
+            self._flight = None
         work = self._scheduler.schedule()
         self._ledger.collect()
         self._handover.planned(work.prompts, self._plans.ticks)
@@ -157,7 +162,7 @@ class Engine:
             self._times.steps.add(time.perf_counter() - began)
         if not self._handover.requests:
             self._intake.at_rest()
-        return bool(work) or before is not None or self._handover.waits
+        return bool(work) or ended or before is not None or self._handover.waits
 
     @property
     def idle_seconds(self) -> float | None:
@@ -240,6 +245,9 @@ class Engine:
         count = len(forward.answers)
         if count:
             self._commit_answers(forward.answers, drawn.take(slice(count)))
+        if forward.drafted:
+            self._commit_drafted(forward.drafted, drawn, count)
+            count += len(forward.drafted)
         for row, item in enumerate(forward.prompts, count):
             if item.live:
                 sampled = drawn.at(row) if item.num_sampled else None
@@ -258,6 +266,32 @@ class Engine:
         progress.land_next(answers.lanes, answers.tokens)
         self._scheduler.running.acquit(answers.requests)
         self._handover.on_tokens(answers, drawn)
+
+    def _commit_drafted(
+        self, drafted: Sequence[ScheduledSequence], drawn: DrawnTokens, first: int
+    ) -> None:
+        """Of each row count the tokens up to the answer's end. first: the first one's row."""
+        counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
+        for row, item in enumerate(drafted, first):
+            if not item.live:
+                continue
+            request, behind = item.request, drawn.behind[row]
+            tokens = [drawn.at(row), *behind]
+            tokens = tokens[: self._handover.until_end(request, tokens)]
+            if not all_sound(tokens):
+                self._handover.reject(request, unsound(request))
+                continue
+            assert request.drafting is not None
+            request.drafting.verified(len(item.drafts), min(len(behind), len(tokens)))
+            item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
+            counted.append((item, tokens))
+        if not counted:
+            return
+        self._plans.fold(tuple(Fold(item.lane, len(tokens)) for item, tokens in counted))
+        self._scheduler.running.acquit([item.request for item, _ in counted])
+        for item, tokens in counted:
+            for token in tokens:
+                self._handover.on_token(item.request, token)
 
     def _commit_prompt(
         self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None

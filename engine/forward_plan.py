@@ -11,10 +11,14 @@ carries an upper bound instead, so that the forward n+1 can be planned with noth
 
 Invariants:
 1. Plans are numbered 0, 1, 2, ... without a gap; a runner refuses any other than the next one.
-2. The copies run in their order, behind every forward of a lower number and before this one's.
+2. The folds run first, then the copies in their order, behind every forward of a lower number and
+   before this one's.
 3. A sequence leaves, joins, grows and is computed in this order within a plan. A lane that joins
    again has left before. Pages are only ever added to a sequence.
 4. No row reads a slot that another row of the plan writes; a row stays below its row limit.
+5. A row that verifies drafts writes no slot: how many of its tokens hold shows when it lands. A
+   fold in a later plan stores the state behind those, once, and comes before any row or copy that
+   reads the slot.
 """
 
 import struct
@@ -46,12 +50,14 @@ class UnknownLane(PlanError):
 
 class RowFlag(IntFlag):
     """ON_LANE: that value of the row is the lane's. DECODES: one token of an answer that this
-    engine gives, so that it may run in a graph of such rows."""
+    engine gives, so that it may run in a graph of such rows. VERIFIES: behind that token there are
+    drafts; a token is drawn behind each as far as the drafts before it are what was drawn."""
 
     TOKENS_ON_LANE = 1
     POSITION_ON_LANE = 2
     LENGTH_ON_LANE = 4
     DECODES = 8
+    VERIFIES = 16
 
 
 ON_LANE = RowFlag.TOKENS_ON_LANE | RowFlag.POSITION_ON_LANE | RowFlag.LENGTH_ON_LANE
@@ -116,11 +122,20 @@ class ScoredRow:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """The state behind the first `count` tokens of the row that the lane's sequence verified last
+    goes to the slot that this row named."""
+
+    lane: int
+    count: int
+
+
+@dataclass(frozen=True)
 class PlanRows:
     """What the forward computes: columns [8, n] int32, a row a sequence. positions: of the first
     token. lengths: tokens. Both are upper bounds where the flags say that the value is on the
     lane. row_limits: tokens that the sequence's pages hold. num_sampled: tokens to draw behind the
-    last one."""
+    last one; of a row that verifies drafts at most so many, one behind each token."""
 
     columns: Ints
 
@@ -164,6 +179,7 @@ class ForwardPlan:
     tokens: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     checkpoints: tuple[RowCheckpoint, ...] = ()
     scored: tuple[ScoredRow, ...] = ()
+    folds: tuple[Fold, ...] = ()
 
     def encode(self) -> bytes:
         counts = (
@@ -175,6 +191,7 @@ class ForwardPlan:
             len(self.tokens),
             len(self.checkpoints),
             len(self.scored),
+            len(self.folds),
         )
         pages = [item.pages for item in self.new_pages]
         lists: list[int] = [number for copy in self.copies for number in copy]
@@ -185,6 +202,8 @@ class ForwardPlan:
             lists += (mark.row, mark.position, mark.slot)
         for row in self.scored:
             lists += (row.row, row.count, row.top, row.following)
+        for fold in self.folds:
+            lists += (fold.lane, fold.count)
         parts = [
             _HEAD.pack(self.number, *counts),
             np.array(lists, dtype=_WIRE).tobytes(),
@@ -197,7 +216,7 @@ class ForwardPlan:
 
 
 _WIRE = np.dtype("<i4")
-_HEAD = struct.Struct("<Q8I")
+_HEAD = struct.Struct("<Q9I")
 _JOINED = struct.Struct("<iIIddiIIII")
 
 
@@ -280,7 +299,7 @@ class _Reader:
 def decode_plan(data: bytes) -> ForwardPlan:
     """What encode() was called on. Raises PlanError where the bytes are not a plan's."""
     reader = _Reader(data)
-    number, copies, left, joined, grown, rows, tokens, marks, scored = _HEAD.unpack(
+    number, copies, left, joined, grown, rows, tokens, marks, scored, folds = _HEAD.unpack(
         reader.bytes(_HEAD.size)
     )
     copied = reader.tuples(copies, 3)
@@ -288,6 +307,7 @@ def decode_plan(data: bytes) -> ForwardPlan:
     sizes = reader.tuples(grown, 2)
     marked = reader.tuples(marks, 3)
     scores = reader.tuples(scored, 4)
+    folded = reader.tuples(folds, 2)
     columns = reader.ints(COLUMNS * rows).reshape(COLUMNS, -1)
     ids = reader.ints(tokens)
     new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
@@ -305,4 +325,5 @@ def decode_plan(data: bytes) -> ForwardPlan:
         tokens=ids,
         checkpoints=tuple(RowCheckpoint(*mark) for mark in marked),
         scored=tuple(ScoredRow(*item) for item in scores),
+        folds=tuple(Fold(*item) for item in folded),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
+from .forward_plan import Fold
 from .progress import ProgressTable
 from .runner.base import Event, InFlightForward, Runner
 from .scheduling.forward_planner import ForwardPlanner
@@ -53,5 +54,10 @@ class PlanStream:
         """Passed once all that was launched, and all that was to be copied, until now has ended."""
         copies = self._cache.take_copies()
         if copies:
-            self._runner.launch(self._planner.copies_alone(copies))
+            self._runner.launch(self._planner.stores_alone(copies))
         return self._runner.record_event()
+
+    def fold(self, folds: tuple[Fold, ...]) -> None:
+        """Store the states of rows that verified drafts, before anybody reads their slots.
+        REQUIRES: they have landed."""
+        self._runner.launch(self._planner.stores_alone(self._cache.take_copies(), folds))

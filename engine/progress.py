@@ -140,6 +140,14 @@ class Progress:
         if num_sampled and table.num_scheduled[lane] == stop:
             table.sampling_in_flight[lane] = 0
 
+    def land_drafted(self, stop: int, slot: int) -> None:
+        """A forward with drafts has ended, of which the tokens before `stop` hold. REQUIRES: no
+        other forward of it is in flight."""
+        table, lane = self._table, self.lane
+        table.num_computed[lane] = table.num_scheduled[lane] = stop
+        table.slot[lane] = table.scheduled_slot[lane] = slot
+        table.sampling_in_flight[lane] = 0
+
     def end(self) -> None:
         """The sequence runs no more."""
         self._table.holders[self.lane] = 0

@@ -22,6 +22,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 from . import messages as m
 from .progress import Progress
+from .speculation.drafting import Drafting
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Request:
     second on that were. findable: others may resume at what it leaves in the cache. forks: answers
     that wait for its prompt to be computed, which is theirs but for the last token; it has none of
     its own, and its client knows only theirs. carrier: whose fork it was. purpose: as of the
-    Submit."""
+    Submit. drafting: None where nothing of its answer is drafted."""
 
     id: m.RequestId
     prompt: m.Tokens
@@ -203,6 +204,7 @@ class Request:
     forks: tuple["Request", ...] = ()
     carrier: "Request | None" = None
     purpose: m.Purpose = m.Purpose.ANSWER
+    drafting: Drafting | None = None
     # An array, since a list keeps 36 bytes a token for as long as the answer goes on.
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = field(default_factory=Waiting)

@@ -39,14 +39,18 @@ class SequenceSlice:
     (may be read_slot). checkpoints lists (position, slot): the state after `position` tokens also
     goes to slot; start < position <= start + len(token_ids). pages covers every position, by
     logical page.
+
+    stepped: the recurrence takes its tokens one by one, as a decode step each would. write_slot
+    None: no state is stored.
     """
 
     token_ids: Sequence[int]
     start: int
     pages: Sequence[int]
     read_slot: int
-    write_slot: int
+    write_slot: int | None
     checkpoints: Sequence[tuple[int, int]] = ()
+    stepped: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ class Batch:
 
     Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]).
     token_ids, positions [T] int64; cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before
-    this forward); page_table [B, pages] int64, rows padded with 0; read_slots, write_slots [B]
-    int64; checkpoints per sequence: (tokens of this forward before the mark, slot), ascending.
+    this forward); page_table [B, pages] int64, rows padded with 0; read_slots [B] int64;
+    write_slots: one a sequence; checkpoints per sequence: (tokens of this forward before the mark,
+    slot), ascending; stepped: sequences whose recurrence goes token by token.
     """
 
     token_ids: torch.Tensor
@@ -65,8 +70,9 @@ class Batch:
     context_lens: torch.Tensor
     page_table: torch.Tensor
     read_slots: torch.Tensor
-    write_slots: torch.Tensor
+    write_slots: tuple[int | None, ...]
     checkpoints: tuple[tuple[tuple[int, int], ...], ...]
+    stepped: frozenset[int] = frozenset()
 
     def saves(self) -> list[tuple[int, int, int]]:
         """States that the forward stores: (sequence, tokens of this forward before it, slot). A
@@ -75,9 +81,10 @@ class Batch:
         return [
             (sequence, offset, slot)
             for sequence, (length, final, marks) in enumerate(
-                zip(lengths, self.write_slots.tolist(), self.checkpoints, strict=True)
+                zip(lengths, self.write_slots, self.checkpoints, strict=True)
             )
             for offset, slot in ((length, final), *marks)
+            if slot is not None
         ]
 
     @staticmethod
@@ -98,9 +105,10 @@ class Batch:
             context_lens=ints([item.start for item in slices]),
             page_table=ints(table),
             read_slots=ints([item.read_slot for item in slices]),
-            write_slots=ints([item.write_slot for item in slices]),
+            write_slots=tuple(item.write_slot for item in slices),
             checkpoints=tuple(
                 tuple(sorted((position - item.start, slot) for position, slot in item.checkpoints))
                 for item in slices
             ),
+            stepped=frozenset(row for row, item in enumerate(slices) if item.stepped),
         )

@@ -15,6 +15,11 @@ class LayerHooks(Protocol):
         """The layer has read nothing of the arena yet; may block until its bytes are there."""
         return
 
+    def mixer_inputs(self, layer: int, projected: Tensor) -> None:
+        """What the layer's mixer is about to read: projected [T, widths], valid during the call
+        only."""
+        return
+
     def cache_written(self, layer: int) -> None:
         """What the layer wrote of pages and slots is final (on a GPU: enqueued). Its output
         projection and feed-forward are still to come, and are a good part of it."""

@@ -5,7 +5,7 @@ arena it is given. A forward is a function of (batch, arena), so one model serve
 calls on one arena come from one thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -50,6 +50,18 @@ class Qwen35Model:
         last = self._on_device(batch.cu_seqlens[1:] - 1)
         return self.head(branch[last], residual[last], operators).float()
 
+    @torch.inference_mode()
+    def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
+        """Store the batch's states alone, of tokens that went through the layers before. inputs:
+        what hooks.mixer_inputs() had of each of them, by layer; those of recurrent layers are
+        read."""
+        operators = self.backend.bind(batch)
+        for layer, weights in enumerate(self.weights.layers):
+            mixer = weights.mixer
+            if isinstance(mixer, GdnWeights):
+                index = arena.layout.kind_index(layer)
+                operators.gdn(inputs[layer], mixer, arena.conv[index], arena.ssm[index])
+
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
         return operators.norm_project(branch, residual, self.weights.norm, self.weights.head)[0]
@@ -63,7 +75,7 @@ class Qwen35Model:
         branch = None
         for layer, weights in enumerate(self.weights.layers):
             hooks.before_layer(layer)
-            mixed, residual = self._mix(layer, weights, branch, residual, operators, arena)
+            mixed, residual = self._mix(layer, weights, branch, residual, operators, arena, hooks)
             hooks.cache_written(layer)
             branch = operators.project(mixed, weights.mixer.out_proj)
             branch, residual = operators.feed_forward(
@@ -84,12 +96,14 @@ class Qwen35Model:
         residual: Tensor,
         operators: Operators,
         arena: Arena,
+        hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
         """(The mixer's output, before its projection; the residual stream.)"""
         index, mixer = arena.layout.kind_index(layer), weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj
         )
+        hooks.mixer_inputs(layer, projected)
         if isinstance(mixer, GdnWeights):
             mixed = operators.gdn(projected, mixer, arena.conv[index], arena.ssm[index])
         else:

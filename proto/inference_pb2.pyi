@@ -135,7 +135,7 @@ class Targets(_message.Message):
     def __init__(self, first_token_seconds: _Optional[float] = ..., per_token_seconds: _Optional[float] = ..., answer_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "token_ids", "messages", "sampling", "cache_salt", "marks", "priority", "n", "prompt_logprobs", "targets")
+    __slots__ = ("request_id", "text", "token_ids", "messages", "sampling", "cache_salt", "marks", "priority", "n", "prompt_logprobs", "targets", "prediction")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class GenerateRequest(_message.Message):
     N_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     token_ids: TokenIds
@@ -158,7 +159,8 @@ class GenerateRequest(_message.Message):
     n: int
     prompt_logprobs: int
     targets: Targets
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., targets: _Optional[_Union[Targets, _Mapping]] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., messages: _Optional[_Union[Messages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., priority: _Optional[int] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., targets: _Optional[_Union[Targets, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("chunk", "finished", "prompt_logprobs", "choice")
@@ -215,7 +217,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route", "prefill_choice", "targets")
+    __slots__ = ("prompt_tokens", "completion_tokens", "hit", "transfer", "prefilled_on", "local_fallback", "time_to_first_token_seconds", "seconds", "pulled", "route", "prefill_choice", "targets", "drafted_tokens", "accepted_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +230,10 @@ class Usage(_message.Message):
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     hit: _report_pb2.HitBreakdown
@@ -240,7 +246,11 @@ class Usage(_message.Message):
     route: _report_pb2.Route
     prefill_choice: _report_pb2.PrefillChoice
     targets: Targets
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ..., prefill_choice: _Optional[_Union[_report_pb2.PrefillChoice, _Mapping]] = ..., targets: _Optional[_Union[Targets, _Mapping]] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., hit: _Optional[_Union[_report_pb2.HitBreakdown, _Mapping]] = ..., transfer: _Optional[_Union[_report_pb2.TransferReport, _Mapping]] = ..., prefilled_on: _Optional[str] = ..., local_fallback: bool = ..., time_to_first_token_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., pulled: _Optional[_Union[_report_pb2.Pulled, _Mapping]] = ..., route: _Optional[_Union[_report_pb2.Route, _Mapping]] = ..., prefill_choice: _Optional[_Union[_report_pb2.PrefillChoice, _Mapping]] = ..., targets: _Optional[_Union[Targets, _Mapping]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class LifeMark(_message.Message):
     __slots__ = ("state", "at_seconds")

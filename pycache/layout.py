@@ -104,7 +104,7 @@ class CacheLayout:
         """A page's blocks: KV of every full-attention layer, in the order of layers."""
         return tuple(
             BlockRegion(layer, index, self.kv_shape, self.kv_dtype)
-            for index, layer in enumerate(self._layers_of(LayerKind.FULL))
+            for index, layer in enumerate(self.layers_of(LayerKind.FULL))
         )
 
     @cached_property
@@ -113,7 +113,7 @@ class CacheLayout:
         layer, in the order of layers."""
         columns: list[SlotColumn] = []
         offset = 0
-        for layer in self._layers_of(LayerKind.GDN):
+        for layer in self.layers_of(LayerKind.GDN):
             for name, shape, dtype in (
                 ("conv", self.conv_shape, self.conv_dtype),
                 ("ssm", self.ssm_shape, self.ssm_dtype),
@@ -214,7 +214,8 @@ class CacheLayout:
             spans[column.layer] = Span(offset, column.end - offset)
         return spans
 
-    def _layers_of(self, kind: LayerKind) -> list[int]:
+    def layers_of(self, kind: LayerKind) -> list[int]:
+        """Of that kind, ascending."""
         return [layer for layer, found in enumerate(self.layer_kinds) if found is kind]
 
     def valid_page(self, page: int, slabs: int) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.changed_prompts import with_changed
+from tasuki.engine.accounting.request_usage import usage_of
 from tasuki.engine.admission.early_refusal import EarlyRefusal
 from tasuki.engine.admission.first_token_outlook import FirstTokenOutlook
 from tasuki.engine.request import (
@@ -23,6 +23,7 @@ from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.forked_prompt import carrier_of, scoring_of, told_of
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
+from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
@@ -43,12 +44,15 @@ class Answers(Handover):
         eos_ids: Sequence[int],
         tool_call_ids: frozenset[int] = frozenset(),
         targets: m.Targets = m.NO_TARGETS,
+        speculation: Speculation | None = None,
     ) -> None:
         """eos_ids end an answer unless it ignores them; tool_call_ids open a tool call.
-        targets: of requests that name none."""
+        targets: of requests that name none. speculation: which answers are drafted; by default
+        none."""
         super().__init__(context)
         self._eos_ids = tuple(eos_ids)
         self._tool_call_ids = tool_call_ids
+        self._speculation = speculation or Speculation()
         self._grammars = context.grammars
         self._requests: dict[m.RequestId, Request] = {}
         self._stops = StopTokens()
@@ -87,7 +91,7 @@ class Answers(Handover):
             salt, cursor = salt + secrets.token_bytes(_OWN_SALT_BYTES), None
         asked = [message, *map(message.of_fork, message.forks)]
         targets = self._refusal.targets(message.targets)
-        choices = [_request(one, salt, cursor, targets) for one in asked]
+        choices = [self._request(one, salt, cursor, targets) for one in asked]
         first = choices[0]
         error = (
             refusal
@@ -111,10 +115,34 @@ class Answers(Handover):
         for choice in choices:
             self._scheduler.enqueue(choice)
 
+    def _request(
+        self, message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets
+    ) -> Request:
+        """The answer of the message's own id. salt, cursor, targets: in place of the message's."""
+        scoring = scoring_of(message)
+        return Request(
+            message.request_id,
+            message.prompt,
+            message.sampling,
+            salt,
+            cursor,
+            message.marks,
+            gateway_room=message.gateway_room,
+            caller=message.caller,
+            priority=message.priority,
+            patience=message.patience,
+            targets=targets,
+            changed=message.changed,
+            scoring=scoring,
+            findable=scoring is None,
+            purpose=message.purpose,
+            drafting=self._speculation.drafting(message),
+        )
+
     def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
         """Own a request that waits in no queue, also while the node drains; None where it is
         refused. REQUIRES: it has no forks."""
-        request = _request(message, message.salt, message.cursor, m.NO_TARGETS)
+        request = self._request(message, message.salt, message.cursor, m.NO_TARGETS)
         error = refusal or self._intake.misfit(request.prompt, request.final_length)
         error = self._name_clash(message) or error
         if error is not None:
@@ -213,6 +241,13 @@ class Answers(Handover):
         if isinstance(request.state, Decoding):
             self._finish_if_over(request)
 
+    def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
+        """How many of these, drawn one behind the other, are its answer's: up to the first that
+        ends it, within its length."""
+        within = tokens[: request.tokens_left]
+        ends = (i for i, token in enumerate(within, 1) if self._stops.ends(request.id, token.token))
+        return next(ends, len(within))
+
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
         """Emit those that were not, before the request gave way and was begun again."""
         new = scores.behind(max(0, request.scored - row))
@@ -274,6 +309,8 @@ class Answers(Handover):
         """What the next turn may resume at, if it can be found."""
         if request.findable:
             keep_state(self._cache, request, active, hint)
+            cached = 0 if request.hit is None else request.hit.usable_tokens
+            self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
         """REQUIRES: the request holds nothing any more."""
@@ -281,7 +318,7 @@ class Answers(Handover):
         if request.forks:
             self._release_forks(request)
             return
-        self._emit(m.Finished(request.id, reason, _usage(request), tuple(request.life), hint))
+        self._emit(m.Finished(request.id, reason, usage_of(request), tuple(request.life), hint))
 
     def _release_forks(self, carrier: Request) -> None:
         """Their prompt is computed but for its last token: they stand before those that have not
@@ -308,28 +345,6 @@ class Answers(Handover):
         self._stops.remove(request.id)
 
 
-def _request(message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets) -> Request:
-    """The answer of the message's own id. salt, cursor, targets: in place of the message's."""
-    scoring = scoring_of(message)
-    return Request(
-        message.request_id,
-        message.prompt,
-        message.sampling,
-        salt,
-        cursor,
-        message.marks,
-        gateway_room=message.gateway_room,
-        caller=message.caller,
-        priority=message.priority,
-        patience=message.patience,
-        targets=targets,
-        changed=message.changed,
-        scoring=scoring,
-        findable=scoring is None,
-        purpose=message.purpose,
-    )
-
-
 def _named(request: Request) -> m.Targets | None:
     """Its targets, where it has any."""
     return None if request.targets == m.NO_TARGETS else request.targets
@@ -340,22 +355,3 @@ def _not_here(message: m.Submit) -> m.RequestError | None:
         return None
     reason = "this node has no prefill nodes to hand anything back to: ask elsewhere, in full"
     return m.RequestError(m.ErrorKind.NOT_HANDED_BACK, reason)
-
-
-def _usage(request: Request) -> m.Usage:
-    now = time.monotonic()
-    first = request.first_token_at
-    return m.Usage(
-        prompt_tokens=len(request.prompt),
-        completion_tokens=len(request.output),
-        hit=None if request.hit is None else with_changed(request.hit, request.changed),
-        transfer=request.transfer,
-        prefilled_on=request.prefilled_on,
-        local_fallback=request.handover_lost,
-        time_to_first_token=(now if first is None else first) - request.created,
-        seconds=now - request.created,
-        pulled=request.pulled,
-        route=request.route,
-        prefill_choice=request.prefill_choice,
-        targets=_named(request),
-    )

@@ -149,6 +149,11 @@ class Handover(ABC):
     def on_token(self, request: Request, sampled: Sampled) -> None:
         """A forward of the request has drawn its next token."""
 
+    def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
+        """How many of these, drawn one behind the other, are its answer's. Only a role that answers
+        has such rows."""
+        raise AssertionError("an answer's row in an engine that answers nothing")
+
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
         """How likely those tokens of the prompt were that stand behind its tokens from `row` on.
         Only a role that answers has such requests."""

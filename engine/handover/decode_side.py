@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -119,6 +119,9 @@ class DecodeHandover(Handover):
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
         self._answers.on_token(request, sampled)
+
+    def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
+        return self._answers.until_end(request, tokens)
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
         self._answers.on_scores(request, row, scores)

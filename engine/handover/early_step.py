@@ -24,11 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from tasuki.engine.runner.own_stream import OwnStream, own_stream
+from tasuki.model.backends.own_stream import OwnStream, own_stream
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.hooks import LayerHooks
 from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster, adjusted
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample
@@ -67,8 +67,8 @@ class EarlyStep:
         self.barrier.close()
 
 
-class _Gate:
-    """`model.hooks.LayerHooks`: no layer before its window."""
+class _Gate(LayerHooks):
+    """No layer before its window."""
 
     def __init__(self, barrier: LayerBarrier) -> None:
         self._barrier = barrier
@@ -79,12 +79,6 @@ class _Gate:
         if not self._barrier.wait(layer):
             raise _Shut
         self.waited += time.monotonic() - began
-
-    def cache_written(self, layer: int) -> None:
-        """What it wrote is read by later steps only."""
-
-    def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        """Nobody watches its layers."""
 
 
 class EarlySteps:

@@ -166,6 +166,10 @@ def usage_to_proto(usage: Usage) -> inference_pb2.Usage:
         route=None if usage.route is None else route_to_proto(usage.route),
         prefill_choice=None if choice is None else prefill_choice_to_proto(choice),
         targets=None if usage.targets is None else targets_to_proto(usage.targets),
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+        accepted_prediction_tokens=usage.accepted_prediction_tokens,
+        rejected_prediction_tokens=usage.rejected_prediction_tokens,
     )
 
 
@@ -187,7 +191,15 @@ def usage_from_proto(usage: inference_pb2.Usage) -> Usage:
             else None
         ),
         targets=_targets_from_proto(usage.targets) if usage.HasField("targets") else None,
+        drafted_tokens=usage.drafted_tokens,
+        accepted_tokens=usage.accepted_tokens,
+        accepted_prediction_tokens=_optional(usage, "accepted_prediction_tokens"),
+        rejected_prediction_tokens=_optional(usage, "rejected_prediction_tokens"),
     )
+
+
+def _optional(usage: inference_pb2.Usage, field: str) -> int | None:
+    return getattr(usage, field) if usage.HasField(field) else None
 
 
 def targets_to_proto(targets: Targets) -> inference_pb2.Targets:

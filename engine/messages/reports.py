@@ -107,7 +107,9 @@ class Usage(Message):
     scheduled.
 
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
-    prompt computed here instead. targets: None where nothing was said of them.
+    prompt computed here instead. targets: None where nothing was said of them. drafted_tokens: that
+    were computed before they were drawn; accepted_tokens: of these the answer's. The same of those
+    that the request's prediction proposed; None without one.
     """
 
     prompt_tokens: int
@@ -122,6 +124,10 @@ class Usage(Message):
     route: RouteReport | None = None
     prefill_choice: PrefillChoice | None = None
     targets: Targets | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class TimeSpread(Message):

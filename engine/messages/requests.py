@@ -18,6 +18,8 @@ from .request_phase import LifeMark
 from .targets import NO_TARGETS, Targets
 from .types import FinishReason, Message, RequestError, RequestId, RoomId, Tokens
 
+_NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
+
 
 class GatewayRoom(Message):
     """A room that a gateway made, of which both nodes get a call. sender: HOST:PORT of the prefill
@@ -57,7 +59,8 @@ class Submit(Message):
     prompt_logprobs: answered by PromptScored too, with so many of the likeliest tokens in each
     place; nothing that is cached is used, since it has no logits. None: not asked for. forks: more
     answers, each of which ends by itself; the prompt is computed once for all of them. purpose: see
-    there."""
+    there. prediction: what the answer is thought to be, from which it may be drafted; it changes no
+    token."""
 
     request_id: RequestId
     prompt: Tokens
@@ -75,6 +78,7 @@ class Submit(Message):
     prompt_logprobs: int | None = None
     forks: tuple[Fork, ...] = ()
     purpose: Purpose = Purpose.ANSWER
+    prediction: Tokens = field(default_factory=lambda: _NO_TOKENS)
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:

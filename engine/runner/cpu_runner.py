@@ -1,16 +1,20 @@
 """Runs plans on the CPU: a launch computes at once, and everything else is as on a GPU: a drawn
-token stays on its lane, and the next forward takes it from there.
+token stays on its lane, and the next forward takes it from there. Drafts are verified here only: a
+row of several tokens draws one behind each, in order, until a draft is another one.
 
 Owns the lanes and what it keeps of sequences; shares model and arena. Thread rule: one thread.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.model.batch import Batch
+from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import LayerHooks
 from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
@@ -18,10 +22,12 @@ from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import run_copies
+from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.windows.step_counter import StepCounter
 
 from .base import Event
 from .drawn_tokens import DrawnTokens
+from .held_inputs import HeldInputs, HeldRow, InputsOfRows
 from .lane_adjustments import LaneAdjustments
 from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
@@ -66,6 +72,8 @@ class CpuRunner:
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = LaneAdjustments(model.config, grammars)
         self._drawn: dict[int, list[int]] = {}
+        self._held = HeldInputs()
+        self._recurrent = frozenset(arena.layout.layers_of(LayerKind.GDN))
         self._ended_at = time.perf_counter()
 
     @property
@@ -84,6 +92,8 @@ class CpuRunner:
     def launch(self, plan: ForwardPlan) -> CpuForward:
         rows = self._sequences.apply(plan)
         self._adjustments.apply(plan)
+        self._held.fold(plan.folds, self._model, self._arena)
+        self._held.drop(plan.left)
         run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
         results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
@@ -91,31 +101,90 @@ class CpuRunner:
         return CpuForward(results, started - before, self._ended_at - started)
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
-        batch = Batch.pack(self._sequences.slices(plan, rows, self._drawn))
+        slices = self._sequences.slices(plan, rows, self._drawn)
+        batch = Batch.pack(slices)
+        verifying = rows.verifies.nonzero()[0].tolist()
+        starts = batch.cu_seqlens.tolist()
+        drafted = [range(starts[row], starts[row + 1]) for row in verifying]
         scored: dict[int, ScoredRows] = {}
-        starts = dict(enumerate(batch.cu_seqlens.tolist()))
+        verified: list[torch.Tensor] = []
 
         def score(head: HeadOf) -> None:
-            scored.update(score_prompts(plan, rows, starts, head, self._arena.bytes.device))
+            device = self._arena.bytes.device
+            scored.update(score_prompts(plan, rows, dict(enumerate(starts)), head, device))
+            verified.extend(head(torch.tensor(places)).float() for places in drafted)
 
-        scoring = (score,) if plan.scored else ()
+        hooks: LayerHooks = self._hooks
+        if drafted:
+            places = [place for row in drafted for place in row]
+            hooks = InputsOfRows(hooks, self._recurrent, torch.tensor(places))
         with torch.inference_mode():
-            logits = self._model.forward(batch, self._arena, self._hooks, *scoring)
-        results: list[Sampled | None] = [None] * len(rows)
-        drawing = rows.num_sampled.nonzero()[0]
-        lanes = rows.lanes[drawing].tolist()
-        if lanes:
-            drawn = sample(
-                logits[drawing],
-                [self._sequences.sampling(lane) for lane in lanes],
-                rows.stops[drawing].tolist(),
-                self._adjustments.scores(logits[drawing], lanes),
+            logits = self._model.forward(
+                batch, self._arena, hooks, *((score,) if plan.scored or drafted else ())
             )
-            for row, lane, token in zip(drawing.tolist(), lanes, drawn, strict=True):
-                results[row] = token
-                self._drawn[lane] = [token.token]
-                adjuster = self._adjustments.of(lane)
-                if adjuster is not None:
-                    adjuster.append(token.token)
+        results: list[Sampled | None] = [None] * len(rows)
+        drawing = (rows.num_sampled.astype(bool) & ~rows.verifies).nonzero()[0]
+        for row, token in zip(drawing.tolist(), self._draw(rows, drawing, logits), strict=True):
+            results[row] = token
+        behind = {}
+        if isinstance(hooks, InputsOfRows):
+            self._hold(rows, slices, verifying, hooks)
+            for row, found in zip(verifying, verified, strict=True):
+                results[row], *more = self._verify(rows, row, found, slices[row].token_ids[1:])
+                behind[row] = tuple(more)
         scores = {row: found.values() for row, found in scored.items()}
-        return replace(DrawnTokens.of(results), scores=scores)
+        return replace(DrawnTokens.of(results), scores=scores, behind=behind)
+
+    def _draw(
+        self, rows: ResolvedRows, drawing: NDArray[np.int64], logits: torch.Tensor
+    ) -> list[Sampled]:
+        """A token of each of these rows. logits: of all rows."""
+        lanes = rows.lanes[drawing].tolist()
+        if not lanes:
+            return []
+        drawn = sample(
+            logits[drawing],
+            [self._sequences.sampling(lane) for lane in lanes],
+            rows.stops[drawing].tolist(),
+            self._adjustments.scores(logits[drawing], lanes),
+        )
+        for lane, token in zip(lanes, drawn, strict=True):
+            self._drawn[lane] = [token.token]
+            self._adjustments.drawn(lane, token.token)
+        return drawn
+
+    def _verify(
+        self, rows: ResolvedRows, row: int, logits: torch.Tensor, drafts: Sequence[int]
+    ) -> list[Sampled]:
+        """What is drawn behind the row's first token and behind each draft that was drawn too, so
+        that what a draw depends on are drawn tokens only. logits [1 + drafts, vocab]."""
+        lane, start = int(rows.lanes[row]), int(rows.starts[row])
+        found: list[Sampled] = []
+        for place in range(len(drafts) + 1):
+            some = logits[place : place + 1]
+            [token] = sample(
+                some,
+                [self._sequences.sampling(lane)],
+                [start + place + 1],
+                self._adjustments.scores(some, [lane]),
+            )
+            self._adjustments.drawn(lane, token.token)
+            found.append(token)
+            if place == len(drafts) or token.token != drafts[place]:
+                break
+        return found
+
+    def _hold(
+        self,
+        rows: ResolvedRows,
+        slices: Sequence[SequenceSlice],
+        verifying: Sequence[int],
+        hooks: InputsOfRows,
+    ) -> None:
+        first = 0
+        for row in verifying:
+            last = first + len(slices[row].token_ids)
+            inputs = {layer: x[first:last] for layer, x in hooks.inputs.items()}
+            held = HeldRow(slices[row], int(rows.write_slots[row]), inputs)
+            self._held.hold(int(rows.lanes[row]), held)
+            first = last

@@ -16,13 +16,15 @@ from tasuki.model.ops.sampling.reference import Sampled
 class DrawnTokens:
     """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
     row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
-    want any. scores: of those rows whose prompts are scored."""
+    want any. scores: of those rows whose prompts are scored. behind: of those rows that verify
+    drafts, what was drawn behind each draft that held."""
 
     tokens: Ints
     logprobs: NDArray[np.float64]
     margins: NDArray[np.float64]
     tops: Mapping[int, TopLogprobs] = field(default_factory=dict)
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    behind: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":

@@ -52,8 +52,11 @@ class LaneAdjustments:
                     item.sampling, item.before, self._model, self._grammars
                 )
 
-    def of(self, lane: int) -> LogitAdjuster | None:
-        return self._adjusters.get(lane)
+    def drawn(self, lane: int, token: int) -> None:
+        """The lane's next token."""
+        adjuster = self._adjusters.get(lane)
+        if adjuster is not None:
+            adjuster.append(token)
 
     def adjuster(self, lane: int) -> LogitAdjuster:
         """REQUIRES: the lane's request adjusts."""

@@ -32,6 +32,7 @@ _KEPT = 5
 # As plain integers: numpy takes enumerations by a slower way.
 _TOKENS, _POSITION = int(RowFlag.TOKENS_ON_LANE), int(RowFlag.POSITION_ON_LANE)
 _LENGTH, _DECODES = int(RowFlag.LENGTH_ON_LANE), int(RowFlag.DECODES)
+_VERIFIES = int(RowFlag.VERIFIES)
 
 
 class SequencePages:
@@ -59,6 +60,7 @@ class ResolvedRows:
     tokens_at: Ints
     on_lane: NDArray[np.bool_]
     decodes: NDArray[np.bool_]
+    verifies: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.lanes)
@@ -79,6 +81,7 @@ class ResolvedRows:
             self.tokens_at[rows],
             self.on_lane[rows],
             self.decodes[rows],
+            self.verifies[rows],
         )
 
 
@@ -147,7 +150,7 @@ class SequenceStates:
         position, pending, max_rows, capacity, slots = self._kept[:, lanes]
         if not slots.all():
             raise UnknownLane(f"plan {plan.number} has rows of lanes that no sequence has joined")
-        on_lane = (flags & _TOKENS) != 0
+        on_lane, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
         starts = np.where(flags & _POSITION, position, bounds)
         lengths = np.where(flags & _LENGTH, pending, most)
         # Nothing is written outside of a sequence's own pages and slots, whatever a plan says.
@@ -158,7 +161,8 @@ class SequenceStates:
             "a row beyond its limit": limits - starts - lengths,
             "a row limit beyond its pages": capacity - limits,
             "tokens that its lane does not have": np.where(on_lane, -abs(pending - lengths), 0),
-            "more tokens drawn than its lane holds": max_rows - num_sampled,
+            "more tokens drawn than its lane holds": max_rows - np.where(verifies, 1, num_sampled),
+            "drafts without a token before them": np.where(verifies, lengths - num_sampled, 0),
             "a slot to read that it does not have": np.minimum(read, slots - 1 - read),
             "a slot to write that it does not have": np.minimum(write, slots - 1 - write),
         }
@@ -172,7 +176,7 @@ class SequenceStates:
                 f"plan {plan.number} has {len(plan.tokens)} tokens for rows of {ends[-1]} tokens"
             )
         self._kept[_POSITIONS, lanes] = starts + lengths
-        self._kept[_PENDING, lanes] = num_sampled
+        self._kept[_PENDING, lanes] = np.where(verifies, 0, num_sampled)
         return ResolvedRows(
             lanes,
             starts,
@@ -183,6 +187,7 @@ class SequenceStates:
             ends - host,
             on_lane,
             (flags & _DECODES) != 0,
+            verifies,
         )
 
     def slices(
@@ -197,14 +202,16 @@ class SequenceStates:
         for row in range(len(rows)):
             lane, length, at = int(rows.lanes[row]), int(rows.lengths[row]), rows.tokens_at[row]
             host: list[int] = plan.tokens[at : at + length].tolist()
+            verifies = bool(rows.verifies[row])
             slices.append(
                 SequenceSlice(
                     token_ids=drawn[lane] if rows.on_lane[row] else host,
                     start=int(rows.starts[row]),
                     pages=self._pages[lane].ids.tolist(),
                     read_slot=int(rows.read_slots[row]),
-                    write_slot=int(rows.write_slots[row]),
+                    write_slot=None if verifies else int(rows.write_slots[row]),
                     checkpoints=marks.get(lane, ()),
+                    stepped=verifies,
                 )
             )
         return slices

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tasuki.engine.forward_plan import (
     COLUMNS,
     ON_LANE,
+    Fold,
     ForwardPlan,
     Ints,
     JoinedSequence,
@@ -30,7 +31,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .scheduled_forward import AnswerRows, ScheduledForward
 from .scheduled_sequence import ScheduledSequence
 
-_DECODES, _ON_LANE = RowFlag.DECODES.value, ON_LANE.value
+_DECODES, _ON_LANE, _VERIFIES = RowFlag.DECODES.value, ON_LANE.value, RowFlag.VERIFIES.value
 _MAX_ROWS = 1
 """Tokens that a forward draws for a sequence."""
 
@@ -58,15 +59,15 @@ class ForwardPlanner:
 
     def plan(self, forward: ScheduledForward, copies: tuple[CopyOp, ...]) -> ForwardPlan:
         """The next plan; it must be launched. REQUIRES: no two rows share a lane."""
-        answers, prompts = forward.answers, forward.prompts
+        answers = forward.answers
         changes = _Changes()
         columns: Ints = np.empty((COLUMNS, len(forward)), dtype=np.int32)
         first = len(answers)
         tokens = self._answer_rows(answers, columns[:, :first], changes)
         checkpoints: list[RowCheckpoint] = []
         scored: list[ScoredRow] = []
-        for row, item in enumerate(prompts, first):
-            tokens += self._prompt_row(item, columns[:, row], changes)
+        for row, item in enumerate(forward.sequences, first):
+            tokens += self._sequence_row(item, columns[:, row], changes)
             scored += _scored(row, item)
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
@@ -84,9 +85,9 @@ class ForwardPlanner:
             tuple(scored),
         )
 
-    def copies_alone(self, copies: tuple[CopyOp, ...]) -> ForwardPlan:
-        """The next plan, which computes nothing; it must be launched too."""
-        return ForwardPlan(self._next_number(), copies, tuple(self._leave()))
+    def stores_alone(self, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()) -> ForwardPlan:
+        """The next plan, which computes nothing new; it must be launched too."""
+        return ForwardPlan(self._next_number(), copies, tuple(self._leave()), folds=folds)
 
     def _next_number(self) -> int:
         number = self._number
@@ -112,11 +113,11 @@ class ForwardPlanner:
             known += answers.requests[row].token_slice(start, start + 1)
         return known
 
-    def _prompt_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
+    def _sequence_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
         """Fills the row's column; its tokens."""
         lane = item.lane
         self._follow(item.request, lane, changes)
-        flags = _DECODES if item.decodes else 0
+        flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
         column[:] = (
             lane,
             item.start,
@@ -127,7 +128,8 @@ class ForwardPlanner:
             item.num_sampled,
             flags,
         )
-        return item.request.token_slice(item.start, item.stop)
+        known = item.request.token_slice(item.start, item.stop - len(item.drafts))
+        return known + list(item.drafts)
 
     def _follow(self, request: Request, lane: int, changes: _Changes) -> None:
         """Let the runner have the request's sequence and all of its pages."""

@@ -49,6 +49,8 @@ class RunningRequests(Collection[Request]):
         self.prompts: list[Request] = []
         self.held: dict[str, Held] = {}
         """By caller; none is empty."""
+        self.drafting: dict[Request, None] = {}
+        """Those for whose answers something may be drafted, in the same order."""
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -78,6 +80,8 @@ class RunningRequests(Collection[Request]):
             self.prompts.append(request)
         if request.suspect:
             self._suspects.append(request)
+        if request.drafting is not None:
+            self.drafting[request] = None
         self.held.setdefault(request.caller, Held()).rows += 1
         self.grown(request, state)
 
@@ -88,6 +92,7 @@ class RunningRequests(Collection[Request]):
             return
         self._reordered = True
         self._requests[lane] = None
+        self.drafting.pop(request, None)
         if request in self.prompts:
             self.prompts.remove(request)
         held = self.held[request.caller]

@@ -1,5 +1,6 @@
 """What one forward computes, as the engine remembers it until the forward lands: one token of each
-of many answers, as columns, and parts of prompts behind them."""
+of many answers, as columns, then tokens of answers with drafts behind them, then parts of
+prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,13 +69,19 @@ class AnswerRows:
 
 @dataclass(frozen=True)
 class ScheduledForward:
-    """Rows of answers come before those of prompts."""
+    """Rows of answers come before those of answers with drafts, and these before prompts'."""
 
     answers: AnswerRows
     prompts: Sequence[ScheduledSequence]
+    drafted: Sequence[ScheduledSequence] = ()
 
     def __len__(self) -> int:
-        return len(self.answers) + len(self.prompts)
+        return len(self.answers) + len(self.drafted) + len(self.prompts)
+
+    @property
+    def sequences(self) -> list[ScheduledSequence]:
+        """Behind the answers' rows, in the order of the rows."""
+        return [*self.drafted, *self.prompts]
 
     @property
     def prompt_tokens(self) -> int:
@@ -84,4 +91,4 @@ class ScheduledForward:
     def live_sequences(self, progress: ProgressTable) -> list[ScheduledSequence]:
         """What of it may still count, one by one."""
         live = self.answers.take(self.answers.live(progress).nonzero()[0])
-        return live.sequences() + [item for item in self.prompts if item.live]
+        return live.sequences() + [item for item in self.sequences if item.live]

@@ -10,7 +10,9 @@ class ScheduledSequence:
     """Tokens [start, stop) of a running request; checkpoints that fall into it, with their slots.
 
     The forward reads the working slot of index read_index and writes the one of write_index.
-    num_sampled: tokens that it draws; some only where it reaches the last token there is."""
+    num_sampled: tokens that it draws; some only where it reaches the last token there is. drafts:
+    those of its tokens that nobody drew yet, its last ones; then it draws at most num_sampled, and
+    how many of its tokens count shows when it lands."""
 
     request: Request
     active: Active
@@ -20,6 +22,7 @@ class ScheduledSequence:
     write_index: int
     num_sampled: int
     checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
+    drafts: tuple[int, ...] = ()
 
     @property
     def write_slot(self) -> int:

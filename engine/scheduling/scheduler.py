@@ -20,6 +20,7 @@ from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import (
     Active,
     AwaitingGrant,
+    Decoding,
     Prefilling,
     Request,
     Retracted,
@@ -126,9 +127,55 @@ class Scheduler:
         The one before may be in flight: what it computes counts as computed, the token it draws as
         drawn. That it was the last token shows only later; then one forward was for nothing."""
         self._admit_waiting()
-        answers = self.running.schedule_next(self._growable())
-        budget = self._chunk.tokens(beside_answers=bool(answers))
-        return ScheduledForward(answers, self._chunks_of(budget, len(answers)))
+        lanes = self._growable()
+        drafted = self._draft(lanes)
+        if drafted:
+            lanes = lanes[~np.isin(lanes, [item.lane for item in drafted])]
+        answers = self.running.schedule_next(lanes)
+        rows = len(answers) + len(drafted)
+        budget = self._chunk.tokens(beside_answers=bool(rows))
+        return ScheduledForward(answers, self._chunks_of(budget, rows), drafted)
+
+    @property
+    def drafts_next(self) -> bool:
+        """Whether the next forward may have drafts. They follow tokens that are there, so that the
+        forward before is to land first."""
+        return bool(self.running.drafting)
+
+    def _draft(self, lanes: Lanes) -> list[ScheduledSequence]:
+        """Rows with drafts, of requests that have the next forward's rows. REQUIRES: nothing of
+        theirs is in flight."""
+        if not self.running.drafting:
+            return []
+        turns = set(lanes.tolist())
+        found = []
+        for request in self.running.drafting:
+            state = request.state
+            if isinstance(state, Decoding) and state.progress.lane in turns:
+                drafts = self._drafts(request, state)
+                if drafts:
+                    found.append(self._drafted(request, state, drafts))
+        return found
+
+    def _drafts(self, request: Request, state: Decoding) -> tuple[int, ...]:
+        """As many as its answer and its pages have room for; makes room where there is some."""
+        assert request.drafting is not None
+        length = request.length
+        drafts = request.drafting.propose(request.output, request.final_length - length)
+        if length + len(drafts) > state.allocation.capacity_tokens:
+            self._cache.extend(state.allocation, length + len(drafts))
+            self.running.grown(request, state)
+        return drafts[: state.allocation.capacity_tokens - length]
+
+    def _drafted(
+        self, request: Request, state: Decoding, drafts: tuple[int, ...]
+    ) -> ScheduledSequence:
+        start, read, written = request.length - 1, state.progress.slot, state.next_index
+        stop, num_sampled = request.length + len(drafts), 1 + len(drafts)
+        state.progress.schedule(stop, written, num_sampled)
+        return ScheduledSequence(
+            request, state, start, stop, read, written, num_sampled, drafts=drafts
+        )
 
     def _admit_waiting(self) -> None:
         """Whoever holds least of the engine first, until nobody's requests find room."""

@@ -46,7 +46,7 @@ class TorchPlan:
                 PAGE_TOKENS,
             ),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
-            gdn=plan_gdn(lengths, batch.read_slots, saves),
+            gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
             cos=cos,
             sin=sin,
         )

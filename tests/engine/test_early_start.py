@@ -223,6 +223,7 @@ class Watched(Qwen35Model):
         self.steps.append(opened)
 
         class Noted:
+            mixer_inputs = hooks.mixer_inputs
             cache_written = hooks.cache_written
             after_layer = hooks.after_layer
 

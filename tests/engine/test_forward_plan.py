@@ -11,6 +11,7 @@ import pytest
 
 from tasuki.engine.forward_plan import (
     ON_LANE,
+    Fold,
     ForwardPlan,
     JoinedSequence,
     NewPages,
@@ -84,6 +85,7 @@ def a_plan() -> ForwardPlan:
         rows=plan_rows([2, 0, 3, 0, 1, 192, 1, 0, 4, 9, 1, 1, 0, 64, 1, ON_LANE.value]),
         tokens=ints(100, 101, 102),
         checkpoints=(RowCheckpoint(0, 2, 11),),
+        folds=(Fold(2, 1), Fold(8, 3)),
     )
 
 
@@ -227,6 +229,7 @@ def changed(**columns: int) -> list[int]:
         (changed(num_sampled=2), PlanError, "more tokens drawn"),
         (changed(flags=1), PlanError, "tokens that its lane does not have"),
         (changed(length=2), PlanError, "3 tokens for rows of 2"),
+        (changed(flags=16, num_sampled=4), PlanError, "drafts without a token before them"),
     ],
 )
 def test_a_row_outside_of_what_its_sequence_has_is_refused(
@@ -264,6 +267,25 @@ def test_a_lane_of_several_tokens_gives_a_row_its_length() -> None:
     assert (rows.starts.tolist(), rows.lengths.tolist(), rows.stops.tolist()) == ([5], [3], [8])
     with pytest.raises(PlanError, match="above its bound"):
         states.apply(ForwardPlan(2, rows=plan_rows([0, 7, 1, 1, 0, 64, 1, ON_LANE.value])))
+
+
+def test_what_a_row_verified_is_folded_once_and_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = prompt(100)
+    for count, folds in ((0, 1), (4, 1), (2, 2)):
+        follower = runner()
+        first = follower.launch(prompt_plan(tokens)).result()
+        row = plan_rows([0, 100, 3, 1, 0, 128, 3, RowFlag.VERIFIES.value])
+        drafts = ints(int(first.tokens[0]), 1, 2)
+        follower.launch(ForwardPlan(1, rows=row, tokens=drafts)).result()
+        with pytest.raises(PlanError, match="lane 0 are to be folded, which holds"):
+            for number in range(folds):
+                follower.launch(ForwardPlan(2 + number, folds=(Fold(0, count),)))
+    follower = runner()
+    follower.launch(prompt_plan(tokens))
+    with pytest.raises(PlanError, match="which holds 0"):
+        follower.launch(ForwardPlan(1, folds=(Fold(0, 1),)))
 
 
 def test_runners_see_plans_and_memory_only() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,3 +141,17 @@ def test_a_runner_in_another_process_draws_the_same_tokens(
     assert len(answering) > 20
     on_lane = [plan for plan in answering if (plan.rows.flags & RowFlag.TOKENS_ON_LANE).all()]
     assert all(len(plan.tokens) == 0 for plan in on_lane) and len(on_lane) > 20
+
+
+def test_drafts_and_folds_go_to_another_process(pipe: PipeRunner) -> None:
+    tokens = prompt(150)
+    answer = engine().ask("r", tokens, 20)
+    node = engine()
+    node.engine._plans = PlanStream(pipe, node.engine._cache, node.engine._scheduler.progress)
+    prediction = np.array([*answer[:9], 0, *answer[10:]], dtype=np.int32)
+    assert node.ask("r", tokens, 20, prediction=prediction) == answer
+    assert node.finished("r").usage.accepted_tokens > 10
+    assert sum(len(plan.folds) for plan in pipe.plans) > 3
+    turn = tokens + answer + prompt(20, 4)
+    assert node.ask("turn", turn, 5) == engine().ask("turn", turn, 5)
+    assert node.hit("turn").usable_tokens == 169

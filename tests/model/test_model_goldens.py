@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tasuki.model.batch import Batch
+from tasuki.model.hooks import LayerHooks
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.layout import PAGE_TOKENS, LayerKind
 from tests.harness.goldens import (
@@ -102,7 +103,7 @@ def test_hidden_states_of_every_layer(model_name: str, case_name: str) -> None:
     tolerance = case.tolerance["fp32_hidden_abs"]
     seen: list[tuple[str, int]] = []
 
-    class Watch:
+    class Watch(LayerHooks):
         def before_layer(self, layer: int) -> None:
             seen.append(("before", layer))
 

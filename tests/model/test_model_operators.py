@@ -46,6 +46,37 @@ def test_chunked_rule_equals_the_recurrence(tokens: int, decay: float) -> None:
     assert pool[[0, 3]].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stepped_tokens_leave_what_single_steps_leave_bit_by_bit(dtype: torch.dtype) -> None:
+    tokens = 6
+    inputs = gdn_inputs(3, tokens, 0.5)
+    start = noise(9, 3, 24, 16)
+
+    def pool() -> Tensor:
+        made = torch.full((tokens + 3, 3, 24, 16), torch.nan, dtype=dtype)
+        made[0] = start
+        return made
+
+    singles, outputs = pool(), []
+    for token in range(tokens):
+        one = tuple(x[token : token + 1] for x in inputs)
+        plan = plan_gdn([1], torch.tensor([token]), [(0, 1, token + 1)])
+        outputs.append(gated_delta_rule(*one, singles, plan))
+    stepped = pool()
+    saves = [(0, token + 1, token + 1) for token in range(tokens)]
+    plan = plan_gdn([tokens], torch.tensor([0]), saves, {0})
+    assert torch.equal(gated_delta_rule(*inputs, stepped, plan), torch.cat(outputs))
+    assert torch.equal(stepped[: tokens + 1], singles[: tokens + 1])
+    # Where nothing is to be stored nothing is, and a fold of some of them is as many steps.
+    for count in range(1, tokens + 1):
+        some, held = tuple(x[:count] for x in inputs), pool()
+        gated_delta_rule(*inputs, held, plan_gdn([tokens], torch.tensor([0]), [], {0}))
+        assert torch.equal(held.isnan(), pool().isnan())
+        fold = plan_gdn([count], torch.tensor([0]), [(0, count, tokens + 2)], {0})
+        gated_delta_rule(*some, held, fold)
+        assert torch.equal(held[tokens + 2], singles[count])
+
+
 def test_recurrence_equals_its_formula() -> None:
     """S [key_dim, value_dim], one head and token at a time, as the model card writes it."""
     q, k, v, g, beta = gdn_inputs(1, 5, 0.5)

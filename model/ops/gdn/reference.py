@@ -1,6 +1,7 @@
-"""The gated delta rule over state slots: single tokens together, longer runs by chunks."""
+"""The gated delta rule over state slots: single tokens together, longer runs by chunks, and those
+that must be what decode steps would be token by token."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,23 +40,43 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
+class SteppedPlan:
+    """A sequence of several tokens, each of which is a step of its own: rows [start, stop) of the
+    batch. saves: (tokens of this forward before a state, slot)."""
+
+    start: int
+    stop: int
+    read_slot: int
+    saves: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class GdnPlan:
     """The same for every layer of a forward."""
 
     singles: SinglesPlan | None
     runs: tuple[RunPlan, ...]
+    stepped: tuple[SteppedPlan, ...] = ()
 
 
 def plan_gdn(
-    lengths: Sequence[int], read_slots: Tensor, saves: Sequence[tuple[int, int, int]]
+    lengths: Sequence[int],
+    read_slots: Tensor,
+    saves: Sequence[tuple[int, int, int]],
+    stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """saves: (sequence, tokens of this forward, slot)."""
+    """saves: (sequence, tokens of this forward, slot). stepped: sequences that go token by
+    token."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
 
     starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
-    single = [sequence for sequence, length in enumerate(lengths) if length == 1]
+    single = [
+        sequence
+        for sequence, length in enumerate(lengths)
+        if length == 1 and sequence not in stepped
+    ]
     singles = None
     if single:
         row_of = {sequence: row for row, sequence in enumerate(single)}
@@ -66,12 +87,15 @@ def plan_gdn(
             save_rows=ints([row for row, _ in stored]),
             save_slots=ints([slot for _, slot in stored]),
         )
-    runs = []
-    for sequence, length in enumerate(lengths):
-        if length > 1:
-            marks = sorted((offset, slot) for owner, offset, slot in saves if owner == sequence)
-            runs.append(_plan_run(starts[sequence], length, read_slots[sequence], marks))
-    return GdnPlan(singles, tuple(runs))
+    runs, steps = [], []
+    for sequence, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        marks = sorted((offset, slot) for owner, offset, slot in saves if owner == sequence)
+        if sequence in stepped:
+            slot = int(read_slots[sequence])
+            steps.append(SteppedPlan(start, start + length, slot, tuple(marks)))
+        elif length > 1:
+            runs.append(_plan_run(start, length, read_slots[sequence], marks))
+    return GdnPlan(singles, tuple(runs), tuple(steps))
 
 
 def _plan_run(
@@ -145,7 +169,32 @@ def gated_delta_rule(
         output.flatten(0, 1).index_copy_(0, target.flatten(), chunked.flatten(0, 2))
         stored = kept.index_select(0, run.save_rows).to(state.dtype)
         state.index_copy_(0, run.save_slots, stored)
+    for steps in plan.stepped:
+        _step(q, k, v, g, beta, state, steps, output)
     return output[:tokens]
+
+
+def _step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    plan: SteppedPlan,
+    output: Tensor,
+) -> None:
+    """Fills the plan's rows of output; stores its states."""
+    slots = dict(plan.saves)
+    after = state[plan.read_slot : plan.read_slot + 1].float()
+    for offset, row in enumerate(range(plan.start, plan.stop), 1):
+        at = slice(row, row + 1)
+        output[at], after = recurrent_step(q[at], k[at], v[at], g[at], beta[at], after)
+        # A decode step would have stored it, rounded, and the next one read that.
+        rounded = after.to(state.dtype)
+        if offset in slots:
+            state[slots[offset]] = rounded[0]
+        after = rounded.float()
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,67 @@
+"""Drafts from what the request said its answer would be, as OpenAI's `prediction`: an edited file
+is most often the file.
+
+Owns its place in the prediction. While the answer goes along, what follows there is proposed. Where
+it differs in one token, the place moves on by one, as if that token had replaced another; where the
+next one differs too, nothing is proposed until the answer's last tokens stand in the prediction
+somewhere. So a difference costs the drafts of a step or two, whatever it is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasuki.engine.forward_plan import Ints
+
+from .drafter import DraftSource
+
+_ANCHOR = 4
+"""Tokens by which a lost place is found again."""
+
+
+class PredictionDrafter:
+    def __init__(self, prediction: Ints) -> None:
+        self._prediction = prediction
+        self._place = 0
+        self._missed = 0
+        """Tokens since the answer went along."""
+        self._seen = 0
+
+    @property
+    def source(self) -> DraftSource:
+        return DraftSource.PREDICTION
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        for end in range(self._seen + 1, len(output) + 1):
+            self._follow(output[max(0, end - _ANCHOR) : end])
+        self._seen = len(output)
+        if self._missed > 1:
+            return []
+        found: list[int] = self._prediction[self._place : self._place + most].tolist()
+        return found
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """The answer shows it."""
+
+    def _follow(self, last: Sequence[int]) -> None:
+        """The answer's last token, behind those before it."""
+        at = self._place
+        goes_along = at < len(self._prediction) and self._prediction[at] == last[-1]
+        self._place = at + 1
+        if goes_along and self._missed < 2:
+            self._missed = 0
+            return
+        self._missed += 1
+        found = self._find(last) if self._missed > 1 else None
+        if found is not None:
+            self._place, self._missed = found, 0
+
+    def _find(self, last: Sequence[int]) -> int | None:
+        """Behind the place nearest to this one at which these tokens stand."""
+        if len(last) < _ANCHOR or len(self._prediction) < _ANCHOR:
+            return None
+        windows = np.lib.stride_tricks.sliding_window_view(self._prediction, _ANCHOR)
+        places = (windows == np.asarray(last, dtype=np.int32)).all(axis=1).nonzero()[0] + _ANCHOR
+        if not len(places):
+            return None
+        return int(places[np.abs(places - self._place).argmin()])

@@ -1,0 +1,48 @@
+"""Which requests of a node are drafted, and from what."""
+
+from typing import Literal
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.engine.forward_plan import Ints
+
+from .drafter import Drafter
+from .drafting import Drafting
+from .prediction import PredictionDrafter
+from .suffix_index import ANCHOR_TOKENS, SuffixIndex
+from .tree_drafter import TreeDrafter
+
+SpeculateName = Literal["auto", "prediction", "tree", "off"]
+_LEFT_TOKENS = 1 << 19
+"""Of ended requests that the tree drafter looks through: 18 MiB."""
+
+
+class Speculation:
+    """Owns what ended requests left for drafts of others, where `from_tree`. Thread rule: the
+    engine loop's."""
+
+    def __init__(self, draft_tokens: int = 0, *, from_tree: bool = False) -> None:
+        """draft_tokens: of a forward and request at most; 0: nothing is drafted. from_tree: also of
+        requests that say nothing of their answers."""
+        self._draft_tokens = draft_tokens
+        self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
+
+    def drafting(self, message: m.Submit) -> Drafting | None:
+        """Of its answer; None where nothing can be drafted."""
+        drafters: list[Drafter] = []
+        if len(message.prediction):
+            drafters.append(PredictionDrafter(message.prediction))
+        if self._left is not None:
+            most = message.sampling.max_new_tokens
+            drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left))
+        if not drafters or not self._draft_tokens:
+            return None
+        return Drafting(drafters, self._draft_tokens)
+
+    def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
+        """A request's prompt and answer, which others may find. known: how many of the first were
+        there before."""
+        if self._left is not None:
+            self._left.begin(salt)
+            self._left.append(np.asarray(tokens[max(0, known - ANCHOR_TOKENS) :], dtype=np.int32))

@@ -1,0 +1,208 @@
+"""Answers with drafts and without them: the same tokens, logprobs, hits and trees. The draws are
+the model's own in either case; memory that changes owner is NaN until it is written."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle
+from random import Random
+
+import pytest
+import torch
+
+from tasuki.engine import messages as m
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.qwen3_5 import Qwen35Model
+from tests.harness.engines import Lone, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.scripted_drafts import draft
+
+NEW = 30
+GREEDY = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+DRAWN = SamplingParams(max_new_tokens=NEW, temperature=60.0, seed=11, ignore_eos=True)
+PENALISED = replace(
+    DRAWN, temperature=1.0, presence_penalty=1.5, repetition_penalty=1.7, min_p=0.001
+)
+LIKELIEST = replace(DRAWN, top_logprobs=3, top_p=0.9, top_k=60)
+WORDS = replace(
+    DRAWN, grammar=Grammar(GrammarKind.REGEX, "([a-f]{2,4}[ .,;]){3,20}"), stop_token_ids=(127,)
+)
+KINDS = {"greedy": GREEDY, "drawn": DRAWN, "penalised": PENALISED, "likeliest": LIKELIEST}
+EVERY_KIND = KINDS | {"words": WORDS}
+
+
+def answered(engine: Lone, tokens: Sequence[int], sampling: SamplingParams) -> list[m.TokenOut]:
+    engine.post(submit("r", tokens, sampling.max_new_tokens, sampling=sampling))
+    engine.run()
+    return engine.all_said(m.TokenOut)
+
+
+def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
+    """Both were asked the same, in the same order."""
+    mine, theirs = engine.all_said(m.TokenOut), plain.all_said(m.TokenOut)
+    assert [(t.token, t.index) for t in mine] == [(t.token, t.index) for t in theirs]
+    for field in ("logprob", "margin"):
+        values = [[getattr(t, field) for t in said] for said in (mine, theirs)]
+        assert values[0] == pytest.approx(values[1], abs=2e-4)
+    assert [[token for token, _ in t.top] for t in mine] == [
+        [token for token, _ in t.top] for t in theirs
+    ]
+    assert tree_of(engine) == tree_of(plain)
+    ends = [node.finished("r") for node in (engine, plain)]
+    assert ends[0].reason is ends[1].reason
+    answer = [t.token for t in theirs]
+    second = [*tokens, *answer, *prompt(20, seed=9)]
+    assert engine.ask("t2", second, 3) == plain.ask("t2", second, 3)
+    assert engine.hit("t2") == plain.hit("t2")
+    engine.assert_at_rest()
+
+
+def tree_of(engine: Lone) -> object:
+    engine.post(m.TreeQuery(0, 10_000))
+    view = engine.all_said(m.TreeReply)[-1].view
+    assert view is not None
+    return list(view)
+
+
+def any_pattern(seed: int) -> Iterator[int]:
+    generator = Random(seed)
+    while True:
+        yield generator.randrange(6)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("length", [1, 59, 64, 127])
+def test_any_drafts_give_the_same_answer_and_the_same_tree(kind: str, length: int) -> None:
+    sampling, tokens = EVERY_KIND[kind], prompt(length)
+    for most in (1, 3, 4):
+        plain, engine = tiny_engine(), tiny_engine()
+        answer = [token.token for token in answered(plain, tokens, sampling)]
+        draft(engine, {"r": answer}, most, any_pattern(most))
+        answered(engine, tokens, sampling)
+        assert_same(engine, plain, tokens)
+
+
+@pytest.mark.parametrize("held", range(5))
+def test_as_many_drafts_are_accepted_as_hold(held: int) -> None:
+    tokens = prompt(100)
+    answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+    engine = tiny_engine()
+    draft(engine, {"r": answer}, 4, cycle([held]))
+    answered(engine, tokens, DRAWN)
+    usage = engine.finished("r").usage
+    behind_first, step = NEW - 1, held + 1
+    verified, rest = divmod(behind_first, step)
+    assert usage.completion_tokens == NEW
+    if held == 4:
+        # 29 tokens are five steps of five, and one that has room for three drafts.
+        assert (usage.accepted_tokens, usage.drafted_tokens) == (23, 23)
+    else:
+        assert usage.accepted_tokens >= verified * held + max(0, rest - 1)
+        assert usage.accepted_tokens <= usage.drafted_tokens
+
+
+def test_a_stop_among_accepted_drafts_ends_the_answer_there() -> None:
+    tokens = prompt(90)
+    drawn = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+    places = [place for place in range(1, 12) if drawn[place] not in drawn[:place]]
+    assert len(places) > 5
+    for place in places:
+        sampling = replace(DRAWN, stop_token_ids=(drawn[place],))
+        plain, engine = tiny_engine(), tiny_engine()
+        answered(plain, tokens, sampling)
+        draft(engine, {"r": drawn}, 4, cycle([4]))
+        answered(engine, tokens, sampling)
+        assert engine.tokens("r") == drawn[: place + 1]
+        assert engine.finished("r").usage.accepted_tokens <= place
+        assert_same(engine, plain, tokens)
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_an_answer_never_has_more_tokens_than_it_may(most: int) -> None:
+    tokens, sampling = prompt(61), replace(DRAWN, max_new_tokens=most)
+    longer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+    plain, engine = tiny_engine(), tiny_engine()
+    answered(plain, tokens, sampling)
+    draft(engine, {"r": longer}, 4, cycle([4]))
+    answered(engine, tokens, sampling)
+    assert_same(engine, plain, tokens)
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_a_request_that_gives_way_between_drafts_goes_on_as_it_would(steps: int) -> None:
+    tokens = prompt(150)
+    answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+    engine = tiny_engine(prefill_chunk_tokens=64)
+    draft(engine, {"r": answer}, 3, any_pattern(steps))
+    engine.post(submit("r", tokens, NEW, sampling=DRAWN))
+    engine.steps(steps)
+    scheduler = engine.engine._scheduler
+    scheduler._retract(next(iter(scheduler.running)))
+    engine.run()
+    assert engine.tokens("r") == answer
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_an_abort_between_drafts_leaves_a_state_that_others_may_use(steps: int) -> None:
+    tokens = prompt(150)
+    answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+    engine = tiny_engine(prefill_chunk_tokens=64)
+    draft(engine, {"r": answer}, 3, any_pattern(steps))
+    engine.post(submit("r", tokens, NEW, sampling=DRAWN))
+    engine.steps(steps)
+    engine.post(m.Abort(m.RequestId("r")))
+    engine.run()
+    said = engine.tokens("r")
+    assert said == answer[: len(said)]
+    engine.assert_at_rest()
+    # What was kept is what a computation from the start would have left.
+    second = tokens + said + prompt(20, seed=4)
+    assert engine.ask("t2", second, 5) == tiny_engine().ask("t2", second, 5)
+
+
+def test_many_answers_with_drafts_and_without_share_forwards() -> None:
+    prompts = {f"r{i}": prompt(40 + 17 * i, seed=i) for i in range(6)}
+    plain = tiny_engine(prefill_chunk_tokens=64)
+    plain.ask_all(prompts, NEW)
+    engine = tiny_engine(prefill_chunk_tokens=64)
+    answers = {name: plain.tokens(name) for name in prompts if name not in ("r1", "r4")}
+    draft(engine, answers, 3, any_pattern(3))
+    engine.ask_all(prompts, NEW)
+    for name in prompts:
+        assert engine.tokens(name) == plain.tokens(name), name
+    assert not engine.finished("r1").usage.drafted_tokens
+    assert engine.finished("r0").usage.accepted_tokens
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("slabs", [6, 7, 9])
+def test_drafts_take_no_room_that_others_need(slabs: int) -> None:
+    prompts = {f"r{i}": prompt(100, seed=i) for i in range(3)}
+    plain = tiny_engine()
+    plain.ask_all(prompts, 40)
+    engine = tiny_engine(slabs=slabs)
+    draft(engine, {name: plain.tokens(name) for name in prompts}, 4, any_pattern(5))
+    engine.ask_all(prompts, 40)
+    for name in prompts:
+        assert engine.tokens(name) == plain.tokens(name), name
+    engine.assert_at_rest()
+
+
+def test_a_draft_behind_which_logits_are_no_numbers_ends_only_its_request() -> None:
+    tokens = prompt(70)
+    answer = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+
+    class Broken(Qwen35Model):
+        def head(self, *args: object) -> torch.Tensor:
+            logits = super().head(*args)  # type: ignore[arg-type]
+            # Only rows that verify are of several.
+            return logits if len(logits) < 4 else logits * torch.nan
+
+    parts = tiny_parts()
+    parts = replace(parts, model=Broken(parts.model.config, parts.model.weights))
+    engine = tiny_engine(parts=parts)
+    draft(engine, {"r": answer}, 4, cycle([4]))
+    engine.post(submit("r", tokens, NEW, sampling=DRAWN))
+    engine.run()
+    assert engine.rejected("r").kind is m.ErrorKind.INTERNAL
+    engine.assert_at_rest()

@@ -1,0 +1,67 @@
+"""A prompt that was handed over, its answer drafted where it is decoded: the same tokens, whether
+the second came from an early step or not; what is left serves the next turn."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tests.harness.engine_pair import EnginePair, engine_pair
+from tests.harness.engines import alone, prompt, submit, tiny_parts
+
+NEW = 24
+DRAWN = SamplingParams(max_new_tokens=NEW, temperature=60.0, seed=5, ignore_eos=True)
+
+
+@pytest.fixture
+def pair() -> Iterator[EnginePair]:
+    with engine_pair(tiny_parts(), tiny_parts()) as both:
+        yield both
+        both.decode.assert_at_rest()
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["early step", "at Done"])
+@pytest.mark.parametrize("broken", [None, 0, 1, 2, 9])
+def test_a_handed_over_prompt_is_drafted_from_its_prediction(
+    broken: int | None, early: bool, pair: EnginePair
+) -> None:
+    tokens = prompt(150)
+    answer = alone(tokens, NEW, sampling=DRAWN)
+    prediction = np.array(answer, dtype=np.int32)
+    if broken is not None:
+        prediction[broken] += 1
+    asked = submit("r", tokens, NEW, sampling=DRAWN, prediction=prediction)
+    if early:
+        pair.link.bytes_per_second = 2e6
+        pair.join(pair.begin(asked))
+        pair.link.bytes_per_second = None
+    else:
+        room = pair.hand_over(asked)
+        pair.ready(room, None)
+        assert isinstance(pair.done(room), m.RemoteDone)
+        pair.decode.run()
+    assert pair.decode.tokens("r") == answer
+    usage = pair.decode.finished("r").usage
+    assert usage.accepted_tokens >= 14
+    turn = tokens + answer + prompt(30, seed=6)
+    pair.decode.post(m.PeersChanged(False))
+    assert pair.decode.ask("next", turn, 5) == alone(turn, 5)
+    assert pair.decode.hit("next").usable_tokens == 150 + NEW - 1
+
+
+def test_a_hand_over_that_is_lost_is_drafted_where_it_goes_on(pair: EnginePair) -> None:
+    tokens = prompt(150)
+    answer = alone(tokens, NEW, sampling=DRAWN)
+    prediction = np.array(answer, dtype=np.int32)
+    room = pair.hand_over(submit("r", tokens, NEW, sampling=DRAWN, prediction=prediction))
+    pair.ready(room, None)
+    pair.flushed(room)
+    pair.decode.post(m.HandoverFailed(room.ticket.room, "lost on purpose"))
+    pair.decode.run()
+    assert pair.decode.tokens("r") == answer
+    assert pair.decode.finished("r").usage.accepted_tokens >= 14
+    pair.prefill.post(m.PrefillEnd(room.ticket.room))
+    pair.receiver.forget(room.ticket.room)
+    pair.decode.post(m.WriterFenced(room.ticket.room))

@@ -1,0 +1,103 @@
+"""An agent writes a file anew, with changes: its prompt, and what others left, hold most of it.
+
+The draws are dictated, so that the answer is the edited file; forwards, tree and memory are
+real."""
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+
+from tasuki.engine.runner import cpu_runner
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled
+from tests.harness.engines import Lone, prompt, submit, tiny_engine
+
+FILE = prompt(400, seed=21)
+ASK = prompt(40, seed=22)
+
+
+def edited(file: Sequence[int], changes: int) -> list[int]:
+    """So many places have another token, one more or one less."""
+    generator, made = Random(changes), list(file)
+    for place in sorted(generator.sample(range(20, len(file) - 20), changes), reverse=True):
+        made[place : place + generator.randrange(3)] = [generator.randrange(128)]
+    return made
+
+
+def dictate(monkeypatch: pytest.MonkeyPatch, answer: Sequence[int], behind: int) -> None:
+    """The token of each place behind a prompt of so many tokens."""
+
+    def dictated(logits: object, params: Sequence[object], positions: Sequence[int], *_: object):  # type: ignore[no-untyped-def]
+        return [Sampled(answer[position - behind], -1.0, 1.0) for position in positions]
+
+    monkeypatch.setattr(cpu_runner, "sample", dictated)
+
+
+def forwards(engine: Lone, tokens: Sequence[int], answer: Sequence[int], **terms: object) -> int:
+    """Until it has answered."""
+    sampling = SamplingParams(max_new_tokens=len(answer), ignore_eos=True)
+    launched = engine.engine._plans._planner
+    engine.post(submit("r", tokens, len(answer), sampling=sampling, **terms))
+    count = 0
+    plan = launched.plan
+
+    def counted(*args: object):  # type: ignore[no-untyped-def]
+        nonlocal count
+        made = plan(*args)  # type: ignore[arg-type]
+        count += bool(len(made.rows))
+        return made
+
+    launched.plan = counted  # type: ignore[method-assign]
+    engine.run()
+    launched.plan = plan  # type: ignore[method-assign]
+    assert engine.tokens("r") == list(answer)
+    return count
+
+
+@pytest.mark.parametrize("changes", [0, 5, 12])
+def test_a_file_written_anew_takes_far_fewer_steps(
+    changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, answer = ASK + FILE + ASK, edited(FILE, changes)
+    dictate(monkeypatch, answer, len(tokens))
+    plain = forwards(tiny_engine(speculate="off"), tokens, answer)
+    engine = tiny_engine(speculate="tree", draft_tokens=7)
+    steps = forwards(engine, tokens, answer)
+    assert plain >= 2.5 * steps
+    usage = engine.finished("r").usage
+    assert usage.accepted_tokens >= 0.8 * usage.drafted_tokens
+    assert usage.accepted_prediction_tokens is None
+    engine.assert_at_rest()
+
+
+def test_what_another_request_left_is_found_by_those_of_its_salt_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = {}
+    for salt in (b"mine", b"another's"):
+        engine = tiny_engine(speculate="tree", draft_tokens=7)
+        dictate(monkeypatch, [1] * 3, len(FILE))
+        forwards(engine, FILE, [1] * 3, salt=b"mine")
+        engine.said.clear()
+        dictate(monkeypatch, FILE[6:300], len(FILE[:6]))
+        taken[salt] = forwards(engine, FILE[:6], FILE[6:300], salt=salt)
+    assert taken[b"another's"] > 2.5 * taken[b"mine"]
+
+
+def test_nothing_that_helps_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, answer = prompt(100, seed=1), prompt(200, seed=2)
+    dictate(monkeypatch, answer, len(tokens))
+    engine = tiny_engine(speculate="tree", draft_tokens=7)
+    forwards(engine, tokens, answer)
+    assert engine.finished("r").usage.drafted_tokens <= 10
+
+
+def test_a_prediction_comes_before_what_stands_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = prompt(60, seed=3)
+    dictate(monkeypatch, answer, len(FILE))
+    engine = tiny_engine(speculate="tree", draft_tokens=4)
+    forwards(engine, FILE, answer, prediction=np.array(answer, dtype=np.int32))
+    usage = engine.finished("r").usage
+    assert usage.accepted_prediction_tokens == usage.accepted_tokens > 40

@@ -1,0 +1,48 @@
+"""Every golden with itself as its prediction, whole and broken in places that are drawn anew each
+run: the golden's tokens, and drafts accepted as they hold."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.config import EngineConfig
+from tests.harness.engines import Lone, engine_config
+from tests.harness.goldens import MODELS, cases_of, reference_dir
+
+
+@cache
+def _parts(config: EngineConfig) -> EngineParts:
+    return build_parts(config)
+
+
+def cold(model: str, most: int) -> Lone:
+    plain = engine_config(reference_dir(model), prefill_chunk_tokens=64)
+    parts = _parts(plain)
+    return Lone(
+        engine_config(reference_dir(model), prefill_chunk_tokens=64, draft_tokens=most), parts=parts
+    )
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh_seed: int) -> None:
+    generator = np.random.default_rng(fresh_seed)
+    engine, rejected = cold(model, most), 0
+    for name, case in cases_of(model).items():
+        prediction = np.array(case.greedy, dtype=np.int32)
+        new = len(case.greedy)
+        whole = engine.ask(name, case.prompt, new, prediction=prediction)
+        assert whole == case.greedy
+        usage = engine.finished(name).usage
+        assert usage.accepted_tokens == usage.drafted_tokens > 0
+        broken = generator.integers(1, new, 3)
+        prediction[broken] += 1
+        again = f"{name} broken"
+        assert engine.ask(again, case.prompt, new, prediction=prediction) == case.greedy
+        usage = engine.finished(again).usage
+        assert usage.accepted_prediction_tokens == usage.accepted_tokens
+        rejected += usage.drafted_tokens - usage.accepted_tokens
+    assert rejected > 0
+    engine.assert_at_rest()

@@ -1,0 +1,69 @@
+"""What is proposed of a prediction, and how much of an answer that differs from it is found."""
+
+import numpy as np
+import pytest
+
+from tasuki.engine.speculation.prediction import PredictionDrafter
+from tests.harness.engines import prompt
+
+ANSWER = prompt(60, seed=1)
+
+
+def verified(prediction: list[int], answer: list[int], most: int) -> tuple[int, int, int]:
+    """(Forwards, drafts, accepted) of an answer whose first token is there."""
+    drafter = PredictionDrafter(np.array(prediction, dtype=np.int32))
+    output, forwards, drafted, accepted = answer[:1], 0, 0, 0
+    while len(output) < len(answer):
+        drafts = drafter.propose(output, min(most, len(answer) - len(output) - 1))
+        held = 0
+        while held < len(drafts) and drafts[held] == answer[len(output) + held]:
+            held += 1
+        output = answer[: len(output) + held + 1]
+        forwards, drafted, accepted = forwards + 1, drafted + len(drafts), accepted + held
+    return forwards, drafted, accepted
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 7])
+def test_a_prediction_that_holds_is_accepted_whole(most: int) -> None:
+    forwards, drafted, accepted = verified(ANSWER, ANSWER, most)
+    assert drafted == accepted
+    assert forwards == -(-(len(ANSWER) - 1) // (most + 1))
+
+
+@pytest.mark.parametrize("place", [1, 2, 17, 40, 58])
+def test_another_token_in_one_place_costs_one_step(place: int) -> None:
+    prediction = list(ANSWER)
+    prediction[place] += 1
+    forwards, _, accepted = verified(prediction, ANSWER, 3)
+    assert accepted >= len(ANSWER) - 1 - forwards
+    assert forwards <= 16
+
+
+@pytest.mark.parametrize("length", [1, 3, 12])
+def test_what_is_new_or_gone_is_passed_over(length: int) -> None:
+    for prediction in (
+        ANSWER[:30] + ANSWER[30 + length :],
+        ANSWER[:30] + prompt(length, seed=2) + ANSWER[30:],
+    ):
+        forwards, drafted, accepted = verified(prediction, ANSWER, 3)
+        # A lost place is found behind four tokens, and nothing is proposed meanwhile.
+        assert forwards <= 15 + length + 6
+        assert drafted - accepted <= 9
+
+
+def test_of_another_text_one_step_is_lost() -> None:
+    _, drafted, accepted = verified(prompt(60, seed=3), [token + 200 for token in ANSWER], 4)
+    assert (drafted, accepted) == (4, 0)
+
+
+def test_a_text_of_one_token_again_and_again_keeps_its_place() -> None:
+    answer = [5] * 40
+    prediction = list(answer)
+    prediction[7] = 6
+    assert verified(prediction, answer, 3)[0] <= 11
+
+
+@pytest.mark.parametrize("prediction", [[], [1], [1, 2, 3]])
+def test_a_short_prediction_ends(prediction: list[int]) -> None:
+    drafter = PredictionDrafter(np.array(prediction, dtype=np.int32))
+    assert drafter.propose([9, 9, 9, 9, 9, 9], 4) == []
