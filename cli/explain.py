@@ -106,12 +106,17 @@ def _answer(usage: m.Usage) -> list[str]:
     return [
         f"  answer   {usage.completion_tokens} tokens, the first after "
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms",
+        *(_drafts(usage) if usage.drafted_tokens else []),
         *(_targets(usage, usage.targets) if usage.targets else []),
         f"  prefill  {where}",
         *(_route(usage.route) if usage.route else []),
         *(_prefill_choice(usage.prefill_choice) if usage.prefill_choice else []),
         *(_pulled(usage.pulled) if usage.pulled else []),
     ]
+
+
+def _drafts(usage: m.Usage) -> list[str]:
+    return [f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted"]
 
 
 def _targets(usage: m.Usage, targets: m.Targets) -> list[str]:

@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client
+from tasuki.engine.speculation.speculation import SpeculateName
 from tasuki.proto import inference_pb2 as pb
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
@@ -23,7 +25,7 @@ _LOOK_SECONDS = 0.02
 
 
 class PromptFileError(ValueError):
-    """--prompt-ids cannot be used; the message has the cause and the mend."""
+    """--prompt-ids or --prediction cannot be used; the message has the cause and the mend."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class GenerateConfig:
     seed: int = option(0, "of the sampling noise")
     ignore_eos: bool = option(False, "end tokens do not stop an answer")
     arena_mib: int = option(512, "KV pages and state slots of each daemon, MiB")
+    speculate: str = option("auto", "what answers are drafted from", get_args(SpeculateName))
+    draft_tokens: int = option(4, "drafts of a step and answer at most")
+    prediction: str | None = option(
+        None, "JSON file: a token-id list for each prompt, which its answer is drafted from"
+    )
     disaggregated: bool = option(False, "through a prefill and a decode daemon")
     json: bool = option(False, "print a list of objects with token_ids, text and usage")
 
@@ -53,6 +60,8 @@ class GenerateConfig:
             *("--model", self.model),
             *("--dtype", self.dtype),
             *("--arena-mib", str(self.arena_mib)),
+            *("--speculate", self.speculate),
+            *("--draft-tokens", str(self.draft_tokens)),
         ]
 
     def sampling(self) -> SamplingOptions:
@@ -69,11 +78,12 @@ class GenerateConfig:
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki generate", "Answer prompts.", argv, GenerateConfig)
     prompts = read_prompts(config)
+    predictions = read_predictions(config, len(prompts))
     print("starting daemons ...", file=sys.stderr, flush=True)
     with daemons(config) as address, Client(address) as client:
         wait_until_met(client)
         print(f"answering {len(prompts)} prompts ...", file=sys.stderr, flush=True)
-        answers = answer_all(client, prompts, config.sampling())
+        answers = answer_all(client, prompts, predictions, config.sampling())
     if config.json:
         print(json.dumps([as_json(answer) for answer in answers], indent=1))
     else:
@@ -106,24 +116,49 @@ def read_prompts(config: GenerateConfig) -> list[Prompt]:
     """Raises PromptFileError."""
     if config.prompt_ids is None:
         return [Prompt(text=config.prompt)]
-    path = Path(config.prompt_ids)
-    try:
-        lists = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PromptFileError(f"--prompt-ids {path}: {error}") from error
-    if not isinstance(lists, list) or not lists or not all(_is_ids(item) for item in lists):
-        raise PromptFileError(
-            f"--prompt-ids {path}: write a non-empty list of lists of integers, as [[1, 2], [3]]"
-        )
+    lists = _read_ids("--prompt-ids", config.prompt_ids)
     return [Prompt(token_ids=ids) for ids in lists]
 
 
+def read_predictions(config: GenerateConfig, prompts: int) -> list[list[int]]:
+    """One a prompt, empty where none is given. Raises PromptFileError."""
+    if config.prediction is None:
+        return [[] for _ in range(prompts)]
+    lists = _read_ids("--prediction", config.prediction)
+    if len(lists) != prompts:
+        raise PromptFileError(
+            f"--prediction {config.prediction} has {len(lists)} lists: write one for each of the "
+            f"{prompts} prompts, [] where nothing is known"
+        )
+    return lists
+
+
+def _read_ids(flag: str, file: str) -> list[list[int]]:
+    path = Path(file)
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PromptFileError(f"{flag} {path}: {error}") from error
+    if not isinstance(lists, list) or not lists or not all(_is_ids(item) for item in lists):
+        raise PromptFileError(
+            f"{flag} {path}: write a non-empty list of lists of integers, as [[1, 2], [3]]"
+        )
+    return lists
+
+
 def answer_all(
-    client: Client, prompts: Sequence[Prompt], sampling: SamplingOptions
+    client: Client,
+    prompts: Sequence[Prompt],
+    predictions: Sequence[Sequence[int]],
+    sampling: SamplingOptions,
 ) -> list[Answer]:
     """All prompts at once, answers in their order. Raises the first ClientError."""
+
+    def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
+        return client.generate(prompt, prediction=prediction, **sampling).result()
+
     with ThreadPoolExecutor(min(len(prompts), _MAX_CONCURRENT)) as pool:
-        return [*pool.map(lambda prompt: client.generate(prompt, **sampling).result(), prompts)]
+        return [*pool.map(answer, prompts, predictions)]
 
 
 def as_json(answer: Answer) -> dict[str, object]:
@@ -146,6 +181,8 @@ def as_text(index: int, answer: Answer) -> str:
         f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms, "
         f"prefilled on {usage.prefilled_on or 'an unnamed node'}"
     )
+    if usage.drafted_tokens:
+        lines.append(f"  drafts {usage.accepted_tokens} of {usage.drafted_tokens} accepted")
     if usage.hit is not None:
         causes = ", ".join(f"{cause} {count}" for cause, count in usage.hit.causes.items() if count)
         lines.append(

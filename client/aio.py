@@ -67,6 +67,7 @@ class AsyncClient:
         priority: int = 0,
         n: int = 1,
         prompt_logprobs: int | None = None,
+        prediction: Sequence[int] = (),
         targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> "AsyncAnswer":
@@ -81,6 +82,7 @@ class AsyncClient:
             priority,
             n,
             prompt_logprobs,
+            prediction,
             targets,
             sampling,
         )

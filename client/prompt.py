@@ -95,6 +95,7 @@ def generate_request(
     priority: int,
     n: int,
     prompt_logprobs: int | None,
+    prediction: Sequence[int],
     targets: Targets,
     sampling: SamplingOptions,
 ) -> pb.GenerateRequest:
@@ -110,5 +111,6 @@ def generate_request(
         marks=marks,
         priority=priority,
         targets=targets.to_proto(),
+        prediction=prediction,
         **prompt.fields(),
     )

@@ -84,12 +84,14 @@ class Client:
         priority: int = 0,
         n: int = 1,
         prompt_logprobs: int | None = None,
+        prediction: Sequence[int] = (),
         targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerStream:
         """One request with its whole prompt. n: answers to it, of which number i is drawn
         with seed + i. prompt_logprobs: so many of the likeliest tokens beside each of the prompt's
-        own; None: not wanted. The stream may outlive this call, not this client."""
+        own; None: not wanted. prediction: tokens that the answer is thought to be, by which it may
+        come sooner. The stream may outlive this call, not this client."""
         request = generate_request(
             prompt,
             request_id,
@@ -98,6 +100,7 @@ class Client:
             priority,
             n,
             prompt_logprobs,
+            prediction,
             targets,
             sampling,
         )

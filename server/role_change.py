@@ -39,6 +39,8 @@ TUNING = frozenset(
             "prefill_chunk_tokens",
             "threads",
             "cache_policy",
+            "speculate",
+            "draft_tokens",
         ),
         *("queue_timeout", "ttft_target", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),

@@ -31,6 +31,12 @@ class RequestMetrics:
             "request_lost_tokens", "Prompt tokens that were computed, by cause.", "cause"
         )
         self._generated = made.counter("generated_tokens", "Tokens emitted to clients.")
+        self._drafted = made.counter(
+            "drafted_tokens", "Tokens proposed and computed before they were drawn."
+        )
+        self._accepted = made.counter(
+            "accepted_draft_tokens", "Of drafted tokens those that answers have."
+        )
         self._remote = made.counter("remote_prefills", "Requests whose prompt was handed over.")
         self._fallbacks = made.counter(
             "local_fallbacks", "Requests whose hand-over was lost and whose prompt came from here."
@@ -75,6 +81,8 @@ class RequestMetrics:
     def _observe_usage(self, usage: Usage) -> None:
         self._prompt.inc(usage.prompt_tokens)
         self._observe_hit(usage.prompt_tokens, usage.hit)
+        self._drafted.inc(usage.drafted_tokens)
+        self._accepted.inc(usage.accepted_tokens)
         if usage.local_fallback:
             self._fallbacks.inc()
         if usage.prefill_choice is not None:

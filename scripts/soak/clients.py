@@ -5,7 +5,9 @@ Invariant: every token that reached a client is judged, also where it left or th
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from scripts.soak.plan import Conversation, Turn
 from scripts.soak.tally import Tally
@@ -26,6 +28,8 @@ class _Outcome:
     error: Exception | None = None
     fell_back: bool = False
     pulled: bool = False
+    drafted: int = 0
+    accepted: int = 0
 
 
 def converse(conversation: Conversation, world: World, tally: Tally, story: str) -> None:
@@ -34,11 +38,12 @@ def converse(conversation: Conversation, world: World, tally: Tally, story: str)
     for number, turn in enumerate(conversation.turns):
         prompt = (*history, *turn.tokens)
         place = f"{story}, turn {number}, {len(prompt)} tokens"
-        deaths = world.wait_for_decode(_TURN_SECONDS * world.patience)
-        outcome = _ask(world, conversation.salt, prompt, turn)
-        _count(outcome, turn, world.decode_deaths > deaths, tally, place)
         with Client(world.oracle.address) as client:
             expected = _stream(client, conversation.salt, prompt, turn).result()
+        prediction = _broken(expected.token_ids, Random(place))
+        deaths = world.wait_for_decode(_TURN_SECONDS * world.patience)
+        outcome = _ask(world, conversation.salt, prompt, turn, prediction)
+        _count(outcome, turn, world.decode_deaths > deaths, tally, place)
         tally.judge(outcome.tokens, expected.token_ids, expected.margins, place)
         history = (*prompt, *expected.token_ids)
 
@@ -48,6 +53,8 @@ def _count(outcome: _Outcome, turn: Turn, decode_died: bool, tally: Tally, place
         tally.count("answers")
         tally.count("local fallbacks", int(outcome.fell_back))
         tally.count("pulls", int(outcome.pulled))
+        tally.count("drafts", outcome.drafted)
+        tally.count("accepted drafts", outcome.accepted)
         if len(outcome.tokens) != turn.answer_tokens:
             tally.trouble("wrong", f"{place}: {len(outcome.tokens)} of {turn.answer_tokens} tokens")
     elif turn.leave_after is not None:
@@ -58,10 +65,20 @@ def _count(outcome: _Outcome, turn: Turn, decode_died: bool, tally: Tally, place
         tally.trouble("unexpected", f"{place}: {outcome.error!r}")
 
 
-def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Outcome:
+def _broken(answer: tuple[int, ...], chance: Random) -> list[int]:
+    """What the answer might be thought to be: about one token in six is another, new or missing."""
+    found: list[int] = []
+    for token in answer:
+        found += chance.choices([[token], [token + 1], [], [token, 1]], (15, 1, 1, 1))[0]
+    return found
+
+
+def _ask(
+    world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn, prediction: Sequence[int]
+) -> _Outcome:
     outcome = _Outcome()
     with Client(world.decode.address) as client:
-        stream = _stream(client, salt, prompt, turn)
+        stream = _stream(client, salt, prompt, turn, prediction)
         patience = turn.leave_after
         if patience is None:
             patience = _TURN_SECONDS * world.patience
@@ -72,6 +89,7 @@ def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Out
                 outcome.tokens.extend(piece.token_ids)
             usage = stream.result().usage
             outcome.fell_back, outcome.pulled = usage.local_fallback, usage.pulled is not None
+            outcome.drafted, outcome.accepted = usage.drafted_tokens, usage.accepted_tokens
         except (ClientError, ConnectionError) as error:
             outcome.error = error
         finally:
@@ -80,9 +98,16 @@ def _ask(world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> _Out
     return outcome
 
 
-def _stream(client: Client, salt: bytes, prompt: tuple[int, ...], turn: Turn) -> AnswerStream:
+def _stream(
+    client: Client,
+    salt: bytes,
+    prompt: tuple[int, ...],
+    turn: Turn,
+    prediction: Sequence[int] = (),
+) -> AnswerStream:
     return client.generate(
         Prompt(token_ids=prompt),
+        prediction=prediction,
         max_new_tokens=turn.answer_tokens,
         ignore_eos=True,
         cache_salt=salt,

@@ -41,6 +41,7 @@ class Tally(tally.Tally):
             f"{self[what]} {what}"
             for what in (
                 *("answers", "local fallbacks", "pulls", "left", "lost with decode", "tokens"),
+                *("drafts", "accepted drafts"),
                 *("near ties", "wrong", "leaks", "unexpected"),
             )
         )

@@ -1,4 +1,5 @@
-"""The daemons of a soak: a disturbed pair, and an undisturbed fused oracle.
+"""The daemons of a soak: a disturbed pair that drafts, and an undisturbed fused oracle that does
+not.
 
 Owns the oracle and storms of aborts. Thread rule and invariant: as those of a FaultyPair.
 """
@@ -28,7 +29,8 @@ class World(FaultyPair):
         self._decode_stands.set()
         # How long anybody waits is the host's doing, not the fault's.
         small = (*flags(arena_mib=32), "--queue-timeout", "600")
-        self.oracle = Node("serve", *flags(arena_mib=128)).wait_ready()
+        small += ("--speculate", "tree", "--draft-tokens", "3")
+        self.oracle = Node("serve", *flags(arena_mib=128), "--speculate", "off").wait_ready()
         chunks = ("--prefill-chunk-tokens", "128", "--max-batch", "2")
         super().__init__((*small, *chunks), small, _MEND_SECONDS * patience)
 

@@ -19,6 +19,7 @@ from tasuki.utils.loops.together import together
 from .auth import grpc_request_context, metadata_targets, patience_of
 from .request_reader import (
     read_choices,
+    read_prediction,
     read_prompt,
     read_sampling,
     read_targets,
@@ -69,6 +70,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             targets=read_targets(request.targets).or_else(metadata_targets(context)),
             prompt_logprobs=request.prompt_logprobs if asks_scores else None,
             forks=forks_of(request_id, choices, sampling.seed),
+            prediction=read_prediction(request.prediction, self._codec),
         )
         scores: list[PromptScored] = []
         taken = [scores.append if asks_scores else None]

@@ -1,13 +1,16 @@
 """POST /v1/chat/completions: what a chat asks, and the shape of its reply."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from aiohttp import web
 
-from tasuki.engine.messages import Submit
+from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
 from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.request_checks import check_length
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import placed
@@ -21,6 +24,7 @@ from .generation import AskedReply, ServedModel, prompt_salt, read_submit
 from .messages import (
     parallel_calls,
     read_chat_messages,
+    read_content,
     read_offered_tools,
     read_tool_choice,
     read_tools,
@@ -89,6 +93,7 @@ def read_chat_request(
     )
     options = options.following(placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
+    submit = replace(submit, prediction=_prediction(fields, model.codec))
     parser = partial(AnswerParser, rendered.thinking, tools, parallel_calls=parallel)
     return submit, options, parser
 
@@ -109,3 +114,18 @@ def render_chat(
         tools=read_tools(fields),
         variables=read_template_variables(fields),
     )
+
+
+def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:
+    """Of what the request says its answer will be; none where it says nothing. The answer may be
+    drafted from them, which changes none of its tokens. Raises InvalidRequest."""
+    if fields.get("prediction") is None:
+        return np.empty(0, dtype=np.int32)
+    given = fields.fields("prediction")
+    if given.text("type") != "content":
+        raise InvalidField("prediction.type", 'must be "content"')
+    text = read_content(given.get("content"), "prediction.content", optional=False)
+    check_length("prediction", len(text) // codec.require_tokenizer().longest_token, codec)
+    tokens = codec.require_tokenizer().encode(text)
+    check_length("prediction", len(tokens), codec)
+    return np.array(tokens, dtype=np.int32)

@@ -112,7 +112,7 @@ def _message(item: Any, place: str) -> ChatMessage:
     calls = item.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise InvalidField(f"{place}.tool_calls", "must be a list, in an assistant's message")
-    content = _content(item.get("content"), f"{place}.content", optional=role in _MAY_BE_EMPTY)
+    content = read_content(item.get("content"), f"{place}.content", optional=role in _MAY_BE_EMPTY)
     reasoning = _reasoning(item, place) if role == "assistant" else None
     tool_calls = tuple(
         _tool_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
@@ -131,7 +131,7 @@ def _reasoning(item: dict[str, Any], place: str) -> str | None:
     return None
 
 
-def _content(content: Any, place: str, *, optional: bool) -> str:
+def read_content(content: Any, place: str, *, optional: bool) -> str:
     """A string, or parts of text; null counts as empty where `optional`."""
     if isinstance(content, str):
         return content

@@ -117,6 +117,7 @@ class ChunkedReply:
             [ending.usage for ending in endings[:: self._choices]],
             sum(ending.completion_tokens for ending in endings),
             sum(thought) if has_reasoning else None,
+            [ending.usage for ending in endings],
             with_hit=self._with_hit,
         )
 

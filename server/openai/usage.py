@@ -24,12 +24,13 @@ def usage(
     prompts: Sequence[m.Usage],
     completion: int,
     reasoning_tokens: int | None,
+    answers: Sequence[m.Usage],
     *,
     with_hit: bool,
 ) -> dict[str, Any]:
     """Of a reply's prompts together, and of so many tokens of all its choices. reasoning_tokens:
-    None where answers of that kind have none. with_hit: explain a prompt's hit where it is the
-    only one."""
+    None where answers of that kind have none. answers: of each choice. with_hit: explain a prompt's
+    hit where it is the only one."""
     hits = [prompt.hit for prompt in prompts if prompt.hit is not None]
     details: dict[str, Any] = {"cached_tokens": sum(hit.usable_tokens for hit in hits)}
     if with_hit and len(prompts) == len(hits) == 1:
@@ -41,9 +42,22 @@ def usage(
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
     }
-    if reasoning_tokens is not None:
-        shown["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    completion_details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
+    completion_details |= _predicted(answers)
+    if completion_details:
+        shown["completion_tokens_details"] = completion_details
     return shown
+
+
+def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
+    """How much of the request's prediction held; nothing where it had none."""
+    given = [answer for answer in answers if answer.accepted_prediction_tokens is not None]
+    if not given:
+        return {}
+    return {
+        field: sum(getattr(answer, field) for answer in given)
+        for field in ("accepted_prediction_tokens", "rejected_prediction_tokens")
+    }
 
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]:

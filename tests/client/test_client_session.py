@@ -89,7 +89,7 @@ def test_a_prompt_is_exactly_one_thing() -> None:
 def test_prompts_run_at_once_and_answer_in_order(front: Front, client: Client) -> None:
     front.engine.answer = lambda submit: [int(submit.prompt[0]) + 1]
     prompts = [Prompt(token_ids=[number]) for number in range(20)]
-    answers = answer_all(client, prompts, {"max_new_tokens": 1})
+    answers = answer_all(client, prompts, [[]] * len(prompts), {"max_new_tokens": 1})
     assert [answer.token_ids for answer in answers] == [(number + 1,) for number in range(20)]
 
 

@@ -170,6 +170,7 @@ OF: dict[str, Fields] = {
     CHAT: {
         **BOTH,
         "messages": ([{"role": "user", "content": "fine"}], HONOURED),
+        "prediction": ({"type": "content", "content": "fine"}, HONOURED),
         "tools": ([], HONOURED),
         "tool_choice": ("required", HONOURED),
         "parallel_tool_calls": (False, HONOURED),
@@ -341,7 +342,7 @@ def asked(front: AgentFront, path: str, fields: Mapping[str, Any]) -> tuple[str,
     assert reply.status == 200, reply
     submit: m.Submit = front.submits()[-1]
     parts = (submit.prompt.tolist(), submit.sampling, submit.salt, submit.marks, submit.session)
-    rest = (submit.priority, submit.prompt_logprobs, len(submit.forks))
+    rest = (submit.priority, submit.prompt_logprobs, len(submit.forks), submit.prediction.tolist())
     return repr((parts, rest)), bare(reply)
 
 

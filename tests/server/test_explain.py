@@ -64,6 +64,18 @@ def test_each_target_is_shown_as_kept_or_missed() -> None:
     assert "the whole answer within 61000 ms (kept)" in line
 
 
+def test_drafts_are_shown_where_there_were_any() -> None:
+    for drafted in (0, 7):
+        ended = replace(usage(4, 5), drafted_tokens=drafted, accepted_tokens=drafted // 2)
+        finished = finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
+        lines = [
+            line
+            for line in story(pb.ExplainResponse(request_id="r", finished=finished))
+            if "drafts" in line
+        ]
+        assert lines == (["  drafts   3 of 7 tokens were accepted"] if drafted else [])
+
+
 def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     with running_front() as front, Client(front.address) as client:
         front.engine.reject = m.RequestError(m.ErrorKind.TOO_LONG, "shorten the prompt")

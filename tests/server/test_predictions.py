@@ -1,0 +1,75 @@
+"""`prediction` of a chat and of Generate over a scripted engine: what reaches the engine, what its
+usage shows, what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.server.openai.usage import usage
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.grpc_fixtures import Front
+from tests.harness.http_fixtures import HttpFront
+from tests.harness.refusals import refusal
+
+pytestmark = pytest.mark.usefixtures("each_front")
+TEXT = "fine morning"
+
+
+@pytest.mark.parametrize(
+    "content", [TEXT, [{"type": "text", "text": "fine "}, {"type": "text", "text": "morning"}]]
+)
+def test_a_chats_prediction_reaches_the_engine_as_tokens(
+    http: HttpFront, codec: TextCodec, content: object
+) -> None:
+    body = http.chat(prediction={"type": "content", "content": content}).json
+    (submit,) = http.engine.of(m.Submit)
+    assert submit.prediction.tolist() == codec.require_tokenizer().encode(TEXT)
+    assert body["usage"]["completion_tokens"] > 0
+
+
+def test_without_a_prediction_there_is_none(http: HttpFront) -> None:
+    details = http.chat(prediction=None).json["usage"].get("completion_tokens_details", {})
+    (submit,) = http.engine.of(m.Submit)
+    assert not len(submit.prediction)
+    assert "accepted_prediction_tokens" not in details
+
+
+def test_usage_has_what_held_in_openais_fields() -> None:
+    plain = m.Usage(3, 9, None, None, "local", False, 0.1, 0.2)
+    drafted = replace(plain, accepted_prediction_tokens=5, rejected_prediction_tokens=2)
+    shown = usage([plain], 9, 4, [plain, drafted, drafted], with_hit=False)
+    assert shown["completion_tokens_details"] == {
+        "reasoning_tokens": 4,
+        "accepted_prediction_tokens": 10,
+        "rejected_prediction_tokens": 4,
+    }
+    assert "completion_tokens_details" not in usage([plain], 9, None, [plain], with_hit=False)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "field"),
+    [
+        ("text", "prediction"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "else", "content": "x"}, "prediction.type"),
+        ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content[0]"),
+        ({"type": "content", "content": "fine " * 100_000}, "prediction"),
+    ],
+)
+def test_what_is_no_prediction_is_refused_by_name(
+    http: HttpFront, prediction: object, field: str
+) -> None:
+    reply = http.chat(prediction=prediction)
+    assert reply.status == 400
+    assert field in reply.json["error"]["message"]
+    assert not http.engine.of(m.Submit)
+
+
+def test_generate_takes_tokens(front: Front) -> None:
+    list(front.calls.generate(1, 2, prediction=[3, 4, -1]))
+    (submit,) = front.engine.of(m.Submit)
+    assert submit.prediction.tolist() == [3, 4, -1]
+    refused = front.calls.generate(1, prediction=[1] * 1_000_000)
+    assert refusal(lambda: list(refused)).message.startswith("prediction has 1000000 tokens")
