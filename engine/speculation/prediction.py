@@ -17,6 +17,8 @@ from .drafter import DraftSource
 
 _ANCHOR = 4
 """Tokens by which a lost place is found again."""
+_BACK, _AHEAD = 256, 2048
+"""Tokens within which it is looked for, so that no prediction makes a step long."""
 
 
 class PredictionDrafter:
@@ -58,10 +60,13 @@ class PredictionDrafter:
 
     def _find(self, last: Sequence[int]) -> int | None:
         """Behind the place nearest to this one at which these tokens stand."""
-        if len(last) < _ANCHOR or len(self._prediction) < _ANCHOR:
+        first = max(0, self._place - _BACK)
+        near = self._prediction[first : self._place + _AHEAD]
+        if len(last) < _ANCHOR or len(near) < _ANCHOR:
             return None
-        windows = np.lib.stride_tricks.sliding_window_view(self._prediction, _ANCHOR)
-        places = (windows == np.asarray(last, dtype=np.int32)).all(axis=1).nonzero()[0] + _ANCHOR
+        windows = np.lib.stride_tricks.sliding_window_view(near, _ANCHOR)
+        places = (windows == np.asarray(last, dtype=np.int32)).all(axis=1).nonzero()[0]
         if not len(places):
             return None
+        places += first + _ANCHOR
         return int(places[np.abs(places - self._place).argmin()])

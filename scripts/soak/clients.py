@@ -12,7 +12,7 @@ from random import Random
 from scripts.soak.plan import Conversation, Turn
 from scripts.soak.tally import Tally
 from scripts.soak.world import World
-from tasuki.client.answer import AnswerStream
+from tasuki.client.answer import Answer, AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
@@ -32,20 +32,31 @@ class _Outcome:
     accepted: int = 0
 
 
-def converse(conversation: Conversation, world: World, tally: Tally, story: str) -> None:
-    """story: which conversation of which round, for what goes wrong."""
+def expected(conversation: Conversation, world: World) -> list[Answer]:
+    """What the undisturbed node answers, turn by turn."""
+    history, answers = conversation.prefix, []
+    with Client(world.oracle.address) as client:
+        for turn in conversation.turns:
+            prompt = (*history, *turn.tokens)
+            answers.append(_stream(client, conversation.salt, prompt, turn).result())
+            history = (*prompt, *answers[-1].token_ids)
+    return answers
+
+
+def converse(
+    conversation: Conversation, answers: Sequence[Answer], world: World, tally: Tally, story: str
+) -> None:
+    """answers: as of expected(). story: which conversation of which round, for what goes wrong."""
     history = conversation.prefix
-    for number, turn in enumerate(conversation.turns):
+    for number, (turn, answer) in enumerate(zip(conversation.turns, answers, strict=True)):
         prompt = (*history, *turn.tokens)
         place = f"{story}, turn {number}, {len(prompt)} tokens"
-        with Client(world.oracle.address) as client:
-            expected = _stream(client, conversation.salt, prompt, turn).result()
-        prediction = _broken(expected.token_ids, Random(place))
         deaths = world.wait_for_decode(_TURN_SECONDS * world.patience)
+        prediction = _broken(answer.token_ids, Random(place))
         outcome = _ask(world, conversation.salt, prompt, turn, prediction)
         _count(outcome, turn, world.decode_deaths > deaths, tally, place)
-        tally.judge(outcome.tokens, expected.token_ids, expected.margins, place)
-        history = (*prompt, *expected.token_ids)
+        tally.judge(outcome.tokens, answer.token_ids, answer.margins, place)
+        history = (*prompt, *answer.token_ids)
 
 
 def _count(outcome: _Outcome, turn: Turn, decode_died: bool, tally: Tally, place: str) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scripts.command import seed_option
-from scripts.soak.clients import converse
+from scripts.soak.clients import converse, expected
 from scripts.soak.plan import draw
 from scripts.soak.tally import Tally
 from scripts.soak.world import World
@@ -50,9 +50,12 @@ def play(world: World, tally: Tally, settings: SoakSettings, number: int) -> Non
     """One round of the settings' seed."""
     drawn = draw(settings.seed, number, settings.clients)
     with ThreadPoolExecutor(len(drawn.conversations)) as pool:
+        # Before anything is disturbed, since answers are drafted from what they will be.
+        undisturbed = pool.map(lambda one: expected(one, world), drawn.conversations)
+        asked = [*zip(drawn.conversations, undisturbed, strict=True)]
         talks = [
-            pool.submit(converse, conversation, world, tally, f"round {number}, client {client}")
-            for client, conversation in enumerate(drawn.conversations)
+            pool.submit(converse, one, answers, world, tally, f"round {number}, client {client}")
+            for client, (one, answers) in enumerate(asked)
         ]
         for disturbance in drawn.disturbances:
             time.sleep(disturbance.after)

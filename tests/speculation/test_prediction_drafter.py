@@ -67,3 +67,10 @@ def test_a_text_of_one_token_again_and_again_keeps_its_place() -> None:
 def test_a_short_prediction_ends(prediction: list[int]) -> None:
     drafter = PredictionDrafter(np.array(prediction, dtype=np.int32))
     assert drafter.propose([9, 9, 9, 9, 9, 9], 4) == []
+
+
+def test_a_place_is_looked_for_nearby_only() -> None:
+    """However long a prediction is, a step of an answer that is elsewhere stays short."""
+    far = prompt(5000, seed=4)
+    assert verified(ANSWER[:10] + far[:1000] + ANSWER[10:], ANSWER, 3)[2] > 25
+    assert verified(ANSWER[:10] + far + ANSWER[10:], ANSWER, 3)[2] < 15
