@@ -273,17 +273,27 @@ class HandoverClient:
         self._post(m.FetchAdvised(room, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Open its room; answered also where that breaks."""
+        """Open its room; the engine is answered also where that breaks: prompts wait for it."""
+        try:
+            is_open = self._open_fetch(wanted)
+        except Exception:
+            log.exception("fetch %d could not be opened", wanted.ticket.room)
+            is_open = False
+        if not is_open:
+            self._post(m.FetchLost(wanted.ticket.room, m.FetchOutcome.LOST))
+
+    def _open_fetch(self, wanted: m.FetchWanted) -> bool:
+        """False where its holder is no prefill node that lives."""
         room_id, patience = wanted.ticket.room, self._settings.patience
         link = self._links.living(wanted.holder)
         connection = None if link is None else link.connection
         if link is None or connection is None:
-            self._post(m.FetchLost(room_id, m.FetchOutcome.LOST))
-            return
+            return False
         fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
         say = partial(self._fetch_says, connection)
         room = IncomingFetch(wanted, link, connection, fence, say, self._receiver, self._settings)
         self._fetches.start(room_id, room)
+        return True
 
     def _fetch_says(self, connection: PrefillConnection, message: m.Inbox) -> None:
         if isinstance(message, m.FetchLost) and message.outcome in _HOLDERS_FAULT:

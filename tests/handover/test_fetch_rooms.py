@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tasuki.decode_node.prefill_link import PrefillConnection
 from tasuki.engine import messages as m
 from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
@@ -106,6 +107,25 @@ def test_a_refused_fetch_is_lost_before_anything_was_granted(refusal: m.FetchRef
             await both.prefill.wait(m.PrefillEnd, ROOM)
             await both.quiet()
             assert not both.decode.of(m.WriterFenced)
+
+    run(scenario())
+
+
+def test_a_fetch_that_cannot_be_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a way that nobody foresaw: prompts wait for its answer."""
+
+    def broken(connection: PrefillConnection) -> None:
+        raise RuntimeError("no stream")
+
+    async def scenario() -> None:
+        async with nodes() as both:
+            await both.connected()
+            with monkeypatch.context() as breaking:
+                breaking.setattr(PrefillConnection, "stream", broken)
+                ask(both)
+                lost = await both.decode.wait(m.FetchLost, ROOM)
+            assert lost == m.FetchLost(m.RoomId(ROOM), m.FetchOutcome.LOST)
+            await both.quiet()
 
     run(scenario())
 
