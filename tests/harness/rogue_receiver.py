@@ -92,6 +92,16 @@ class Rogue:
         )
         return pb.ReceiverMessage(reserve=reserve, room=reserve.ticket.room)
 
+    def fetch(
+        self, tokens: bytes, salt: bytes, room: int | None = None, generation: int = 7
+    ) -> pb.ReceiverMessage:
+        """room: None for a new one."""
+        if room is None:
+            self._rooms += 1
+            room = self._rooms
+        fetch = pb.Fetch(generation=generation, tokens=tokens, salt=salt)
+        return pb.ReceiverMessage(fetch=fetch, room=room)
+
     def batch(self, *messages: pb.ReceiverMessage) -> pb.ReceiverBatch:
         return pb.ReceiverBatch(connection_id=self._connection, messages=messages)
 
@@ -117,9 +127,13 @@ class Rogue:
                     closed.set()
                 yield message
 
-    def is_over(self, told: list[pb.SenderMessage]) -> bool:
-        """Whether the room is over; its bytes land only while their receiver looks."""
+    def land(self) -> None:
+        """Bytes land only while their receiver looks."""
         self._transport.notifications()
+
+    def is_over(self, told: list[pb.SenderMessage]) -> bool:
+        """Whether the room is over, by what was said last."""
+        self.land()
         return told[-1].WhichOneof("message") in ENDS
 
     def close(self) -> None:
