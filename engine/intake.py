@@ -70,7 +70,7 @@ class Intake:
             return m.RequestError(
                 m.ErrorKind.TOO_LONG,
                 f"prompt of {len(prompt)} tokens with its answer needs {final_length}, "
-                f"but at most {limit} fit: shorten the prompt or lower max_new_tokens",
+                f"but at most {limit} fit: shorten the prompt or ask for fewer tokens",
             )
         return None
 

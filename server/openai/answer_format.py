@@ -69,16 +69,21 @@ def read_answer_format(fields: RequestFields) -> AskedGrammar | None:
     return asked[0] if asked else None
 
 
-def read_format(field: str, form: RequestFields, schema: Any) -> AskedGrammar | None:
+def read_format(
+    field: str,
+    form: RequestFields,
+    schema: Any,
+    types: str = "text, json_object or json_schema",
+) -> AskedGrammar | None:
     """Of OpenAI's object with a type. schema: where that API has the one of its type json_schema.
-    Raises InvalidField."""
+    types: that it has, for who asks for another. Raises InvalidField."""
     kind = form.text("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return of_any_object(field)
     if kind != "json_schema":
-        raise InvalidField(f"{field}.type", "must be text, json_object or json_schema")
+        raise InvalidField(f"{field}.type", f"must be {types}")
     if schema is None:
         raise InvalidField(f"{field}.json_schema", "must have a schema")
     return of_schema(field, schema)
@@ -92,7 +97,8 @@ def _of_response_format(fields: RequestFields) -> AskedGrammar | None:
     if form.text("type") == "structural_tag":
         return of_structural_tag(name, fields.get(name))
     inner = form.get("json_schema")
-    return read_format(name, form, inner.get("schema") if isinstance(inner, dict) else None)
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    return read_format(name, form, schema, "text, json_object, json_schema or structural_tag")
 
 
 def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:

@@ -3,8 +3,9 @@
 Pure; any thread. A field that is null counts as absent, as OpenAI's clients mean it.
 """
 
+import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -46,8 +47,10 @@ class RequestFields:
         value = self.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidField(name, "must be an integer")
+        if not -(2**63) <= value < 2**63:
+            raise InvalidField(name, "must be in [-2^63, 2^63)")
         return value
 
     def number(self, name: str) -> float | None:
@@ -66,6 +69,14 @@ class RequestFields:
     def items_by_name(self, name: str) -> dict[str, Any]:
         """An object's; none where it is absent."""
         return self._of(name, dict, "an object") or {}
+
+    def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
+        """harmless: values that ask for what happens anyway, as none does. Raises InvalidField."""
+        value = self.get(name)
+        if value is None or value in harmless:
+            return
+        instead = f", or {json.dumps(harmless[0])}" if harmless else ""
+        raise InvalidField(name, f"is not supported here: leave it out{instead}")
 
     def fields(self, name: str) -> "RequestFields":
         """The fields of an object; none where it is absent."""

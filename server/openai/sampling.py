@@ -117,10 +117,8 @@ def read_options(
     the reply has the logprob. least_new_tokens: 0 where the answer may have none. honoured: fields
     that the caller reads, of those that are refused elsewhere. Raises InvalidField."""
     for name, harmless in _WITHOUT_EFFECT.items():
-        value = fields.get(name)
-        if name not in honoured and value is not None and value not in harmless:
-            or_harmless = f", or {harmless[0]!r}" if harmless else ""
-            raise InvalidField(name, f"is not supported here: leave it out{or_harmless}")
+        if name not in honoured:
+            fields.refuse_but(name, harmless)
     return AnswerOptions(
         sampling=_sampling(
             fields, codec, default_new_tokens, defaults, top_logprobs, least_new_tokens

@@ -170,9 +170,7 @@ def _previous(
 def _refuse_unserved(fields: RequestFields) -> None:
     fields.refuse_unknown(_KNOWN)
     for name, harmless in _AS_IT_IS.items():
-        value = fields.get(name)
-        if value is not None and value not in harmless:
-            raise InvalidField(name, f"is not supported here: leave it out, or {harmless[0]!r}")
+        fields.refuse_but(name, harmless)
     text = fields.fields("text")
     if text.get("verbosity") not in (None, "medium"):
         raise InvalidField("text.verbosity", "must be medium: ask for it in the instructions")

@@ -96,6 +96,35 @@ def test_what_the_answer_follows_reaches_the_engine(http: HttpFront, path: str, 
     assert submit.sampling.grammar == Grammar(GrammarKind(kind), source)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("seed", 2**64, "seed must be in [-2^63, 2^63)"),
+        ("suffix", "x", 'suffix is not supported here: leave it out, or ""'),
+        (
+            "include_reasoning",
+            False,
+            "include_reasoning is not supported here: leave it out, or true",
+        ),
+        ("seed", "5", "seed must be an integer"),
+        ("seed", True, "seed must be an integer"),
+        (
+            "response_format",
+            {"type": "xml"},
+            "response_format.type must be text, json_object, json_schema or structural_tag",
+        ),
+    ],
+    ids=["large", "a text", "a boolean", "text", "boolean", "format"],
+)
+def test_a_refusal_says_what_would_be_taken(
+    http: HttpFront, field: str, value: object, said: str
+) -> None:
+    for path, asked in ASKED.items():
+        reply = http.post(path, asked | {field: value})
+        assert (reply.status, reply.error["message"]) == (400, said)
+    assert not http.engine.of(m.Submit)
+
+
 def _nested(depth: int) -> str:
     return '{"type":"or","elements":[' * depth + '{"type":"any_text"}' + "]}" * depth
 
