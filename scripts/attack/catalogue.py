@@ -12,6 +12,7 @@ from scripts.attack.attacks.grammars import grammar_bombs
 from scripts.attack.attacks.grpc_fuzz import grpc_fuzz
 from scripts.attack.attacks.http_fuzz import http_fuzz
 from scripts.attack.attacks.raw_http import raw_http
+from scripts.attack.attacks.rogue_fetch import rogue_fetch
 from scripts.attack.attacks.rogue_prefill import rogue_prefill
 from scripts.attack.attacks.rogue_receiver import rogue_receiver
 from scripts.attack.attacks.scopes import foreign_requests, forged_keys, scope_walk
@@ -34,5 +35,6 @@ ATTACKS = (
     Attack("unread streams", unread_streams),
     Attack("cancel storm", cancel_storm),
     Attack("rogue receiver", rogue_receiver),
+    Attack("rogue fetch", rogue_fetch),
     Attack("rogue prefill node", rogue_prefill),
 )

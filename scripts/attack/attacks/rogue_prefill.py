@@ -1,9 +1,11 @@
-"""A prefill node that breaks the rules, at a decode node of its own: untrue identities, odd status,
-rooms that hang up; the decode node's clients get the right tokens."""
+"""Prefill nodes that break the rules, at a decode node of their own: untrue identities, odd status,
+rooms that hang up, states that are listed and not given; the decode node's clients get the right
+tokens."""
 
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +14,7 @@ import grpc
 import numpy as np
 
 from scripts.attack.attack import Attempt
+from scripts.attack.attacks.rogue_listing import Listing
 from scripts.attack.attacks.rogue_receiver import damaged
 from scripts.attack.drawing import examples, messages
 from tasuki.cli.embedded import embedded_model
@@ -25,27 +28,44 @@ from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tests.harness.daemons import Node, asked
 from tests.harness.rogue_receiver import SLABS
 
-_BEATS = 8
+_BEATS = (8, 100)
+_WAIT_SECONDS = 1000.0
+"""Of prefill, that the node has to do which lists states: prompts go to the other one."""
 _ASKS = 4
-_MEETING_SECONDS = 3.0
+_MEETING_SECONDS = 10.0
 _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
 
 
 class RogueNode(handover_pb2_grpc.HandoverServicer):
     """Every answer is drawn. Thread rule: gRPC's threads, one lock around the drawing."""
 
-    def __init__(self, rng: random.Random, layout: CacheLayout) -> None:
-        self._rng = rng
+    def __init__(
+        self,
+        name: str,
+        rng: random.Random,
+        layout: CacheLayout,
+        wait_seconds: float,
+        listing: Listing,
+    ) -> None:
+        """name: its own, else it is refused as another that has it. wait_seconds: that it reports.
+        listing: what it says that it holds."""
+        self._name = name
+        self._rng = random.Random(rng.getrandbits(32))
+        self._wait_seconds = wait_seconds
+        self._listing = listing
         self._memory = np.zeros(SLABS * layout.slab_bytes, dtype=np.uint8)
-        self._transport = NixlTransport("rogue")
+        self._transport = NixlTransport(name)
         self._transport.register(self._memory.ctypes.data, self._memory.size)
         self._lock = threading.Lock()
         self._drawn = {
             "connect": examples(messages(pb.ConnectResponse.DESCRIPTOR), rng, 30),
             "beat": examples(messages(pb.Beat.DESCRIPTOR), rng, 30),
             "say": examples(messages(pb.SenderMessage.DESCRIPTOR), rng, 200),
+            "usable": examples(messages(pb.UsableBatch.DESCRIPTOR), rng, 30),
         }
-        self.connects = self.rooms = 0
+        self.connects = 0
+        self.opened = Counter[str]()
+        """Rooms, by the message that opened them."""
 
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectResponse:
         with self._lock:
@@ -58,7 +78,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
             if not is_right:
                 metadata = damaged(metadata, rng)
             node = pb.Node(
-                name="rogue",
+                name=self._name,
                 epoch=rng.randbytes(16),
                 transport="nixl",
                 transport_metadata=metadata,
@@ -67,29 +87,61 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
                 process=pb.Process(boot_id="", pid=rng.choice((0, 1, 2**31))),
             )
             lease = 1.0 if is_right else rng.choice(_ODD_LEASES)
-            connected = pb.Connected(node=node, connection_id="rogue", lease_seconds=lease)
+            connected = pb.Connected(node=node, connection_id=self._name, lease_seconds=lease)
             return pb.ConnectResponse(connected=connected)
 
     def Heartbeat(self, renewals: Iterator[pb.Renewal], context: Any) -> Iterator[pb.Beat]:
-        for sequence in range(1, _BEATS):
+        with self._lock:
+            beats = self._rng.choice(_BEATS)
+        load = pb.Load(
+            wait_seconds=self._wait_seconds,
+            others_wait_seconds=self._wait_seconds,
+            fixed_seconds=0.01,
+            token_seconds=0.01,
+        )
+        for sequence in range(1, beats):
             with self._lock:
-                odd = self._rng.random() < 0.2
+                odd = self._rng.random() < 0.1
                 beat = self._rng.choice(self._drawn["beat"])
-            yield beat if odd else pb.Beat(sequence=sequence)
+            yield beat if odd else pb.Beat(sequence=sequence, received=sequence - 1, load=load)
             time.sleep(0.1)
 
-    def Transfer(
-        self, said: Iterator[pb.ReceiverMessage], context: Any
-    ) -> Iterator[pb.SenderMessage]:
-        self.rooms += 1
-        next(said, None)
+    def Usable(self, request: pb.UsableRequest, context: Any) -> Iterator[pb.UsableBatch]:
+        for batch in self._listing.batches(context.is_active):
+            yield batch
+            with self._lock:
+                odd = self._rng.random() < 0.05
+                drawn = self._rng.choice(self._drawn["usable"])
+            if odd:
+                yield drawn
+
+    def Transfer(self, said: Iterator[pb.ReceiverBatch], context: Any) -> Iterator[pb.SenderBatch]:
+        for batch in said:
+            for message in batch.messages:
+                if message.WhichOneof("message") in ("reserve", "fetch"):
+                    yield from self._talk(message)
+            with self._lock:
+                leaves = self._rng.random() < 0.1
+            if leaves:
+                return
+
+    def _talk(self, opening: pb.ReceiverMessage) -> Iterator[pb.SenderBatch]:
+        """All that is ever said in a room."""
         with self._lock:
+            self.opened[str(opening.WhichOneof("message"))] += 1
             script = self._rng.choices(self._drawn["say"], k=4)
-            accepts = self._rng.random() < 0.7
+            accepts, is_ready = self._rng.random() < 0.7, self._rng.random() < 0.5
+        if is_ready and opening.HasField("fetch"):
+            held = pb.Held(generation=opening.fetch.generation)
+            script.insert(0, pb.SenderMessage(held=held))
         if accepts:
-            yield pb.SenderMessage(accepted=pb.Accepted())
-        for message in script:
-            yield message
+            script.insert(0, pb.SenderMessage(accepted=pb.Accepted()))
+        for drawn in script:
+            message = pb.SenderMessage()
+            message.CopyFrom(drawn)
+            # Of a room that is not open it would be dropped unread.
+            message.room = opening.room
+            yield pb.SenderBatch(messages=[message])
             time.sleep(0.05)
 
     def close(self) -> None:
@@ -101,12 +153,15 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
 
 def rogue_prefill(attempt: Attempt) -> None:
     config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
-    rogue = RogueNode(attempt.rng, build_parts(config).layout)
-    server = grpc.server(ThreadPoolExecutor(32))
-    handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    flags = (*attempt.world.flags, "--prefill", f"127.0.0.1:{port}")
+    layout, listing = build_parts(config).layout, Listing()
+    rogues = (
+        RogueNode("rogue-0", attempt.rng, layout, 0.0, Listing()),
+        RogueNode("rogue-1", attempt.rng, layout, _WAIT_SECONDS, listing),
+    )
+    servers = [_served(rogue) for rogue in rogues]
+    targets = ",".join(f"127.0.0.1:{port}" for _, port in servers)
+    by_cost = ("--route", "cost", "--local-prefill-tokens", "0")
+    flags = (*attempt.world.flags, "--prefill", targets, *by_cost)
     victim = Node("decode", *flags).wait_ready()
     question = attempt.world.right[-1]
     try:
@@ -114,8 +169,9 @@ def rogue_prefill(attempt: Attempt) -> None:
             for ask in range(_ASKS):
                 if victim.exit_status is not None:
                     return
-                _wait_until_met(victim)
                 salt = f"{number}/{ask}".encode()
+                listing.hold(question.prompt, salt)
+                attempt.tally.note(_wait_until_met(victim))
                 answer = asked(victim, question.prompt, salt).result()
                 attempt.tally.note(f"answered, prefilled {answer.usage.prefilled_on}")
                 if answer.token_ids != question.tokens:
@@ -124,20 +180,36 @@ def rogue_prefill(attempt: Attempt) -> None:
     except Exception as error:
         attempt.tally.finding(f"with a rogue prefill node: {error}"[:500])
     finally:
-        attempt.tally.note(f"{rogue.connects} connects, {rogue.rooms} rooms")
+        connects = sum(rogue.connects for rogue in rogues)
+        opened = rogues[0].opened + rogues[1].opened
+        attempt.tally.note(f"{connects} connects, {dict(opened)} opened")
         if victim.exit_status is not None:
             last = " | ".join(victim.last_words[-2:])
             attempt.tally.finding(f"the decode node ended with {victim.exit_status}: {last}")
         victim.put_down()
-        server.stop(0).wait()
-        rogue.close()
+        for server, _ in servers:
+            server.stop(0).wait()
+        for rogue in rogues:
+            rogue.close()
 
 
-def _wait_until_met(victim: Node) -> None:
-    """For a while: an answer of the rogue may keep the two apart."""
+def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
+    """Its server and port."""
+    server = grpc.server(ThreadPoolExecutor(32))
+    handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, port
+
+
+def _wait_until_met(victim: Node) -> str:
+    """For a while: an answer of a rogue may keep the two apart. Who also knows what is listed
+    fetches it. Returns whether they met."""
     ends = time.monotonic() + _MEETING_SECONDS
     while time.monotonic() < ends:
-        (node,) = victim.stats().prefill_nodes
-        if node.state == inference_pb2.PREFILL_NODE_STATE_CONNECTED:
-            return
+        nodes = victim.stats().prefill_nodes
+        met = [node.state == inference_pb2.PREFILL_NODE_STATE_CONNECTED for node in nodes]
+        if all(met) and any(node.usable_prefixes for node in nodes):
+            return "met"
         time.sleep(0.02)
+    return "not met"

@@ -1,0 +1,156 @@
+"""A decode node that asks a prefill node for states by the hundred: of which most are not there, or
+not its own to name, and which it grants, leaves or asks for twice as it likes."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from scripts.attack.attack import Attempt
+from scripts.attack.attacks.rogue_receiver import Stranger
+from scripts.attack.drawing import examples, messages
+from scripts.attack.grpc_call import judge
+from tasuki.cli.embedded import embedded_model
+from tasuki.engine.build import build_parts
+from tasuki.engine.config import EngineConfig
+from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache.layout import PAGE_TOKENS
+
+_ROOM_SECONDS = 10.0
+_GENERATION = 7
+_PAGES = 2
+"""Behind which a state of a prompt of Rogue's stands."""
+_AT_ONCE = 100
+_LONGEST = 1 << 20
+"""Bytes, of tokens or of a salt."""
+_ODD_ROOMS = (0, 1, 2**63 - 1, 2**63)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The tokens and the salt of a state that the node has."""
+
+    tokens: tuple[int, ...]
+    salt: bytes
+
+    @property
+    def spelt(self) -> bytes:
+        return np.array(self.tokens, dtype="<i4").tobytes()
+
+
+def rogue_fetch(attempt: Attempt) -> None:
+    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
+    layout = build_parts(config).layout
+    for _ in attempt.rounds():
+        # What it breaks in a round may have cost it its connection.
+        stranger = Stranger(attempt.world.prefill, layout)
+        try:
+            _ask_for_many(attempt, stranger, _hold(attempt, stranger))
+        except grpc.RpcError as error:
+            # A prefill node that ended; the world reports the end itself.
+            attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
+            return
+        finally:
+            stranger.close()
+
+
+def _hold(attempt: Attempt, stranger: Stranger) -> _Held:
+    """Let the node compute a prompt, under a salt that nobody else has."""
+    salt = secrets.token_bytes(16)
+    reserve = stranger.reserve(salt=salt)
+    grant = pb.ReceiverMessage(grant=pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3))
+    said = _talk(attempt, stranger, [reserve], grant)
+    attempt.tally.note(f"a prompt ended by {said[-1].WhichOneof('message') if said else 'nothing'}")
+    tokens = np.frombuffer(reserve.reserve.prompt, dtype="<i4")[: _PAGES * PAGE_TOKENS]
+    return _Held(tuple(tokens.tolist()), salt)
+
+
+def _ask_for_many(attempt: Attempt, stranger: Stranger, held: _Held) -> None:
+    rng = attempt.rng
+    others = examples(messages(pb.ReceiverMessage.DESCRIPTOR), rng, 20)
+    openings = [_drawn(attempt, stranger, held) for _ in range(_AT_ONCE)]
+    grant = pb.ReceiverMessage(
+        grant=pb.Grant(generation=_GENERATION, pages=list(range(_PAGES)), slot=3)
+    )
+    answer = grant if rng.random() < 0.5 else rng.choice(others)
+    said = _talk(attempt, stranger, openings, answer)
+    sound = {
+        message.room
+        for message in openings
+        if (message.fetch.tokens, message.fetch.salt) == (held.spelt, held.salt)
+    }
+    for message in said:
+        kind = message.WhichOneof("message") or "nothing"
+        attempt.tally.note(kind)
+        if kind in ("accepted", "held", "done") and message.room not in sound:
+            attempt.tally.finding(f"{kind} to a fetch of what is not held: room {message.room}")
+
+
+def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMessage:
+    """A fetch that is sound but for one thing, or for none."""
+    rng = attempt.rng
+    spelt, salt = held.spelt, held.salt
+    room, generation = None, _GENERATION
+    match rng.randrange(8):
+        case 0:
+            spelt = spelt[: rng.randrange(len(spelt))]
+        case 1:
+            spelt += rng.randbytes(rng.choice((1, 4, 256, _LONGEST)))
+        case 2:
+            at = rng.randrange(len(spelt))
+            spelt = spelt[:at] + bytes([spelt[at] ^ 0x80]) + spelt[at + 1 :]
+        case 3:
+            salt = rng.choice((b"", b"right", salt[:-1], rng.randbytes(_LONGEST)))
+        case 4:
+            room = rng.choice(_ODD_ROOMS)
+        case 5:
+            generation = rng.choice((0, 2**63, 2**64 - 1))
+        case _:
+            pass
+    return stranger.fetch(spelt, salt, room, generation)
+
+
+def _talk(
+    attempt: Attempt,
+    stranger: Stranger,
+    openings: list[pb.ReceiverMessage],
+    answer: pb.ReceiverMessage,
+) -> list[pb.SenderMessage]:
+    """Open the rooms at once, say the answer in those that are accepted, and wait for what lands or
+    leave; returns all that was said."""
+    said: list[pb.SenderMessage] = []
+    rooms = {message.room for message in openings}
+    leaves = attempt.rng.random() < 0.3
+
+    def over() -> bool:
+        stranger.land()
+        closed = {message.room for message in said if message.HasField("closed")}
+        return closed >= rooms
+
+    def batches() -> Iterator[pb.ReceiverBatch]:
+        yield stranger.batch(*openings)
+        deadline = time.monotonic() + _ROOM_SECONDS / 2
+        answered: set[int] = set()
+        while not over() and time.monotonic() < deadline:
+            accepted = {message.room for message in said if message.HasField("accepted")}
+            for room in accepted - answered:
+                own = pb.ReceiverMessage()
+                own.CopyFrom(answer)
+                own.room = room
+                yield stranger.batch(own)
+            answered |= accepted
+            if answered and leaves:
+                return
+            time.sleep(0.01)
+
+    try:
+        for batch in stranger.stub.Transfer(batches(), timeout=_ROOM_SECONDS):
+            said += batch.messages
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise
+        judge(error.code(), error.details() or "", "a stream of fetches", attempt.tally)
+    return said
