@@ -22,7 +22,7 @@ class Arena:
     writes ids that were granted to it, and the two never overlap.
 
     Views, all into the same memory, none contiguous:
-    kv[i]    [page ids, 2 (key, value), PAGE_TOKENS, kv_heads, head_dim] of the i-th block region
+    kv[i]    [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region
     conv[i]  [slot ids, channels, columns]                               of the i-th conv column
     ssm[i]   [slot ids, value_heads, value_dim, key_dim]                 of the i-th ssm column
     """

@@ -83,8 +83,9 @@ class CacheLayout:
     from them is computed once: a grant's check asks for it at every page.
 
     The fields are what two nodes compare in their contract. Shapes: KV of a page in a layer
-    [2, PAGE_TOKENS, kv_heads, head_dim]; conv state of a layer [conv_channels, conv_columns];
-    recurrent (ssm) state of a layer [value_heads, value_dim, key_dim].
+    [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run of
+    bytes; conv state of a layer [conv_channels, conv_columns]; recurrent (ssm) state of a layer
+    [value_heads, value_dim, key_dim].
     """
 
     layer_kinds: tuple[LayerKind, ...]
@@ -132,7 +133,7 @@ class CacheLayout:
 
     @cached_property
     def kv_shape(self) -> tuple[int, int, int, int]:
-        return (2, PAGE_TOKENS, self.kv_heads, self.head_dim)
+        return (self.kv_heads, 2, PAGE_TOKENS, self.head_dim)
 
     @cached_property
     def conv_shape(self) -> tuple[int, int]:

@@ -40,8 +40,8 @@ class Operators(Protocol):
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         """[T, query_heads * head_dim], gated, the input of out_proj.
 
-        projected [T, query_heads x (q, gate) | k | v]; kv [pages, 2, page_tokens, kv_heads,
-        head_dim] of one layer: this forward's keys and values are written before any is read.
+        projected [T, query_heads x (q, gate) | k | v]; kv [pages, kv_heads, 2,
+        page_tokens, head_dim] of one layer: this forward's keys and values are written before any is read.
         """
 
     def feed_forward(

@@ -103,8 +103,9 @@ def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
     assert Contract("w", small_layout((GDN, FULL))).flat() == {
         "weights_digest": "w",
         "tensor_parallel": "1",
-        "wire_version": "8",
+        "wire_version": "9",
         "page_tokens": "64",
+        "block_order": "head, key or value, token",
         "wire_kv": "exact",
         "wire_state": "exact",
         "nixl": "(not used)",
@@ -137,7 +138,7 @@ def test_an_arena_is_named_by_its_place_and_rank() -> None:
 def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
     """GDN, GDN, GDN, FULL twice; float32 everywhere."""
     layout = small_layout()
-    assert layout.kv_shape == (2, 64, 1, 8)
+    assert layout.kv_shape == (1, 2, 64, 8)
     assert layout.block_bytes == 2 * 64 * 1 * 8 * 4 == 4096
     # The conv state's 24 * 3 * 4 bytes are padded to a multiple of 64.
     assert layout.conv_bytes == 320

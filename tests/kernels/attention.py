@@ -134,7 +134,7 @@ def attention_case(
     kv = arena.kv[1]
     for before, own in zip(contexts, pages, strict=True):
         for position in range(before):
-            line = kv[own[position // PAGE_TOKENS], :, position % PAGE_TOKENS]
+            line = kv[own[position // PAGE_TOKENS], :, :, position % PAGE_TOKENS]
             line.copy_(torch.randn(line.shape))
 
     def normal(*shape: int) -> Tensor:

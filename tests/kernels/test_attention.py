@@ -107,7 +107,7 @@ def test_blocks_and_what_they_leave_equal_the_cpu_path(
 def test_no_more_is_gathered_than_is_counted(device: torch.device) -> None:
     config, keys = Heads(2, 1, 64).config(), served_keys(8192)
     q = torch.zeros(4, 2, 64, dtype=torch.bfloat16, device=device)
-    kv = torch.zeros(keys // 64, 2, 64, 1, 64, dtype=torch.bfloat16, device=device)
+    kv = torch.zeros(keys // 64, 1, 2, 64, 64, dtype=torch.bfloat16, device=device)
     pages = torch.arange(keys // 64, dtype=torch.int32, device=device)[None]
     gathered = []
 
@@ -238,7 +238,7 @@ def test_pages_that_are_not_dense_are_refused(device: torch.device) -> None:
             torch.zeros(1, 2, 64, device=device),
             case.projected(),
             case.config,
-            case.kv[:, :, :, :1],
+            case.kv[:, :1],
             places.page_table,
             places.positions + 1,
             places.rows,

@@ -64,7 +64,7 @@ def test_queries_keys_and_values(
     untouched = case.kv.cpu().isnan()
     q = case.queries(projected, places, 80)
     _, kv = case.oracle(torch.cat([projected[:5], projected.new_zeros(1, case.width)]), 3)
-    last = case.pages[2][0], slice(None), 8
+    last = case.pages[2][0], slice(None), slice(None), 8
     assert case.kv[last].isnan().all(), "the sixth token is padding"
     kv[last] = torch.nan
     assert untouched.logical_and(case.kv.cpu().isnan()).sum() == kv.isnan().sum()

@@ -62,7 +62,7 @@ def test_published_shape_of_35b_a3b() -> None:
 
 def test_cache_layout_shapes() -> None:
     layout = MOE.cache_layout("float32", "float32", "float32")
-    assert layout.kv_shape == (2, 64, 2, 32)
+    assert layout.kv_shape == (2, 2, 64, 32)
     assert layout.conv_shape == (2 * 2 * 16 + 6 * 24, 3)
     assert layout.ssm_shape == (6, 24, 16)
     assert layout.layer_kinds == MOE.layer_kinds

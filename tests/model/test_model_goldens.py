@@ -50,7 +50,7 @@ def check_states(
             close(conv, case.tensor(f"{name}.conv"), case.tolerance["fp32_conv_abs"])
             close(ssm, recurrent, case.tolerance["fp32_recurrent_abs"])
         elif f"{name}.key" in case.arrays:
-            rows = arena.kv[index][request.pages].transpose(0, 1).flatten(1, 2)
+            rows = arena.kv[index][request.pages].permute(2, 0, 3, 1, 4).flatten(1, 2)
             for part, row in (("key", rows[0]), ("value", rows[1])):
                 want = case.tensor(f"{name}.{part}")
                 close(row[: want.shape[1]].transpose(0, 1), want, 2e-4)

@@ -119,12 +119,12 @@ def test_conv_equals_torch(lengths: list[int]) -> None:
 def test_paged_attention_equals_dense(before: int, length: int) -> None:
     heads, kv_heads, dim = 6, 2, 16
     context = before + length
-    kv = torch.full((9, 2, PAGE_TOKENS, kv_heads, dim), torch.nan)
+    kv = torch.full((9, kv_heads, 2, PAGE_TOKENS, dim), torch.nan)
     table = torch.tensor([[7, 2, 5, 0, 0]])
     keys, values = noise(1, context, kv_heads, dim), noise(2, context, kv_heads, dim)
     for position in range(before):
         page, offset = table[0, position // PAGE_TOKENS], position % PAGE_TOKENS
-        kv[page, 0, offset], kv[page, 1, offset] = keys[position], values[position]
+        kv[page, :, 0, offset], kv[page, :, 1, offset] = keys[position], values[position]
     q = noise(3, length, heads, dim)
     plan = plan_attention([length], [before], table, torch.arange(before, context), PAGE_TOKENS)
     got = paged_attention(q, keys[before:], values[before:], kv, plan)
@@ -134,7 +134,7 @@ def test_paged_attention_equals_dense(before: int, length: int) -> None:
             scores = keys[:seen, head // 3] @ q[token, head] * dim**-0.5
             want = scores.softmax(0) @ values[:seen, head // 3]
             torch.testing.assert_close(got[token, head], want, atol=1e-5, rtol=1e-5)
-    stored = kv[table[0, :3]].transpose(0, 1).flatten(1, 2)[:, :context]
+    stored = kv[table[0, :3]].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :context]
     assert torch.equal(stored, torch.stack([keys, values]))
 
 

@@ -33,7 +33,7 @@ class WireUnits:
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
         """Raises WireError on a precision that saves nothing over what the arena holds."""
-        sides, tokens, heads, width = layout.kv_shape
+        heads, sides, tokens, width = layout.kv_shape
         value_heads, value_dim, key_dim = layout.ssm_shape
         return WireUnits(
             layout,

@@ -6,7 +6,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.precision.precision import Precision
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 NOT_USED = "(not used)"
 
 
@@ -43,6 +43,7 @@ class Contract:
     tensor_parallel: int = 1
     wire_version: int = WIRE_VERSION
     page_tokens: int = PAGE_TOKENS
+    block_order: str = "head, key or value, token"
     wire_kv: str = Precision.EXACT.value
     wire_state: str = Precision.EXACT.value
     nixl: str = NOT_USED

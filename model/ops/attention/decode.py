@@ -78,14 +78,14 @@ def paged_attention_decode(
     left unwritten.
 
     q [B, query_heads, head_dim] contiguous, after norm and rotary; projected [B, query_heads x (q,
-    gate) | ...], any row stride, gives the gate; kv [pages, 2, page_tokens, kv_heads, head_dim],
+    gate) | ...], any row stride, gives the gate; kv [pages, kv_heads, 2, page_tokens, head_dim],
     dense. page_table [B, pages a row], context_lens [B] (keys of each row, its own included, at
     least 1) and rows [1]: int32 on the device.
     """
     batch, heads, dim = q.shape
     group = heads // config.kv_heads
     group_block = max(triton.next_power_of_2(group), 16)
-    tile = kv.shape[2] if kv.element_size() == 2 else 16
+    tile = kv.shape[3] if kv.element_size() == 2 else 16
     batch_block = triton.next_power_of_2(batch)
     _kernel[(config.kv_heads, workspace.shares)](
         q,
@@ -102,7 +102,7 @@ def paged_attention_decode(
         GROUP=group,
         GROUP_BLOCK=group_block,
         HEAD_DIM=dim,
-        PAGE_TOKENS=kv.shape[2],
+        PAGE_TOKENS=kv.shape[3],
         TILE=tile,
         BATCH_BLOCK=batch_block,
         num_warps=_WARPS,
@@ -117,7 +117,7 @@ def paged_attention_decode(
         rows,
         workspace.shares,
         q,
-        kv.shape[2],
+        kv.shape[3],
     )
 
 
@@ -156,7 +156,6 @@ def _kernel(
     query = tl.arange(0, GROUP_BLOCK)
     element = tl.arange(0, HEAD_DIM)
     offset = tl.arange(0, TILE)
-    column = kv_head * HEAD_DIM
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     wait_for_inputs(DEPENDENT)
     while position < stop:
@@ -177,15 +176,15 @@ def _kernel(
         full = tl.minimum(last_tile, length // TILE)
         for tile in range(first_tile, full):
             page = tl.load(table + tile // tiles_a_page)
-            row = page * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
-            key = kv.load([row, column])
-            value = kv.load([row + PAGE_TOKENS, column])
+            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
+            key = kv.load([row, 0])
+            value = kv.load([row + PAGE_TOKENS, 0])
             output, largest, total = attend(queries, key, value, output, largest, total, scale)
         if full < last_tile:
             page = tl.load(table + full // tiles_a_page)
-            row = page * (2 * PAGE_TOKENS) + full % tiles_a_page * TILE
-            key = kv.load([row, column])
-            value = kv.load([row + PAGE_TOKENS, column])
+            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + full % tiles_a_page * TILE
+            key = kv.load([row, 0])
+            value = kv.load([row + PAGE_TOKENS, 0])
             written = full * TILE + offset < length
             output, largest, total = attend_visible(
                 queries,

@@ -184,11 +184,15 @@ def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> No
 def _gather(kv: Tensor, table: Tensor, start: int, keys: int) -> tuple[Tensor, Tensor]:
     """Keys and values [keys, kv_heads, head_dim] of a sequence from position start on; both are
     whole pages."""
-    pages, kinds, tokens, heads, dim = kv.shape
-    halves = kv.view(pages * kinds, -1)
-    chosen = table[start // tokens :][: keys // tokens] * kinds
+    pages, heads, kinds, tokens, dim = kv.shape
+    lines = kv.view(pages * heads * kinds * tokens, dim)
+    # Heads of a token side by side, as cuDNN was planned for: strides that do not depend on keys.
+    within = torch.arange(tokens, device=kv.device, dtype=table.dtype)[:, None]
+    head = torch.arange(heads, device=kv.device, dtype=table.dtype)
+    page = table[start // tokens :][: keys // tokens, None, None]
+    chosen = ((page * heads + head) * (kinds * tokens) + within).flatten()
     shape = (keys, heads, dim)
     return (
-        halves.index_select(0, chosen).view(shape),
-        halves.index_select(0, chosen + 1).view(shape),
+        lines.index_select(0, chosen).view(shape),
+        lines.index_select(0, chosen + tokens).view(shape),
     )

@@ -37,18 +37,18 @@ def paged_attention_prefill(
     """Gated attention output [T, query_heads * head_dim] in q's dtype.
 
     q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
-    gate) | ...], any row stride, gives the gate; kv [pages, 2, page_tokens, kv_heads, head_dim],
+    gate) | ...], any row stride, gives the gate; kv [pages, kv_heads, 2, page_tokens, head_dim],
     dense; page_table [B, pages a row] int32 on the device.
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
-    keys = kv.shape[2] if q.element_size() == 2 else 16
+    keys = kv.shape[3] if q.element_size() == 2 else 16
     common = {
         "TILE_ROWS": tiles.rows,
         "HEADS": heads,
         "GROUP": heads // config.kv_heads,
         "HEAD_DIM": dim,
-        "PAGE_TOKENS": kv.shape[2],
+        "PAGE_TOKENS": kv.shape[3],
         "TILE_KEYS": keys,
         "num_warps": _WARPS if q.element_size() == 2 else 4,
         "num_stages": _STAGES if q.element_size() == 2 else 1,
@@ -124,7 +124,7 @@ def _kernel(
         _queries(q, row, head, inside, HEADS, HEAD_DIM),
         kv,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
-        head // GROUP * HEAD_DIM,
+        head // GROUP,
         position + offset,
         end,
         served // TILE_KEYS,
@@ -134,7 +134,7 @@ def _kernel(
         largest,
         total,
         scale,
-        HEAD_DIM,
+        HEADS // GROUP,
         PAGE_TOKENS,
         TILE_KEYS,
     )
@@ -179,7 +179,7 @@ def _split_kernel(
         _queries(q, row, head, inside, HEADS, HEAD_DIM),
         kv,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
-        head // GROUP * HEAD_DIM,
+        head // GROUP,
         position + offset,
         end,
         split * share,
@@ -189,7 +189,7 @@ def _split_kernel(
         tl.full([TILE_ROWS], float("-inf"), tl.float32),
         tl.zeros([TILE_ROWS], tl.float32),
         scale,
-        HEAD_DIM,
+        HEADS // GROUP,
         PAGE_TOKENS,
         TILE_KEYS,
     )

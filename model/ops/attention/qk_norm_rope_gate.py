@@ -48,7 +48,8 @@ def qk_norm_rope_gate(
     """Queries [T, query_heads, head_dim] in projected's dtype; keys and values go into kv.
 
     projected [T, query_heads x (q, gate) | k | v], any row stride; rotary of `rotary_cache`, with
-    every position of `places`; kv [pages, 2, page_tokens, kv_heads, head_dim], heads contiguous.
+    every position of `places`; kv [pages, kv_heads, 2, page_tokens, head_dim], the last of unit
+    stride.
     """
     tokens, heads, dim = projected.shape[0], config.query_heads, config.head_dim
     q = projected.new_empty(tokens, heads, dim)
@@ -67,15 +68,13 @@ def qk_norm_rope_gate(
         places.rows,
         q,
         kv,
-        kv.stride(0),
-        kv.stride(1),
-        kv.stride(2),
+        *kv.stride()[:4],
         config.norm_eps,
         QUERY_HEADS=heads,
         KV_HEADS=config.kv_heads,
         HEAD_DIM=dim,
         HALF=half,
-        PAGE_TOKENS=kv.shape[2],
+        PAGE_TOKENS=kv.shape[3],
         Q_BLOCK=min(triton.next_power_of_2(heads), _HEADS),
         KV_BLOCK=min(triton.next_power_of_2(config.kv_heads), _HEADS),
         DIM=triton.next_power_of_2(dim),
@@ -150,6 +149,7 @@ def _kernel(
     q,
     kv,
     page_stride,
+    head_stride,
     value_stride,
     token_stride,
     eps,
@@ -205,7 +205,7 @@ def _kernel(
         entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
         page = tl.load(entry, mask=live, other=0).to(tl.int64)
         line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
-        target = line + kv_head * HEAD_DIM
+        target = line + kv_head * head_stride
         _norm_and_rotate(
             key,
             keys,

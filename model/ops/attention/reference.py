@@ -71,10 +71,11 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: Attention
     """Attention output [T, query_heads, head_dim] in q's dtype; writes k and v into kv.
 
     q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv
-    [pages, 2, page_tokens, kv_heads, head_dim].
+    [pages, kv_heads, 2, page_tokens, head_dim].
     """
-    kv[:, 0].index_put_((plan.write_pages, plan.write_offsets), k.to(kv.dtype))
-    kv[:, 1].index_put_((plan.write_pages, plan.write_offsets), v.to(kv.dtype))
+    places = (plan.write_pages, plan.write_offsets)
+    for kind, written in enumerate((k, v)):
+        kv[:, :, kind].transpose(1, 2).index_put_(places, written.to(kv.dtype))
     output = torch.empty_like(q)
     for context in plan.contexts:
         rows = slice(context.start, context.start + context.length)
@@ -84,23 +85,26 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: Attention
 
 
 def _gather(kv: Tensor, context: ContextPlan) -> tuple[Tensor, Tensor]:
-    """Keys and values [context, kv_heads, head_dim] of one sequence."""
-    # Rows of one page side by side, so that the gather copies whole pages.
-    pages = kv.view(kv.shape[0] * 2, -1)
-    shape = (-1, *kv.shape[3:])
-    keys = pages.index_select(0, context.pages * 2).view(shape)
-    values = pages.index_select(0, context.pages * 2 + 1).view(shape)
-    return keys[: context.context], values[: context.context]
+    """Keys and values [kv_heads, context, head_dim] of one sequence."""
+    pages, heads, kinds, tokens, dim = kv.shape
+    # What one head has of one page are neighbours, so that the gather copies runs of them.
+    runs = kv.view(pages * heads * kinds, tokens * dim)
+    head = torch.arange(heads, device=kv.device)[:, None]
+    chosen = ((context.pages * heads + head) * kinds).flatten()
+    keys, values = (
+        runs.index_select(0, chosen + kind).view(heads, -1, dim)[:, : context.context]
+        for kind in range(kinds)
+    )
+    return keys, values
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """q [t, query_heads, d]; k, v [context, kv_heads, d]; returns [t, query_heads, d]."""
+    """q [t, query_heads, d]; k, v [kv_heads, context, d]; returns [t, query_heads, d]."""
     tokens, heads, dim = q.shape
-    kv_heads = k.shape[1]
+    kv_heads = k.shape[0]
     group = heads // kv_heads
     grouped = q.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
-    keys = k.transpose(0, 1)[:, None]
-    values = v.transpose(0, 1)[:, None]
+    keys, values = k[:, None], v[:, None]
     if tokens == 1:
         # The heads that share a key become its queries: nothing is repeated and nothing masked.
         together = grouped.transpose(1, 2)
