@@ -18,6 +18,9 @@ from .rope_settings import RopeSettings, Yarn
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
+_OF_MODELS = (LayerKind.FULL, LayerKind.GDN)
+"""A draft layer stands apart in a config."""
+
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attn_output_gate", True),
@@ -52,7 +55,9 @@ class MoeShape:
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend. yarn: None
-    where angles are as trained. max_position: tokens of the longest context, with yarn's."""
+    where angles are as trained. max_position: tokens of the longest context, with yarn's.
+    draft_layers: that are served, 0 or 1, whatever the checkpoint has: a config that was read has
+    none."""
 
     model_type: str
     vocab: int
@@ -74,6 +79,7 @@ class ModelConfig:
     tied: bool
     max_position: int
     eos_ids: tuple[int, ...]
+    draft_layers: int = 0
 
     @staticmethod
     def load(directory: Path | str) -> "ModelConfig":
@@ -107,8 +113,9 @@ class ModelConfig:
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
         """The cache's shapes for this model; dtypes as in `pycache.layout.itemsize`."""
+        drafts = self.draft_layers > 0
         return CacheLayout(
-            layer_kinds=self.layer_kinds,
+            layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             kv_dtype=kv_dtype,
@@ -119,6 +126,8 @@ class ModelConfig:
             value_dim=self.value_dim,
             key_dim=self.key_dim,
             ssm_dtype=ssm_dtype,
+            carry_width=self.hidden if drafts else 0,
+            carry_dtype=conv_dtype,
         )
 
 
@@ -207,13 +216,12 @@ class _Reader:
             raise self._text.error(
                 "layer_types", "does not list num_hidden_layers entries", "make the two agree"
             )
-        try:
-            return tuple(LayerKind(name) for name in names)
-        except ValueError as error:
-            known = ", ".join(kind.value for kind in LayerKind)
+        known = {kind.value: kind for kind in _OF_MODELS}
+        if not all(isinstance(name, str) and name in known for name in names):
             raise self._text.error(
-                "layer_types", f"holds a kind other than {known}", "remove it"
-            ) from (error)
+                "layer_types", f"holds a kind other than {', '.join(known)}", "remove it"
+            )
+        return tuple(known[name] for name in names)
 
     def _feed_forward(self) -> DenseShape | MoeShape:
         if self._model_type in _DENSE_TYPES:
@@ -239,7 +247,7 @@ class _Reader:
         return tuple(sorted(ids))
 
     def _check(self, config: ModelConfig) -> None:
-        for kind in LayerKind:
+        for kind in _OF_MODELS:
             if kind not in config.layer_kinds:
                 raise self._text.error(
                     "layer_types",

@@ -58,7 +58,7 @@ class RopeSettings:
         kind = rope.get(named, "default")
         if kind not in ("default", "yarn"):
             raise rope.error(named, f"is {kind!r}", "only 'default' and 'yarn' are supported")
-        for layer in LayerKind:
+        for layer in (LayerKind.FULL, LayerKind.GDN):
             if layer.value in rope:
                 raise rope.error(layer.value, "is for one kind of layer", "give one for all layers")
         yarn = _yarn(rope, text) if kind == "yarn" else None

@@ -502,14 +502,12 @@ class WindowGeometry:
 
     def __init__(
         self,
-        layers: Sequence[tuple[bool, int]],
+        layers: Sequence[tuple[Sequence[tuple[int, int, int]], Sequence[tuple[int, int, int]]]],
         page_stride: int,
         slot_stride: int,
-        page_length: int,
-        state_length: int,
     ) -> None:
-        """layers: of each, whether it keeps blocks of pages, and where that of page 0, or the state
-        of slot 0, begins. All in words; lengths are of what travels."""
+        """layers: of each, the parts that travel of page 0, and of slot 0: where each begins, its
+        length, both in words, and its key, as digest.py names parts."""
     def rows(
         self,
         room: int,

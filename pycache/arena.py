@@ -25,6 +25,7 @@ class Arena:
     kv[i]    [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region
     conv[i]  [slot ids, channels, columns]                               of the i-th conv column
     ssm[i]   [slot ids, value_heads, value_dim, key_dim]                 of the i-th ssm column
+    carry[i] [slot ids, hidden]                                          of the i-th draft layer
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Arena:
         self.kv = [self._block_view(region) for region in layout.regions]
         self.conv = self._column_views("conv")
         self.ssm = self._column_views("ssm")
+        self.carry = self._column_views("carry")
 
     @property
     def address(self) -> int:

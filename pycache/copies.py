@@ -1,7 +1,7 @@
 """Copies inside the arena: a slot onto a slot, a page onto a page, a slot to zero; and as plain
 values, since whoever decides a copy is not who runs it.
 
-A slot is one run of bytes, and a page a run a full-attention layer, all as far apart: each of these
+A slot is one run of bytes, and a page a run a block region, all as far apart: each of these
 is one operation, and on a GPU one launch. Ordering is the caller's: there they join the current
 stream, on the CPU they are done on return.
 """
@@ -42,7 +42,7 @@ def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
 
 
 def copy_slot(arena: Arena, source: int, destination: int) -> None:
-    """Fork or snapshot: conv and recurrent state of every GDN layer at once."""
+    """Fork or snapshot: every column of every layer at once."""
     _slot_bytes(arena, destination).copy_(_slot_bytes(arena, source))
 
 
@@ -52,7 +52,7 @@ def zero_slot(arena: Arena, slot: int) -> None:
 
 
 def copy_page(arena: Arena, source: int, destination: int) -> None:
-    """KV of one page in every full-attention layer."""
+    """KV of one page in every layer that keeps some."""
     _page_words(arena, destination).copy_(_page_words(arena, source))
 
 
@@ -62,10 +62,10 @@ def _slot_bytes(arena: Arena, slot: int) -> torch.Tensor:
 
 
 def _page_words(arena: Arena, page: int) -> torch.Tensor:
-    """[full layers, words of a block]: eight bytes at a time, since runs that are no neighbours are
+    """[regions, words of a block]: eight bytes at a time, since runs that are no neighbours are
     copied element by element."""
     layout = arena.layout
     words = arena.bytes.view(torch.int64)
     block = layout.block_bytes // words.itemsize
-    shape, strides = (layout.full_layers, block), (layout.pages_per_slab * block, 1)
+    shape, strides = (len(layout.regions), block), (layout.pages_per_slab * block, 1)
     return words.as_strided(shape, strides, page * block)

@@ -6,8 +6,8 @@ one state slot or `pages_per_slab` pages.
 A page has one block in every `BlockRegion`. Pages lie region-major: region r of page q is block
 q + r * pages_per_slab, so that every view and every kernel has the single stride `block_bytes`, and
 the pages of one request in a slab are one contiguous run a region. A slot is its `SlotColumn`s end
-to end. These two lists are all that views, kernels and copies take their strides from; today there
-is one region a full-attention layer, and two columns a GDN layer.
+to end. These two lists are all that views, kernels and copies take their strides from: there is one
+region a full-attention layer, two columns a GDN layer, and one of each of a draft layer.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,20 @@ _STATE_ALIGNMENT = 64
 
 
 class LayerKind(Enum):
+    """DRAFT: the layer that drafts tokens, behind the model's own; attention, with a column for
+    what it takes over from the token before."""
+
     FULL = "full_attention"
     GDN = "linear_attention"
+    DRAFT = "draft"
+
+    @property
+    def keeps_pages(self) -> bool:
+        return self is not LayerKind.GDN
+
+    @property
+    def keeps_state(self) -> bool:
+        return self is not LayerKind.FULL
 
 
 @dataclass(frozen=True)
@@ -82,9 +94,12 @@ class CacheLayout:
     """Shapes of one page and one slot. Immutable; equal layouts are interchangeable. What follows
     from them is computed once: a grant's check asks for it at every page.
 
-    The fields are what two nodes compare in their contract. Shapes: KV of a page in a layer
-    [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run of
-    bytes; conv state of a layer [conv_channels, conv_columns]; recurrent (ssm) state of a layer
+    The fields are what two nodes compare in their contract. layer_kinds: of the model, then DRAFT
+    where there is a draft layer, which keeps KV as the others do, but entry j, of position j >= 1,
+    is of token j and the final hidden state of token j - 1; carry_width, carry_dtype: of that
+    state behind the last token, 0 wide without a draft layer. Shapes: KV of a page in a layer
+    [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run
+    of bytes; conv state of a layer [conv_channels, conv_columns]; recurrent (ssm) state of a layer
     [value_heads, value_dim, key_dim].
     """
 
@@ -99,33 +114,46 @@ class CacheLayout:
     value_dim: int
     key_dim: int
     ssm_dtype: str
+    carry_width: int = 0
+    carry_dtype: str = "float32"
 
     @cached_property
     def regions(self) -> tuple[BlockRegion, ...]:
-        """A page's blocks: KV of every full-attention layer, in the order of layers."""
+        """A page's blocks: KV of every layer that keeps some, in the order of layers."""
+        layers = [layer for layer, kind in enumerate(self.layer_kinds) if kind.keeps_pages]
         return tuple(
             BlockRegion(layer, index, self.kv_shape, self.kv_dtype)
-            for index, layer in enumerate(self.layers_of(LayerKind.FULL))
+            for index, layer in enumerate(layers)
         )
 
     @cached_property
     def columns(self) -> tuple[SlotColumn, ...]:
         """A slot's columns, without a gap between them: conv and recurrent state of every GDN
-        layer, in the order of layers."""
-        columns: list[SlotColumn] = []
-        offset = 0
-        for layer in self.layers_of(LayerKind.GDN):
-            for name, shape, dtype in (
+        layer, in the order of layers, then what a draft layer carries."""
+        of_kind: dict[LayerKind, tuple[tuple[str, tuple[int, ...], str], ...]] = {
+            LayerKind.GDN: (
                 ("conv", self.conv_shape, self.conv_dtype),
                 ("ssm", self.ssm_shape, self.ssm_dtype),
-            ):
+            ),
+            LayerKind.FULL: (),
+            LayerKind.DRAFT: (("carry", (self.carry_width,), self.carry_dtype),),
+        }
+        columns: list[SlotColumn] = []
+        offset = 0
+        for layer, kind in enumerate(self.layer_kinds):
+            for name, shape, dtype in of_kind[kind]:
                 columns.append(SlotColumn(layer, name, offset, shape, dtype))
                 offset = columns[-1].end
         return tuple(columns)
 
     @cached_property
     def full_layers(self) -> int:
-        return len(self.regions)
+        """Full-attention layers of the model; a draft layer is none of them."""
+        return self.layer_kinds.count(LayerKind.FULL)
+
+    @cached_property
+    def draft_layers(self) -> int:
+        return self.layer_kinds.count(LayerKind.DRAFT)
 
     @cached_property
     def gdn_layers(self) -> int:
@@ -151,12 +179,17 @@ class CacheLayout:
     @cached_property
     def conv_bytes(self) -> int:
         """Of a layer's conv column, behind which its recurrent state begins."""
-        return next((column.length for column in self.columns if column.name == "conv"), 0)
+        return self._column_bytes("conv")
 
     @cached_property
     def state_layer_bytes(self) -> int:
         """Of a layer's columns together; the same for every GDN layer."""
-        return next((span.length for span in self._state_spans.values()), 0)
+        return sum(self._column_bytes(name) for name in ("conv", "ssm"))
+
+    @cached_property
+    def carry_bytes(self) -> int:
+        """Of a draft layer's column; 0 without one."""
+        return self._column_bytes("carry")
 
     @cached_property
     def slot_bytes(self) -> int:
@@ -184,17 +217,18 @@ class CacheLayout:
         return self.blocks_per_slab * self.block_bytes
 
     def kind_index(self, layer: int) -> int:
-        """Which of the layers of its own kind `layer` is."""
-        return self.layer_kinds[:layer].count(self.layer_kinds[layer])
+        """Which of the layers that keep pages `layer` is; of a GDN layer, which of those."""
+        pages = self.layer_kinds[layer].keeps_pages
+        return sum(kind.keeps_pages is pages for kind in self.layer_kinds[:layer])
 
     def page_span(self, layer: int, page: int) -> Span:
-        """Bytes of one page in one full-attention layer. REQUIRES: layer_kinds[layer] is FULL."""
+        """Bytes of one page in one layer. REQUIRES: layer_kinds[layer].keeps_pages."""
         first = self._page_spans[layer]
         return Span(first.offset + page * self.block_bytes, first.length)
 
     def state_span(self, layer: int, slot: int) -> Span:
-        """Bytes of all columns of one GDN layer in one slot. REQUIRES: layer_kinds[layer] is
-        GDN."""
+        """Bytes of all columns of one layer in one slot. REQUIRES:
+        layer_kinds[layer].keeps_state."""
         first = self._state_spans[layer]
         return Span(first.offset + slot * self.slab_bytes, first.length)
 
@@ -218,6 +252,9 @@ class CacheLayout:
     def layers_of(self, kind: LayerKind) -> list[int]:
         """Of that kind, ascending."""
         return [layer for layer, found in enumerate(self.layer_kinds) if found is kind]
+
+    def _column_bytes(self, name: str) -> int:
+        return next((column.length for column in self.columns if column.name == name), 0)
 
     def valid_page(self, page: int, slabs: int) -> bool:
         """Whether `page` is the index of a page in an arena of that many slabs."""

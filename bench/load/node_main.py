@@ -72,7 +72,7 @@ def _free_runner(cost: StepCost, parts: EngineParts, hands_on: bool) -> Runner:
         # Nothing is ever written here: without it a window that is lost would look like one of
         # zeros that has landed.
         np.random.default_rng().random(out=parts.arena.bytes.numpy().view(np.float64))
-        ticks = LayerTicks(parts.steps, parts.model_config.layers, timed=cost.base > 0)
+        ticks = LayerTicks(parts.steps, len(parts.layout.layer_kinds), timed=cost.base > 0)
     return FreeRunner(parts.arena.slabs, parts.model_config.vocab, cost, ticks)
 
 

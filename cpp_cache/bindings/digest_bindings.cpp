@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -42,11 +43,20 @@ HeldDigester held(const Memory& memory, std::int64_t longest,
   return {memory, RowDigester(std::as_bytes(bytes), longest, instructions_of(instructions))};
 }
 
-WindowGeometry geometry_of(const std::vector<std::pair<bool, std::int64_t>>& layers,
-                           std::int64_t page_stride, std::int64_t slot_stride,
-                           std::int64_t page_length, std::int64_t state_length) {
-  WindowGeometry geometry{{}, page_stride, slot_stride, page_length, state_length};
-  for (const auto& [has_pages, offset] : layers) geometry.layers.push_back({has_pages, offset});
+using Parts = std::vector<std::tuple<std::int64_t, std::int64_t, std::uint64_t>>;
+
+std::vector<Part> parts_of(const Parts& parts) {
+  std::vector<Part> made;
+  for (const auto& [offset, length, key] : parts) made.push_back({offset, length, key});
+  return made;
+}
+
+WindowGeometry geometry_of(const std::vector<std::pair<Parts, Parts>>& layers,
+                           std::int64_t page_stride, std::int64_t slot_stride) {
+  WindowGeometry geometry{{}, page_stride, slot_stride};
+  for (const auto& [of_page, of_slot] : layers) {
+    geometry.layers.push_back({parts_of(of_page), parts_of(of_slot)});
+  }
   return geometry;
 }
 
@@ -95,8 +105,7 @@ void bind_digests(py::module_& module) {
           py::arg("offsets").noconvert(), py::arg("lengths").noconvert(),
           py::arg("seeds").noconvert());
   py::class_<WindowGeometry>(module, "WindowGeometry")
-      .def(py::init(&geometry_of), "layers"_a, "page_stride"_a, "slot_stride"_a, "page_length"_a,
-           "state_length"_a)
+      .def(py::init(&geometry_of), "layers"_a, "page_stride"_a, "slot_stride"_a)
       .def(
           "rows",
           [](const WindowGeometry& self, std::uint64_t room, std::uint64_t generation,

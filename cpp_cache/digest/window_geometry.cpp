@@ -9,9 +9,6 @@ namespace tasuki::digest {
 
 namespace {
 
-// Stands where a page's logical index would; no prompt has that many pages.
-constexpr std::uint64_t kState = std::uint64_t{1} << 32;
-
 void add(RowTable& table, std::int64_t offset, std::int64_t length, std::uint64_t seed) {
   table.offsets.push_back(offset);
   table.lengths.push_back(length);
@@ -30,16 +27,20 @@ RowTable WindowGeometry::rows_of(const WindowPlaces& window) const {
   const std::uint64_t identity = splitmix64(splitmix64(window.room) ^ window.generation);
   RowTable table;
   for (std::int64_t layer = window.first_layer; layer < window.end_layer; ++layer) {
-    const LayerPlace& place = layers[static_cast<std::size_t>(layer)];
+    const LayerParts& parts = layers[static_cast<std::size_t>(layer)];
     const std::uint64_t seed = splitmix64(identity ^ static_cast<std::uint64_t>(layer));
-    if (place.has_pages) {
-      auto logical = static_cast<std::uint64_t>(window.first_page);
-      for (const std::int64_t page : window.pages) {
-        add(table, place.offset + page * page_stride, page_length, splitmix64(seed ^ logical++));
+    auto logical = static_cast<std::uint64_t>(window.first_page);
+    for (const std::int64_t page : window.pages) {
+      for (const Part& part : parts.of_page) {
+        add(table, part.offset + page * page_stride, part.length,
+            splitmix64(seed ^ logical ^ part.key));
       }
-    } else if (window.slot) {
-      add(table, place.offset + *window.slot * slot_stride, state_length,
-          splitmix64(seed ^ kState));
+      ++logical;
+    }
+    if (!window.slot) continue;
+    for (const Part& part : parts.of_slot) {
+      add(table, part.offset + *window.slot * slot_stride, part.length,
+          splitmix64(seed ^ part.key));
     }
   }
   return table;

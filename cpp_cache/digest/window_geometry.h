@@ -9,12 +9,18 @@
 
 namespace tasuki::digest {
 
-// Where one layer's bytes lie in an arena, in words.
-struct LayerPlace {
-  // Whether it keeps blocks of pages; if not, states.
-  bool has_pages;
-  // Of page 0, or of slot 0.
+// A run of words that is summed alone, of page 0 or of slot 0. key: bits of its name within a
+// layer, beside those of a page's logical index.
+struct Part {
   std::int64_t offset;
+  std::int64_t length;
+  std::uint64_t key;
+};
+
+// What of one layer travels with a page, and what with a state; either may be empty.
+struct LayerParts {
+  std::vector<Part> of_page;
+  std::vector<Part> of_slot;
 };
 
 // Layers [first_layer, end_layer); pages[i] holds logical page first_page + i; slot: where a state
@@ -34,14 +40,11 @@ struct RowTable {
   std::vector<std::int64_t> offsets, lengths, seeds;
 };
 
-// An arena's geometry, in words. Lengths: of what travels of a page's block and of a state, from
-// their heads.
+// An arena's geometry, in words.
 struct WindowGeometry {
-  std::vector<LayerPlace> layers;
+  std::vector<LayerParts> layers;
   std::int64_t page_stride;
   std::int64_t slot_stride;
-  std::int64_t page_length;
-  std::int64_t state_length;
 
   // Throws std::out_of_range where a layer is none of these.
   // REQUIRES: page and slot ids are those of an arena.

@@ -54,9 +54,8 @@ class Router:
         by_bytes = self.costs.pulled.line()
         if by_bytes is None:
             return None
-        state = self._layout.gdn_layers * self._wire.state_layer_bytes
-        page = self._layout.full_layers * self._wire.block_bytes
-        return Line(by_bytes.seconds(state), by_bytes.each * page / PAGE_TOKENS)
+        page = len(self._layout.regions) * self._wire.block_bytes
+        return Line(by_bytes.seconds(self._state_bytes()), by_bytes.each * page / PAGE_TOKENS)
 
     def _rates(self) -> Rates:
         """What may decide now; nothing measured where the constants are to."""
@@ -67,10 +66,11 @@ class Router:
     def state_bytes(self, held: int, tokens: int) -> int:
         """Of the pages of `tokens` that a side lacks which holds KV of `held`, and of the state."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
-        return (
-            pages * self._layout.full_layers * self._wire.block_bytes
-            + self._layout.gdn_layers * self._wire.state_layer_bytes
-        )
+        return pages * len(self._layout.regions) * self._wire.block_bytes + self._state_bytes()
+
+    def _state_bytes(self) -> int:
+        states = self._layout.gdn_layers * self._wire.state_layer_bytes
+        return states + self._wire.carry_bytes
 
 
 def report(decision: RoutingDecision) -> RouteReport:

@@ -13,7 +13,7 @@ from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.layout import CacheLayout, Span, itemsize
 from tasuki.transfer.protocol.contract import Contract
-from tests.harness.loopback_pair import FULL, GDN, small_layout
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 from tests.harness.model_shapes import MOE
 
 SLABS = 3
@@ -21,10 +21,11 @@ ALIGNED = 64
 LAYOUTS = [
     small_layout(),
     small_layout((FULL, GDN, FULL, FULL)),
+    small_layout((FULL, GDN, GDN, FULL, DRAFT)),
     MOE.cache_layout("bfloat16", "bfloat16", "float32"),
 ]
 each_layout = pytest.mark.parametrize(
-    "layout", LAYOUTS, ids=["two kinds", "kinds unequal", "a model's"]
+    "layout", LAYOUTS, ids=["two kinds", "kinds unequal", "drafts", "a model's"]
 )
 
 
@@ -47,7 +48,11 @@ def test_every_layers_view_shows_the_bytes_that_its_layout_names_and_ends_in_the
             middle = offset + layout.conv_bytes
             shown(arena, conv[slot], offset, layout.conv_bytes)
             shown(arena, ssm[slot], middle, offset + length - middle)
-    for name, views in (("conv", arena.conv), ("ssm", arena.ssm)):
+    for slot in range(SLABS):
+        for view in arena.carry:
+            drafts = len(layout.layer_kinds) - 1
+            shown(arena, view[slot], *span(layout.state_span(drafts, slot)))
+    for name, views in (("conv", arena.conv), ("ssm", arena.ssm), ("carry", arena.carry)):
         shapes = [column.shape for column in layout.columns if column.name == name]
         assert [view.shape[1:] for view in views] == shapes
 
@@ -78,9 +83,9 @@ def test_what_a_side_lacks_is_weighed_in_bytes_of_every_layer(
 def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheLayout) -> None:
     kinds = layout.layer_kinds
     assert [region.layer for region in layout.regions] == [
-        layer for layer, kind in enumerate(kinds) if kind is FULL
+        layer for layer, kind in enumerate(kinds) if kind.keeps_pages
     ]
-    assert [region.index for region in layout.regions] == list(range(layout.full_layers))
+    assert [region.index for region in layout.regions] == list(range(len(layout.regions)))
     for page in (0, layout.blocks_per_slab + layout.pages_per_slab - 1):
         spans = [layout.page_span(region.layer, page) for region in layout.regions]
         assert {span.length for span in spans} == {layout.block_bytes}
@@ -97,6 +102,22 @@ def test_regions_are_the_blocks_of_a_page_and_columns_fill_a_slot(layout: CacheL
                 span = layout.state_span(layer, slot)
                 assert (span.offset, span.length) == (offset, layout.state_layer_bytes)
                 offset += span.length
+        for layer in range(len(kinds) - layout.draft_layers, len(kinds)):
+            span = layout.state_span(layer, slot)
+            assert (span.offset, span.length) == (offset, layout.carry_bytes)
+            assert layout.kind_index(layer) == len(layout.regions) - 1
+
+
+def test_a_draft_layer_takes_a_block_a_page_and_a_column_of_the_last_token() -> None:
+    without = small_layout((GDN, FULL) * 4)
+    layout = small_layout((GDN, FULL) * 4 + (DRAFT,))
+    assert (layout.full_layers, layout.draft_layers, len(layout.regions)) == (4, 1, 5)
+    assert layout.page_bytes == without.page_bytes + layout.block_bytes
+    # 20 numbers of 4 bytes, padded to a multiple of 64.
+    assert layout.carry_bytes == 128 == layout.slot_bytes - without.slot_bytes
+    assert without.carry_bytes == without.draft_layers == 0 and not Arena(without, 1).carry
+    (carry,) = Arena(layout, SLABS).carry
+    assert carry.shape == (SLABS, 20)
 
 
 def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
@@ -106,6 +127,10 @@ def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
         "wire_version": "9",
         "page_tokens": "64",
         "block_order": "head, key or value, token",
+        "draft_index": "embedded token",
+        "draft_layers": "0",
+        "carry_width": "0",
+        "carry_dtype": "float32",
         "wire_kv": "exact",
         "wire_state": "exact",
         "nixl": "(not used)",

@@ -3,6 +3,7 @@ lies outside its memory."""
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,13 @@ from tasuki.transfer.windows.digest import (
     word_keys,
 )
 from tasuki.transfer.windows.window import WindowHeader
-from tests.harness.loopback_pair import small_layout
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 
 from .numpy_digest import numpy_digest
 
 WORDS = 3_000
 LONGEST = 200
-TINY = small_layout()
+TINY = replace(small_layout((GDN, GDN, GDN, FULL, GDN, FULL, DRAFT)), kv_heads=2)
 MEMORY = np.random.default_rng(1).integers(0, 256, 8 * WORDS, dtype=np.uint8)
 
 
@@ -141,6 +142,7 @@ def test_a_window_is_digested_as_its_rows_are(data: st.DataObject) -> None:
         layer_kinds=TINY.layer_kinds,
         block_bytes=data.draw(st.sampled_from([TINY.block_bytes, TINY.block_bytes // 2])),
         state_layer_bytes=data.draw(st.sampled_from([TINY.state_layer_bytes, 64])),
+        carry_bytes=TINY.carry_bytes,
     )
     memory = np.random.default_rng(2).integers(0, 256, slabs * TINY.slab_bytes, dtype=np.uint8)
     digester = WindowDigester(memory, TINY, sizes)

@@ -13,7 +13,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
 from tests.harness.handover_nodes import Nodes, nodes
-from tests.harness.loopback_pair import FULL, GDN, small_layout
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 from tests.harness.waiting import HANG_SECONDS
 
 OURS = Contract("weights", small_layout())
@@ -38,6 +38,8 @@ def mismatches() -> dict[str, Contract]:
     for field in fields(CacheLayout):
         changed = replace(OURS.layout, **{field.name: other(getattr(OURS.layout, field.name))})
         made[field.name] = replace(OURS, layout=changed)
+    drafting = replace(OURS.layout, layer_kinds=(*OURS.layout.layer_kinds, DRAFT))
+    made["draft_layers"] = replace(OURS, layout=drafting)
     return made
 
 

@@ -6,14 +6,17 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tasuki.engine import messages as m
+from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.precision.precision import WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.timeline import Phase
 from tests.harness.handover_nodes import Nodes, nodes, on_both_wires, pull_of, source_of
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
-from tests.harness.loopback_pair import expected_page, expected_slot
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, expected_page, expected_slot, small_layout
 from tests.harness.waiting import HANG_SECONDS
 
 ROOM = 5
@@ -76,16 +79,19 @@ def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
 
 
 @on_both_wires
-def test_a_pull_brings_pages_and_state_and_the_room_goes_on(precision: WirePrecision) -> None:
+@pytest.mark.parametrize("kinds", [(GDN, GDN, GDN, FULL) * 2, (*(GDN,) * 6, FULL, DRAFT)])
+def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
+    kinds: tuple[LayerKind, ...], precision: WirePrecision
+) -> None:
     async def scenario() -> None:
-        async with nodes(precision=precision) as both:
+        async with nodes(precision=precision, layout=small_layout(kinds)) as both:
             puller, giver = both.pair.source, both.pair.target
             giver.memory[:] = puller.memory
             report = await pulled(both)
             layout, units = puller.layout, WireUnits.of(puller.layout, precision)
             pull, source = pull_of(ROOM, layout), source_of(ROOM, layout)
-            states = layout.gdn_layers * units.state_layer_bytes
-            size = len(pull.pages) * layout.full_layers * units.block_bytes + states
+            states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
+            size = len(pull.pages) * len(layout.regions) * units.block_bytes + states
             assert (report.tokens, report.bytes) == (250, size)
             assert_in_order(report)
             for ours, theirs in zip(pull.pages, source.pages, strict=True):

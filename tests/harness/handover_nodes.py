@@ -213,9 +213,11 @@ async def nodes(
     back_faults: Faults = no_faults,
     precision: WirePrecision = EXACT,
     service_limits: HandoverServiceSettings = SERVICE_LIMITS,
+    layout: CacheLayout | None = None,
 ) -> AsyncIterator[Nodes]:
     settings = sender or SenderSettings(lease_seconds=3.0)
     with loopback_pair(
+        layout,
         slabs=SLABS,
         faults=faults,
         settings=settings,

@@ -32,7 +32,7 @@ from tasuki.transfer.windows.window import FinishedLayers
 from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5
-FULL, GDN = LayerKind.FULL, LayerKind.GDN
+FULL, GDN, DRAFT = LayerKind.FULL, LayerKind.GDN, LayerKind.DRAFT
 ROOM, GENERATION = 7, 3
 
 
@@ -49,6 +49,7 @@ def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> Ca
         value_dim=16,
         key_dim=16,
         ssm_dtype="float32",
+        carry_width=20 if DRAFT in kinds else 0,
     )
 
 
@@ -91,13 +92,13 @@ class Node:
         return ArenaAddress(self.transport.metadata(), self.slabs)
 
     def page_bytes(self, page: int) -> bytes:
-        """One page in every full layer."""
-        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind is FULL]
+        """One page in every layer that keeps pages."""
+        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_pages]
         spans = [self.layout.page_span(layer, page) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
 
     def slot_bytes(self, slot: int) -> bytes:
-        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind is GDN]
+        layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_state]
         spans = [self.layout.state_span(layer, slot) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
 
@@ -107,7 +108,7 @@ def through(form: RowFormat | None, numbers: bytes) -> bytes:
     if form is None:
         return numbers
     values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
-    values = values.view(1, form.rows, form.width)
+    values = values.view(-1, form.rows, form.width)
     return form.decode(form.encode(values), torch.float32).numpy().tobytes()
 
 
@@ -121,10 +122,11 @@ def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
 def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
     layout, whole = units.layout, node.slot_bytes(slot)
     parts = []
-    for start in range(0, len(whole), layout.state_layer_bytes):
+    states = layout.gdn_layers * layout.state_layer_bytes
+    for start in range(0, states, layout.state_layer_bytes):
         rows, end = start + layout.conv_bytes, start + layout.state_layer_bytes
         parts += [whole[start:rows], through(units.state, whole[rows:end])]
-    return b"".join(parts)
+    return b"".join([*parts, whole[states:]])
 
 
 def cells_in_use(*nodes: Node) -> int:

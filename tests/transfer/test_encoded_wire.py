@@ -27,6 +27,7 @@ from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
+    DRAFT,
     FULL,
     GDN,
     GENERATION,
@@ -233,10 +234,18 @@ def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
     cells=st.integers(2, 8),
     slot=st.sampled_from([None, 5]),
     precision=st.sampled_from(LOSSY),
+    drafts=st.booleans(),
 )
 def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
-    kinds: list, pages: int, run: int, cells: int, slot: int | None, precision: WirePrecision
+    kinds: list,
+    pages: int,
+    run: int,
+    cells: int,
+    slot: int | None,
+    precision: WirePrecision,
+    drafts: bool,
 ) -> None:
+    kinds = kinds + [DRAFT] * drafts
     units = WireUnits.of(small_layout(tuple(kinds)), precision)
     unit = units.largest_encoded
     staging = StagingBuffer(0, cells * unit * 3 // 2, unit)
@@ -252,19 +261,23 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
         header = window.header
         assert window.tick == 100 + header.end_layer
         assert window.local_pages == plan.local_pages[header.first_page - 7 :][: header.pages]
-        assert (window.local_slot, header.carries_state) == (slot, slot is not None)
+        # What a draft layer carries leaves with the last of its pages.
+        later = kinds[header.first_layer] is DRAFT and header.first_page + header.pages < 7 + pages
+        own_slot = None if later else slot
+        assert (window.local_slot, header.carries_state) == (own_slot, own_slot is not None)
         encoded = 0
         for layer in range(header.first_layer, header.end_layer):
-            if kinds[layer] is FULL:
+            if kinds[layer].keeps_pages:
                 sent_pages += [(layer, page) for page in window.local_pages]
-            else:
+            if kinds[layer].keeps_state and not later:
                 sent_states.append(layer)
             if units.encoded(layer):
                 encoded += layer_bytes(units, layer, header.pages, header.carries_state)
+                encoded -= units.carry_bytes * (kinds[layer] is DRAFT and header.carries_state)
         assert encoded <= staging.cell_bytes
-    full = [layer for layer in range(layers) if kinds[layer] is FULL]
+    full = [layer for layer in range(layers) if kinds[layer].keeps_pages]
     assert sent_pages == [(layer, page) for layer in full for page in range(pages)]
-    assert sent_states == [layer for layer in range(layers) if layer not in full]
+    assert sent_states == [layer for layer in range(layers) if kinds[layer].keeps_state]
 
 
 def test_aborts_leave_no_staging_behind() -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tasuki.transfer.windows.descriptors import window_pieces
 from tasuki.transfer.windows.units import Strip, TransferUnits
 from tasuki.transfer.windows.window import WindowHeader
-from tests.harness.loopback_pair import random_ids, small_layout
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, random_ids, small_layout
 
-LAYOUT = small_layout()
+LAYOUT = small_layout((GDN, GDN, GDN, FULL) * 2 + (DRAFT,))
 GRAIN = TransferUnits.of(LAYOUT)
 LOCAL, REMOTE = 8, 11
 
@@ -29,13 +29,13 @@ def spans(strips: list[Strip]) -> np.ndarray:
 @given(
     seed=st.integers(0, 2**32),
     pages=st.integers(0, 6),
-    layers=st.tuples(st.integers(0, 7), st.integers(1, 8)),
+    layers=st.tuples(st.integers(0, 8), st.integers(1, 9)),
     state=st.booleans(),
 )
 def test_every_byte_of_a_window_is_in_the_units_and_no_other(
     seed: int, pages: int, layers: tuple[int, int], state: bool
 ) -> None:
-    first, end = layers[0], min(8, layers[0] + layers[1])
+    first, end = layers[0], min(9, layers[0] + layers[1])
     generator = np.random.default_rng(seed)
     local_pages, local_slot = random_ids(LAYOUT, LOCAL, pages, generator)
     remote_pages, remote_slot = random_ids(LAYOUT, REMOTE, pages, generator)

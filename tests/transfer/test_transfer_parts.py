@@ -113,6 +113,11 @@ def test_a_layer_sends_its_pages_or_its_state() -> None:
         assert layer_bytes(layout, full, 3, carries) == 3 * layout.block_bytes
     assert layer_bytes(layout, gdn, 3, True) == layout.state_layer_bytes
     assert layer_bytes(layout, gdn, 3, False) == 0
+    drafting = small_layout((LayerKind.FULL, LayerKind.GDN, LayerKind.DRAFT))
+    assert drafting.carry_bytes == 128
+    for carries in (False, True):
+        expected = 3 * drafting.block_bytes + carries * 128
+        assert layer_bytes(drafting, 2, 3, carries) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,13 @@ def test_bounds_name_the_piece(piece: tuple[int, int, int]) -> None:
             check_bounds(np.array([fine, piece]), 100, 200)
 
 
+DIGESTED = replace(
+    small_layout((*small_layout().layer_kinds, LayerKind.DRAFT)),
+    kv_heads=2,
+    head_dim=2,
+)
+
+
 def naive_digest(
     memory: bytes,
     room: int,
@@ -136,7 +148,7 @@ def naive_digest(
 ) -> int:
     """The definition, a word at a time."""
     mask = 2**64 - 1
-    layout = small_layout()
+    layout = DIGESTED
 
     def mix(value: int) -> int:
         value = (value + 0x9E3779B97F4A7C15) & mask
@@ -155,19 +167,23 @@ def naive_digest(
     digest = 0
     for layer in range(header.first_layer, header.end_layer):
         seed = mix(mix(mix(room) ^ generation) ^ layer)
-        if layout.layer_kinds[layer] is LayerKind.FULL:
+        kind = layout.layer_kinds[layer]
+        if kind.keeps_pages:
             for index, page in enumerate(pages):
                 span = layout.page_span(layer, page)
-                value = block(span.offset, span.length)
-                digest += mix(mix(seed ^ (header.first_page + index)) ^ value)
-        elif slot is not None:
+                share = span.length // layout.kv_heads
+                for head in range(layout.kv_heads):
+                    value = block(span.offset + head * share, share)
+                    place = (header.first_page + index) | head << 33
+                    digest += mix(mix(seed ^ place) ^ value)
+        if kind.keeps_state and slot is not None:
             span = layout.state_span(layer, slot)
             digest += mix(mix(seed ^ 2**32) ^ block(span.offset, span.length))
     return digest & mask
 
 
 def test_digest_equals_its_naive_twin_and_tells_place_room_and_generation() -> None:
-    layout = small_layout()
+    layout = DIGESTED
     memory = np.random.default_rng(0).integers(0, 256, 6 * layout.slab_bytes, dtype=np.uint8)
     digester, base = WindowDigester(memory, layout), layout.blocks_per_slab
     assert layout.pages_per_slab >= 2
@@ -181,7 +197,9 @@ def test_digest_equals_its_naive_twin_and_tells_place_room_and_generation() -> N
         (9, 4, header, [a, b, c], 3),
         (9, 4, replace(header, first_page=8), [a, b, c], 1),
         (9, 4, replace(header, first_layer=1), [a, b, c], 1),
-        (9, 4, replace(header, first_layer=0, end_layer=8), [a, b, c], 1),
+        (9, 4, replace(header, first_layer=0, end_layer=9), [a, b, c], 1),
+        (9, 4, replace(header, first_layer=8, end_layer=9), [a, b, c], 1),
+        (9, 4, replace(header, first_layer=8, end_layer=9, carries_state=False), [a], None),
     ]
     digests = [digester.digest(*window) for window in windows]
     assert digests == [naive_digest(memory.tobytes(), *window) for window in windows]

@@ -27,6 +27,7 @@ from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
+    DRAFT,
     FULL,
     GDN,
     GENERATION,
@@ -71,6 +72,8 @@ each_wire = pytest.mark.parametrize(
     chunk=st.integers(1, 5),
     layers_per_window=st.integers(1, 7),
     kept_back=st.integers(1, 3),
+    heads=st.integers(1, 2),
+    drafts=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
@@ -81,9 +84,12 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
     chunk: int,
     layers_per_window: int,
     kept_back: int,
+    heads: int,
+    drafts: bool,
     seed: int,
 ) -> None:
-    layout = small_layout(tuple(kinds))
+    kinds = kinds + [DRAFT] * drafts
+    layout = replace(small_layout(tuple(kinds)), kv_heads=heads)
     units = WireUnits.of(layout, precision)
     # As WireSettings has it: two of the largest unit.
     staged = max(kept_back, -(-2 * units.largest_encoded // layout.slab_bytes))
@@ -106,16 +112,17 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
         assert np.array_equal(pair.source.memory[: slabs * layout.slab_bytes], before)
         touched = np.zeros(len(pair.target.memory), dtype=np.bool_)
         for layer, kind in enumerate(kinds):
-            spans = (
-                [layout.page_span(layer, page) for page in opened.granted.pages]
-                if kind is FULL
-                else [layout.state_span(layer, opened.granted.slot)]
-            )
+            spans = []
+            if kind.keeps_pages:
+                spans += [layout.page_span(layer, page) for page in opened.granted.pages]
+            if kind.keeps_state:
+                spans.append(layout.state_span(layer, opened.granted.slot))
             for span in spans:
                 touched[span.offset : span.offset + span.length] = True
         assert (pair.target.memory[~touched] == POISON).all()
-        blocks, states = (pages - held) * kinds.count(FULL), kinds.count(GDN)
-        assert report.bytes == blocks * units.block_bytes + states * units.state_layer_bytes
+        blocks, states = (pages - held) * len(layout.regions), kinds.count(GDN)
+        rest = states * units.state_layer_bytes + units.carry_bytes
+        assert report.bytes == blocks * units.block_bytes + rest
         assert report.pages == pages - held
         if precision.exact:
             assert report.windows == -(-pages // chunk) * -(-len(kinds) // layers_per_window)

@@ -8,7 +8,6 @@ who has to wait for its end may.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.windows.window import WindowHeader
 
 from .layer_codec import LayerCodec
@@ -17,7 +16,7 @@ from .wire_layout import WireUnits
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """ids: pages of a full-attention layer, or the slot of a GDN layer."""
+    """ids: pages of a layer that keeps some, or the slot of a GDN layer."""
 
     layer: int
     ids: tuple[int, ...]
@@ -37,8 +36,8 @@ class WindowSink:
         for layer in range(header.first_layer, header.end_layer):
             if not self._units.encoded(layer):
                 continue
-            full = self._units.layer_kinds[layer] is LayerKind.FULL
-            ids = tuple(pages) if full else () if slot is None else (slot,)
+            blocks = self._units.layer_kinds[layer].keeps_pages
+            ids = tuple(pages) if blocks else () if slot is None else (slot,)
             at_once = self._codec.batch(layer)
             for start in range(0, len(ids), at_once):
                 yield EncodedPart(layer, ids[start : start + at_once])

@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.windows.descriptors import Pieces, layer_bytes, merge_pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
-from tasuki.transfer.windows.digest import Digester, WindowRows, window_rows
+from tasuki.transfer.windows.digest import Digester, WindowRows, layer_parts, window_rows
 from tasuki.transfer.windows.window import FinishedLayers, Run, Window, cut
 
 from .layer_codec import LayerCodec
@@ -74,16 +73,24 @@ class EncodingSource:
             yield window
             return
         at_once = self.cells.cell_bytes // self._units.block_bytes
+        beside = self._units.layer_kinds[header.first_layer].keeps_state
         for start in range(0, header.pages, at_once):
             pages = window.local_pages[start : start + at_once]
             part = replace(header, first_page=header.first_page + start, pages=len(pages))
-            yield replace(window, header=part, local_pages=pages)
+            piece = replace(window, header=part, local_pages=pages)
+            # A state that the layer has beside its pages leaves once, with the last of them.
+            if beside and start + at_once < header.pages:
+                part = replace(part, carries_state=False)
+                piece = replace(piece, header=part, local_slot=None)
+            yield piece
 
     def _encoded_bytes(self, window: Window, layer: int) -> int:
         if not self._units.encoded(layer):
             return 0
         header = window.header
-        return layer_bytes(self._units, layer, header.pages, header.carries_state)
+        if self._units.layer_kinds[layer].keeps_pages:
+            return header.pages * self._units.block_bytes
+        return layer_bytes(self._units, layer, 0, header.carries_state)
 
     def has_room(self, peer: str) -> bool:
         return self.cells.has_room(peer)
@@ -101,22 +108,25 @@ class EncodingSource:
         header, slot = window.header, window.local_slot
         rows = window_rows(self._units.layout, 0, 0, header, window.local_pages, slot, self._units)
         places = rows.offsets * _WORD
-        unit, offset = 0, cell.offset
+        part, offset = 0, cell.offset
         for layer in range(header.first_layer, header.end_layer):
-            full = self._units.layer_kinds[layer] is LayerKind.FULL
-            ids = window.local_pages if full else () if slot is None else (slot,)
+            kind = self._units.layer_kinds[layer]
+            of_page, of_slot = layer_parts(self._units.layout, layer, self._units)
+            ids = window.local_pages if kind.keeps_pages else () if slot is None else (slot,)
+            parts = len(ids) * len(of_page if kind.keeps_pages else of_slot)
             if ids and self._units.encoded(layer):
                 self._codec.encode(layer, ids, offset)
-                lengths = rows.lengths[unit : unit + len(ids)] * _WORD
-                places[unit : unit + len(ids)] = offset + np.cumsum(lengths) - lengths
+                lengths = rows.lengths[part : part + parts] * _WORD
+                places[part : part + parts] = offset + np.cumsum(lengths) - lengths
                 offset += int(lengths.sum())
-            unit += len(ids)
+            # What a draft layer carries leaves from where it lies.
+            part += parts + (0 if slot is None or not kind.keeps_pages else len(of_slot))
         assert offset <= cell.offset + cell.size
         return places
 
 
 class _EncodedWindow:
-    """places: bytes at which each of its units is posted from, in the order of its rows."""
+    """places: bytes at which each of its parts is posted from, in the order of its rows."""
 
     def __init__(
         self,

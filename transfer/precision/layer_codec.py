@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 
 from tasuki.pycache.arena import torch_dtype
-from tasuki.pycache.layout import LayerKind
 
 from .row_codec import RowFormat
 from .wire_layout import WireUnits
@@ -21,7 +20,7 @@ _SCRATCH_NUMBERS = 1 << 17
 
 
 class LayerCodec(Protocol):
-    """ids: pages in a full-attention layer, slots in a GDN layer. Both are done on return."""
+    """ids: pages in a layer that keeps some, slots in a GDN layer. Both are done on return."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
         """To `offset` of the arena, one after another. REQUIRES: units.encoded(layer); 16 divides
@@ -73,28 +72,30 @@ class TorchLayerCodec:
 
     def batch(self, layer: int) -> int:
         form = self._format(layer)
-        return max(1, self._scratch_numbers // (form.rows * form.width))
+        return max(1, self._scratch_numbers // (self._runs(layer) * form.rows * form.width))
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
         form, batch = self._format(layer), self.batch(layer)
         carried = self._carried(layer)
-        length = carried + form.encoded_bytes
+        length = carried + self._encoded(layer)
         whole = self._memory[offset : offset + len(ids) * length].view(len(ids), length)
         for start in range(0, len(ids), batch):
             rows, places = self._place(layer, ids[start : start + batch])
             held = rows.index_select(0, self._index(places))
             target = whole[start : start + batch]
             target[:, :carried].copy_(held[:, :carried])
-            target[:, carried:].copy_(self._rows.encode(form, self._numbers(layer, held)))
+            encoded = self._rows.encode(form, self._numbers(layer, held))
+            target[:, carried:].copy_(encoded.view(len(held), -1))
 
     def decode(self, layer: int, ids: Sequence[int]) -> None:
         form, carried = self._format(layer), self._carried(layer)
         rows, places = self._place(layer, ids)
         # A copy: what is decoded must not be what is written over.
-        encoded = rows[:, carried : carried + form.encoded_bytes].index_select(
+        encoded = rows[:, carried : carried + self._encoded(layer)].index_select(
             0, self._index(places)
         )
-        numbers = self._rows.decode(form, encoded, self._dtype(layer)).reshape(len(ids), -1)
+        runs = encoded.view(-1, form.encoded_bytes)
+        numbers = self._rows.decode(form, runs, self._dtype(layer)).reshape(len(ids), -1)
         held = numbers.view(torch.uint8)
         # One by one: scattering by an index goes byte by byte on a host.
         for place, unit in zip(places, held, strict=True):
@@ -107,7 +108,15 @@ class TorchLayerCodec:
         return form
 
     def _full(self, layer: int) -> bool:
-        return self._units.layer_kinds[layer] is LayerKind.FULL
+        return self._units.layer_kinds[layer].keeps_pages
+
+    def _runs(self, layer: int) -> int:
+        """Of a unit, each encoded alone: its heads, or the whole of a state."""
+        return self._units.layout.kv_heads if self._full(layer) else 1
+
+    def _encoded(self, layer: int) -> int:
+        """Bytes of a unit's rows on the wire."""
+        return self._runs(layer) * self._format(layer).encoded_bytes
 
     def _dtype(self, layer: int) -> torch.dtype:
         layout = self._units.layout
@@ -129,8 +138,8 @@ class TorchLayerCodec:
         return torch.tensor(places, dtype=torch.int64, device=self._memory.device)
 
     def _numbers(self, layer: int, held: torch.Tensor) -> torch.Tensor:
-        """The rows of gathered units [n, bytes], as numbers [n, rows, width]."""
+        """The rows of gathered units [n, bytes], as numbers [n runs, rows, width]."""
         form, carried, dtype = self._format(layer), self._carried(layer), self._dtype(layer)
-        length = form.rows * form.width * dtype.itemsize
+        length = self._runs(layer) * form.rows * form.width * dtype.itemsize
         numbers = held[:, carried : carried + length].contiguous().view(dtype)
-        return numbers.view(len(held), form.rows, form.width)
+        return numbers.view(-1, form.rows, form.width)

@@ -19,8 +19,9 @@ class WireError(TransferError):
 
 @dataclass(frozen=True)
 class WireUnits:
-    """Lengths of a layout's units in a precision. kv, state: how the rows of a block and of a
-    recurrent state are encoded; None where they travel as they lie.
+    """Lengths of a layout's units in a precision. kv, state: how the rows of what one head has of a
+    block, and of a recurrent state, are encoded; None where they travel as they lie. A block's
+    heads travel one after the other.
 
     A row is what one token has in one head, or one value dimension of the state: scales are taken
     over no more than that, so that what a page holds behind the prompt's end touches nothing else.
@@ -33,11 +34,11 @@ class WireUnits:
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
         """Raises WireError on a precision that saves nothing over what the arena holds."""
-        heads, sides, tokens, width = layout.kv_shape
+        _, sides, tokens, width = layout.kv_shape
         value_heads, value_dim, key_dim = layout.ssm_shape
         return WireUnits(
             layout,
-            _format("kv", precision.kv, sides * tokens * heads, width, layout.kv_dtype),
+            _format("kv", precision.kv, sides * tokens, width, layout.kv_dtype),
             _format("state", precision.state, value_heads * value_dim, key_dim, layout.ssm_dtype),
         )
 
@@ -47,7 +48,14 @@ class WireUnits:
 
     @property
     def block_bytes(self) -> int:
-        return self.layout.block_bytes if self.kv is None else self.kv.encoded_bytes
+        if self.kv is None:
+            return self.layout.block_bytes
+        return self.layout.kv_heads * self.kv.encoded_bytes
+
+    @property
+    def carry_bytes(self) -> int:
+        """As it lies."""
+        return self.layout.carry_bytes
 
     @property
     def state_layer_bytes(self) -> int:
@@ -57,8 +65,9 @@ class WireUnits:
         return self.layout.conv_bytes + self.state.encoded_bytes
 
     def encoded(self, layer: int) -> bool:
-        """Whether units of that layer differ on the wire from what they are in an arena."""
-        return (self.kv if self.layer_kinds[layer] is LayerKind.FULL else self.state) is not None
+        """Whether blocks of that layer, or its states where it keeps no blocks, differ on the wire
+        from what they are in an arena. What a draft layer carries never does."""
+        return (self.kv if self.layer_kinds[layer].keeps_pages else self.state) is not None
 
     @property
     def largest_encoded(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.precision.precision import Precision
 
@@ -44,6 +44,7 @@ class Contract:
     wire_version: int = WIRE_VERSION
     page_tokens: int = PAGE_TOKENS
     block_order: str = "head, key or value, token"
+    draft_index: str = "embedded token"
     wire_kv: str = Precision.EXACT.value
     wire_state: str = Precision.EXACT.value
     nixl: str = NOT_USED
@@ -56,7 +57,9 @@ class Contract:
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
         for field in fields(self.layout):
             values[field.name] = str(getattr(self.layout, field.name))
-        values["layer_kinds"] = ",".join(kind.value for kind in self.layout.layer_kinds)
+        kinds = [kind for kind in self.layout.layer_kinds if kind is not LayerKind.DRAFT]
+        values["layer_kinds"] = ",".join(kind.value for kind in kinds)
+        values["draft_layers"] = str(self.layout.draft_layers)
         return values
 
 

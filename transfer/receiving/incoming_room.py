@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DigestMismatch, OutOfBounds, WindowsMissing
 from tasuki.transfer.timeline import KEPT_WINDOWS, BarrierWait, LandedWindow
 from tasuki.transfer.windows.destination import Destination
@@ -89,7 +89,7 @@ class IncomingRoom:
 
     def layer_landed(self, layer: int) -> bool:
         """Whether all that the room brings of the layer is here: its pages, or its final state."""
-        if self._kinds[layer] is LayerKind.FULL:
+        if self._kinds[layer].keeps_pages:
             return bool(self._pages[layer].all()) and bool(self._states[layer])
         return bool(self._states[layer])
 

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import OutOfBounds
 
-from .unit_sizes import UnitSizes
+from .unit_sizes import UnitSizes, state_bytes
 from .window import WindowHeader
 
 Pieces = NDArray[np.int64]
 
 
 def page_offsets(layout: CacheLayout, layer: int, pages: Sequence[int]) -> NDArray[np.int64]:
-    """Byte offset of each page in one full-attention layer, [pages] int64."""
+    """Byte offset of each page in one layer that keeps pages, [pages] int64."""
     base = layout.page_span(layer, 0).offset
     return base + np.asarray(pages, dtype=np.int64) * layout.block_bytes
 
@@ -42,13 +42,14 @@ def window_pieces(
     # Pages of every layer make the same runs, so many bytes further on.
     runs: Pieces | None = None
     for layer in range(header.first_layer, header.end_layer):
-        if layout.layer_kinds[layer] is LayerKind.FULL:
+        kind = layout.layer_kinds[layer]
+        if kind.keeps_pages:
             if runs is None:
                 runs = _page_runs(layout, local_pages, remote_pages)
             part = runs.copy()
             part[:, :2] += layout.page_span(layer, 0).offset
             parts.append(part)
-        elif local_slot is not None and remote_slot is not None:
+        if kind.keeps_state and local_slot is not None and remote_slot is not None:
             span = layout.state_span(layer, local_slot)
             target = layout.state_span(layer, remote_slot)
             parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))
@@ -73,9 +74,8 @@ def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:
 
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
     """What a forward has of one layer to send."""
-    if sizes.layer_kinds[layer] is LayerKind.FULL:
-        return pages * sizes.block_bytes
-    return sizes.state_layer_bytes if carries_state else 0
+    blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
+    return blocks + (state_bytes(sizes, layer) if carries_state else 0)
 
 
 def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Pieces:

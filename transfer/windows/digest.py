@@ -2,9 +2,11 @@
 
 A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys:
 one multiply-add a word, in any order, so that a CPU (cpp_cache/digest) or a GPU computes it
-at the speed of its memory. The sum is mixed with (room, generation, layer, logical page or state),
-so that right bytes in a wrong place fail; a window's digest is the sum of its blocks'. It finds
-accidents (flipped, swapped, stale, missing bytes), not forgers.
+at the speed of its memory. What is summed alone is what one head has of a block, or the state of
+one layer. The sum is mixed with (room, generation, layer, logical page and head, or state), so that
+right bytes in a wrong place fail; a window's digest is the sum of its parts', whoever of a model's
+ranks had them: heads are counted over all ranks. It finds accidents (flipped, swapped, stale,
+missing bytes), not forgers.
 
 Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
 parallel. Invariant: every block is a whole number of 64-bit words, since a page has 64 tokens and a
@@ -20,10 +22,9 @@ from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import RowDigester, WindowGeometry
 from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import CacheLayout
 
-from .descriptors import page_offsets
-from .unit_sizes import UnitSizes
+from .unit_sizes import UnitSizes, state_bytes
 from .window import WindowHeader
 
 MASK = 2**64 - 1
@@ -33,6 +34,10 @@ _WORD = 8
 """Bytes."""
 _STATE = 2**32
 """Stands where a page's logical index would; no prompt has that many pages."""
+_HEAD_SHIFT = 33
+"""Heads are counted above what names a page or a state."""
+Parts = list[tuple[int, int, int]]
+"""Of each: where it begins in page 0 or slot 0, its length, both in words, and its key."""
 
 
 def splitmix64(value: int) -> int:
@@ -91,27 +96,46 @@ def window_rows(
 
     REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
     lengths = layout if sizes is None else sizes
-    parts: list[tuple[NDArray[np.int64], int, NDArray[np.uint64]]] = []
+    rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
     identity = splitmix64(splitmix64(room) ^ generation)
     places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
     for layer in range(header.first_layer, header.end_layer):
         seed = np.uint64(splitmix64(identity ^ layer))
-        if layout.layer_kinds[layer] is LayerKind.FULL:
-            offsets = page_offsets(layout, layer, pages)
-            parts.append((offsets, lengths.block_bytes, splitmix64_all(seed ^ places)))
-        elif slot is not None:
-            span = layout.state_span(layer, slot)
-            place = np.array([_STATE], dtype=np.uint64)
-            length = lengths.state_layer_bytes
-            parts.append((np.array([span.offset]), length, splitmix64_all(seed ^ place)))
+        of_page, of_slot = layer_parts(layout, layer, lengths)
+        if of_page:
+            begins, words, keys = np.array(of_page, dtype=np.int64).T
+            # A page's parts are neighbours, as they are in a staged copy of it.
+            own = np.asarray(pages, dtype=np.int64)[:, None] * (layout.block_bytes // _WORD)
+            seeds = splitmix64_all(seed ^ places[:, None] ^ keys.astype(np.uint64))
+            shape = (len(pages), len(words))
+            rows.append(((own + begins).ravel(), np.broadcast_to(words, shape).ravel(), seeds))
+        if of_slot and slot is not None:
+            begins, words, keys = np.array(of_slot, dtype=np.int64).T
+            begins = begins + slot * (layout.slab_bytes // _WORD)
+            rows.append((begins, words, splitmix64_all(seed ^ keys.astype(np.uint64))))
     return WindowRows(
-        np.concatenate([_NOTHING, *(offsets // _WORD for offsets, _, _ in parts)]),
-        np.repeat(
-            np.array([length // _WORD for _, length, _ in parts], dtype=np.int64),
-            [len(offsets) for offsets, _, _ in parts],
-        ),
-        np.concatenate([_NOTHING, *(seeds.view(np.int64) for _, _, seeds in parts)]),
+        np.concatenate([_NOTHING, *(offsets for offsets, _, _ in rows)]),
+        np.concatenate([_NOTHING, *(words for _, words, _ in rows)]),
+        np.concatenate([_NOTHING, *(seeds.ravel().view(np.int64) for _, _, seeds in rows)]),
     )
+
+
+def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Parts, Parts]:
+    """(parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: of units on
+    the wire, from their heads."""
+    of_page: Parts = []
+    of_slot: Parts = []
+    kind = layout.layer_kinds[layer]
+    if kind.keeps_pages:
+        begin = layout.page_span(layer, 0).offset // _WORD
+        words = lengths.block_bytes // layout.kv_heads // _WORD
+        of_page = [
+            (begin + head * words, words, head << _HEAD_SHIFT) for head in range(layout.kv_heads)
+        ]
+    if kind.keeps_state:
+        begin = layout.state_span(layer, 0).offset // _WORD
+        of_slot = [(begin, state_bytes(lengths, layer) // _WORD, _STATE)]
+    return of_page, of_slot
 
 
 def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
@@ -120,19 +144,10 @@ def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Wind
     sizes: of units on the wire, from their heads; the whole ones of the layout by default."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
-        [_layer_place(layout, layer) for layer in range(len(layout.layer_kinds))],
+        [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
         layout.block_bytes // _WORD,
         layout.slab_bytes // _WORD,
-        lengths.block_bytes // _WORD,
-        lengths.state_layer_bytes // _WORD,
     )
-
-
-def _layer_place(layout: CacheLayout, layer: int) -> tuple[bool, int]:
-    """Whether it keeps pages; the word at which its page 0, or its state of slot 0, begins."""
-    if layout.layer_kinds[layer] is LayerKind.FULL:
-        return True, layout.page_span(layer, 0).offset // _WORD
-    return False, layout.state_span(layer, 0).offset // _WORD
 
 
 class Digester(ABC):
@@ -167,7 +182,7 @@ class WindowDigester(Digester):
     def __init__(
         self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        longest = max(layout.block_bytes, layout.state_layer_bytes) // _WORD
+        longest = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // _WORD
         self._rows = RowDigester(memory, longest)
         self._windows = CompiledDigester(self._rows, window_geometry(layout, sizes))
 

@@ -24,9 +24,9 @@ from .digest import MASK, Digester, WindowRows, window_geometry, word_keys
 from .unit_sizes import UnitSizes
 from .window import WindowHeader
 
-# A page's block of the published shapes is four chunks.
+# What a head has of a page's block is four chunks in the published shapes.
 _PARTS = 4
-_CHUNK = 4096
+_CHUNK = 2048
 _BLOCK = 1024
 _WARPS = 4
 _HIGH_PRIORITY = -1
@@ -44,7 +44,7 @@ class GpuWindowDigester(Digester):
     ) -> None:
         self._windows = window_geometry(layout, sizes)
         self._words = memory.view(torch.int64)
-        most = max(layout.block_bytes, layout.state_layer_bytes) // 8
+        most = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
         # Before the blocks of a forward that wait for a place: a window's end waits for this.
         self._stream = (

@@ -1,7 +1,8 @@
 """What pieces are made of: the units of an arena that windows send whole, as numbers.
 
-A unit is a block, or the state of one GDN layer in one slot; every piece is one unit or a run of
-blocks. Knows an arena's geometry; not layers' order, ids of requests or transports. Pure.
+A unit is a block, or the state of one GDN layer, or of a draft layer, in one slot; every piece is
+one unit or a run of blocks. Knows an arena's geometry; not layers' order, ids of requests or
+transports. Pure.
 Invariant: unit i of two arenas of one layout has the same length.
 """
 
@@ -37,17 +38,23 @@ class UnitPairs:
 
 @dataclass(frozen=True)
 class TransferUnits:
-    """Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds."""
+    """Bytes of a block, of a slab, and of a GDN layer's state, and how many states a slab holds.
+    carry_bytes: of a draft layer's state, which stands behind the others; 0 where there is none."""
 
     block_bytes: int
     slab_bytes: int
     state_bytes: int
     states: int
+    carry_bytes: int = 0
 
     @staticmethod
     def of(layout: CacheLayout) -> "TransferUnits":
         return TransferUnits(
-            layout.block_bytes, layout.slab_bytes, layout.state_layer_bytes, layout.gdn_layers
+            layout.block_bytes,
+            layout.slab_bytes,
+            layout.state_layer_bytes,
+            layout.gdn_layers,
+            layout.carry_bytes,
         )
 
     def strips(self, arena_bytes: int) -> list[Strip]:
@@ -59,7 +66,14 @@ class TransferUnits:
             Strip(layer * self.state_bytes, self.state_bytes, self.slab_bytes, slabs)
             for layer in range(self.states)
         ]
+        if self.carry_bytes:
+            states.append(Strip(self._carry_offset, self.carry_bytes, self.slab_bytes, slabs))
         return [Strip(0, self.block_bytes, self.block_bytes, blocks), *states]
+
+    @property
+    def _carry_offset(self) -> int:
+        """Within a slab."""
+        return self.states * self.state_bytes
 
     def indices(self, pieces: Pieces, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
         """The pieces as units of arenas of these sizes; None where one is not made of whole
@@ -77,8 +91,11 @@ class TransferUnits:
         # One by one: a window has few states, and each operation on an array costs as much as one.
         states = []
         for here, there, length in pieces[~whole].tolist():
-            pair = self._state(here, local_bytes), self._state(there, remote_bytes)
-            if None in pair or length != self.state_bytes:
+            pair = (
+                self._state(here, length, local_bytes),
+                self._state(there, length, remote_bytes),
+            )
+            if None in pair:
                 return None
             states.append(pair)
         numbers = np.array(states, dtype=np.int32)
@@ -86,12 +103,15 @@ class TransferUnits:
             np.concatenate([local, numbers[:, 0]]), np.concatenate([remote, numbers[:, 1]])
         )
 
-    def _state(self, offset: int, arena_bytes: int) -> int | None:
-        """The number of the state that begins there."""
+    def _state(self, offset: int, length: int, arena_bytes: int) -> int | None:
+        """The number of the state that begins there and is so long."""
         slot, within = divmod(offset, self.slab_bytes)
-        layer, rest = divmod(within, self.state_bytes)
-        if rest or layer >= self.states:
-            return None
+        if self.carry_bytes and (within, length) == (self._carry_offset, self.carry_bytes):
+            layer = self.states
+        else:
+            layer, rest = divmod(within, self.state_bytes)
+            if rest or layer >= self.states or length != self.state_bytes:
+                return None
         slabs = arena_bytes // self.slab_bytes
         return slabs * self.slab_bytes // self.block_bytes + layer * slabs + slot
 
