@@ -16,7 +16,15 @@ class EngineConfigError(ValueError):
 @dataclass(frozen=True)
 class EngineConfig:
     HEADINGS: ClassVar[Headings] = {
-        "Model": ("model", "revision", "max_model_len", "dtype", "ssm_dtype", "device"),
+        "Model": (
+            "model",
+            "revision",
+            "max_model_len",
+            "dtype",
+            "ssm_dtype",
+            "draft_layer",
+            "device",
+        ),
         "Memory and batches": (
             *("arena_mib", "gpu_memory_utilization", "max_batch", "prefill_chunk_tokens"),
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
@@ -46,6 +54,12 @@ class EngineConfig:
         "bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16")
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
+    draft_layer: str = option(
+        "auto",
+        "entries of the layer that drafts tokens (mtp.* of a checkpoint) beside KV; auto: where "
+        "there is one, on a CPU; off: none, and no memory for them; alike on nodes of a pair",
+        ("auto", "off"),
+    )
     device: str = option(
         "cpu", "where weights, arena and forwards are: cpu, cuda or cuda:N", unit="DEVICE"
     )

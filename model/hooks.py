@@ -16,8 +16,8 @@ class LayerHooks(Protocol):
         return
 
     def mixer_inputs(self, layer: int, projected: Tensor) -> None:
-        """What the layer's mixer is about to read: projected [T, widths], valid during the call
-        only."""
+        """What the layer's mixer is about to read: projected [T, widths], of a draft layer the
+        model's final hidden states; valid during the call only."""
         return
 
     def cache_written(self, layer: int) -> None:

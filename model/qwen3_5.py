@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.backends.base import Backend, Operators
-from tasuki.model.backends.torch_backend import TorchBackend
+from tasuki.model.backends.base import Backend, DraftOperators, Operators
+from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
-from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
+from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
 from .batch import Batch
 from .config import ModelConfig
+from .draft_layer import carry_over, keep_entries, mixture
 from .hooks import LayerHooks
+
+
+class NoDraftLayer(Exception):
+    """An arena has a draft layer that this model cannot compute."""
 
 
 class Qwen35Model:
@@ -48,19 +53,63 @@ class Qwen35Model:
         if score is not None:
             score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
-        return self.head(branch[last], residual[last], operators).float()
+        # First, so that nobody waits for the draft layer's window who only wants a token.
+        logits = self.head(branch[last], residual[last], operators).float()
+        if arena.layout.draft_layers:
+            self._keep_drafts_entries(branch, residual, batch, operators, arena, hooks)
+        return logits
+
+    @torch.inference_mode()
+    def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
+        """What the draft layer expects behind each of the batch's tokens: (logits [T, vocab]
+        float32, hidden states [T, hidden]). hidden [T, hidden]: of the token before each, the
+        model's behind its final norm, or of a draft what was returned here. Writes their entries.
+        REQUIRES: every token stands at position 1 or later; entries of those before are there."""
+        operators, weights, draft = self._drafting(self.backend.bind(batch))
+        mixed = mixture(batch.token_ids, hidden, weights.embedding, draft, operators)
+        hidden = operators.draft(mixed, draft, arena.kv[-1])
+        return operators.head(hidden, weights.head).float(), hidden
+
+    def _keep_drafts_entries(
+        self,
+        branch: Tensor,
+        residual: Tensor,
+        batch: Batch,
+        operators: Operators,
+        arena: Arena,
+        hooks: LayerHooks,
+    ) -> None:
+        layer = self.config.layers
+        drafting, weights, draft = self._drafting(operators)
+        hooks.before_layer(layer)
+        hidden = drafting.normed(branch, residual, weights.norm)
+        hooks.mixer_inputs(layer, hidden)
+        keep_entries(hidden, batch, weights.embedding, draft, drafting, arena)
+        hooks.cache_written(layer)
+        hooks.after_layer(layer, branch, residual)
+
+    def _drafting(self, operators: Operators) -> tuple[DraftOperators, ModelWeights, DraftWeights]:
+        draft = self.weights.draft
+        if draft is None or not isinstance(operators, TorchOperators):
+            raise NoDraftLayer(
+                "the arena has a draft layer, for which there are no weights, or no kernels on "
+                f"{self.weights.embedding.device}: serve the model with --draft-layer off"
+            )
+        return operators, self.weights, draft
 
     @torch.inference_mode()
     def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
         """Store the batch's states alone, of tokens that went through the layers before. inputs:
-        what hooks.mixer_inputs() had of each of them, by layer; those of recurrent layers are
-        read."""
+        what hooks.mixer_inputs() had of each of them, by layer; those of layers that keep a state
+        are read."""
         operators = self.backend.bind(batch)
         for layer, weights in enumerate(self.weights.layers):
             mixer = weights.mixer
             if isinstance(mixer, GdnWeights):
                 index = arena.layout.kind_index(layer)
                 operators.gdn(inputs[layer], mixer, arena.conv[index], arena.ssm[index])
+        if arena.layout.draft_layers:
+            carry_over(inputs[self.config.layers], batch, arena)
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""

@@ -249,10 +249,6 @@ class CacheLayout:
             spans[column.layer] = Span(offset, column.end - offset)
         return spans
 
-    def layers_of(self, kind: LayerKind) -> list[int]:
-        """Of that kind, ascending."""
-        return [layer for layer, found in enumerate(self.layer_kinds) if found is kind]
-
     def _column_bytes(self, name: str) -> int:
         return next((column.length for column in self.columns if column.name == name), 0)
 

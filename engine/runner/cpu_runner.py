@@ -22,7 +22,6 @@ from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import run_copies
-from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.windows.step_counter import StepCounter
 
 from .base import Event
@@ -68,12 +67,13 @@ class CpuRunner:
         self._model = model
         self._arena = arena
         self._steps = steps
-        self._hooks = LayerTicks(steps, model.config.layers)
+        self._hooks = LayerTicks(steps, len(arena.layout.layer_kinds))
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = LaneAdjustments(model.config, grammars)
         self._drawn: dict[int, list[int]] = {}
         self._held = HeldInputs()
-        self._recurrent = frozenset(arena.layout.layers_of(LayerKind.GDN))
+        kinds = enumerate(arena.layout.layer_kinds)
+        self._with_state = frozenset(layer for layer, kind in kinds if kind.keeps_state)
         self._ended_at = time.perf_counter()
 
     @property
@@ -117,7 +117,7 @@ class CpuRunner:
         hooks: LayerHooks = self._hooks
         if drafted:
             places = [place for row in drafted for place in row]
-            hooks = InputsOfRows(hooks, self._recurrent, torch.tensor(places))
+            hooks = InputsOfRows(hooks, self._with_state, torch.tensor(places))
         with torch.inference_mode():
             logits = self._model.forward(
                 batch, self._arena, hooks, *((score,) if plan.scored or drafted else ())

@@ -1,5 +1,5 @@
-"""What the recurrence of rows that verify drafts was given, kept until it shows how many of their
-tokens hold.
+"""What the recurrence of rows that verify drafts was given, and what a draft layer carries over
+from them, kept until it shows how many of their tokens hold.
 
 Such a row leaves its slots as they were (forward_plan.py, invariant 5). Storing the state behind
 some of its tokens is the recurrence once more, over the same inputs and by the same arithmetic, one
@@ -26,7 +26,7 @@ from tasuki.pycache.arena import Arena
 @dataclass(frozen=True)
 class HeldRow:
     """slice: as it was computed. write_slot: where its state is to go. inputs: [its tokens, widths]
-    by recurrent layer."""
+    by layer that keeps a state."""
 
     slice: SequenceSlice
     write_slot: int

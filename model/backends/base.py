@@ -14,7 +14,13 @@ from typing import Protocol
 from torch import Tensor
 
 from tasuki.model.batch import Batch
-from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.model.weights.layers import (
+    AttentionWeights,
+    DraftWeights,
+    GdnWeights,
+    MlpWeights,
+    MoeWeights,
+)
 from tasuki.model.weights.matrix import Matrix
 
 
@@ -40,8 +46,8 @@ class Operators(Protocol):
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         """[T, query_heads * head_dim], gated, the input of out_proj.
 
-        projected [T, query_heads x (q, gate) | k | v]; kv [pages, kv_heads, 2,
-        page_tokens, head_dim] of one layer: this forward's keys and values are written before any is read.
+        projected [T, query_heads x (q, gate) | k | v]; kv [pages, kv_heads, 2, page_tokens,
+        head_dim] of one layer: this forward's keys and values are written before any is read.
         """
 
     def feed_forward(
@@ -49,6 +55,29 @@ class Operators(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """(feed-forward of the norm of branch + residual, summed over ranks; branch + residual),
         norm as for norm_project."""
+
+
+class DraftOperators(Operators, Protocol):
+    """What a layer that drafts tokens needs besides."""
+
+    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        """[T, hidden]: the norm of branch + residual, as for norm_project; neither is changed."""
+
+    def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
+        """Logits [T, vocab] in the model's dtype of normed hidden states."""
+
+    def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
+        """The layer's input [T, hidden] of tokens' embeddings and the model's final hidden states
+        of the tokens before them, both [T, hidden]."""
+
+    def write_keys(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> None:
+        """Write the keys and values of the layer's inputs [T, hidden] into the pages of the
+        batch's tokens; kv as for attention()."""
+
+    def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
+        """The layer, behind its last norm, of its inputs [T, hidden]: [T, hidden], which the
+        model's head makes logits of, and the layer itself the next input. Keys and values are
+        written first; a query sees those from position 1 on."""
 
 
 class Backend(Protocol):

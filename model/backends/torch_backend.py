@@ -1,20 +1,32 @@
 """The operators in PyTorch: the CPU path, and the oracle of every kernel."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.ops.attention.reference import AttentionPlan, paged_attention, plan_attention
+from tasuki.model.ops.attention.reference import (
+    AttentionPlan,
+    paged_attention,
+    plan_attention,
+    write_pages,
+)
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import product, swiglu
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
-from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from tasuki.model.weights.layers import (
+    AttentionWeights,
+    DraftWeights,
+    GdnWeights,
+    MlpWeights,
+    MoeWeights,
+)
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -122,6 +134,42 @@ class TorchOperators:
             plan.attention,
         )
         return (output * gate.sigmoid()).flatten(1)
+
+    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        return rms_norm(branch + residual, norm, self._config.norm_eps)
+
+    def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
+        return product(hidden, weight)
+
+    def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
+        eps = self._config.norm_eps
+        parts = (
+            rms_norm(embedded, weights.embedding_norm, eps),
+            rms_norm(before, weights.hidden_norm, eps),
+        )
+        return product(torch.cat(parts, dim=-1), weights.fc)
+
+    def write_keys(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> None:
+        config, attention = self._config, weights.attention
+        rows = 2 * config.kv_heads * config.head_dim
+        normed = rms_norm(x, weights.layer.mixer_norm, config.norm_eps)
+        projected = product(normed, attention.in_proj.last_rows(rows))
+        k, v = projected.view(len(x), 2, config.kv_heads, config.head_dim).unbind(1)
+        k = rms_norm(k, attention.k_norm, config.norm_eps)
+        write_pages(apply_rotary(k, self._plan.cos, self._plan.sin), v, kv, self._plan.attention)
+
+    def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
+        layer = weights.layer
+        projected, residual = self.norm_project(
+            None, x, layer.mixer_norm, weights.attention.in_proj
+        )
+        later = replace(self._plan, attention=self._plan.attention.without_first_key())
+        mixed = TorchOperators(self._config, later, self._reduce).attention(
+            projected, weights.attention, kv
+        )
+        branch = self.project(mixed, weights.attention.out_proj)
+        branch, residual = self.feed_forward(branch, residual, layer.mlp_norm, layer.mlp)
+        return rms_norm(residual + branch, weights.norm, self._config.norm_eps)
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights

@@ -75,13 +75,33 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class DraftWeights:
+    """Of the layer that drafts tokens. fc [hidden, 2 * hidden], over the normed embedding of a
+    token, then the normed final hidden state of the one before; embedding_norm, hidden_norm, norm
+    [hidden] fp32, 1 + w; layer: its mixer is attention."""
+
+    fc: Matrix
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    layer: LayerWeights
+    norm: Tensor
+
+    @property
+    def attention(self) -> AttentionWeights:
+        assert isinstance(self.layer.mixer, AttentionWeights)
+        return self.layer.mixer
+
+
+@dataclass(frozen=True)
 class ModelWeights:
-    """embedding, head [vocab, hidden] (one memory when tied); norm [hidden] fp32, 1 + w."""
+    """embedding, head [vocab, hidden] (one memory when tied); norm [hidden] fp32, 1 + w; draft:
+    where the config has a draft layer."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Matrix
+    draft: DraftWeights | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -156,19 +176,29 @@ class _Assembler:
         embedding = self._read("embed_tokens.weight", *table)
         layers: list[LayerWeights] = []
         for kind in config.layer_kinds:
-            layers.append(self._layer(len(layers), kind))
+            layers.append(self._layer(f"layers.{len(layers)}", kind))
             progress(len(layers), config.layers)
         norm = self._centred("norm.weight", config.hidden)
+        draft = self._draft() if config.draft_layers else None
         # Last, as it is published: so files are read from the first to the last.
         head = (
             Matrix.of(embedding)
             if config.tied
             else _laid_out(self._matrix("lm_head.weight", *table))
         )
-        return ModelWeights(embedding, tuple(layers), norm, head)
+        return ModelWeights(embedding, tuple(layers), norm, head, draft)
 
-    def _layer(self, layer: int, kind: LayerKind) -> LayerWeights:
-        prefix = f"layers.{layer}"
+    def _draft(self) -> DraftWeights:
+        hidden = self._config.hidden
+        return DraftWeights(
+            fc=_laid_out(self._matrix("mtp.fc.weight", hidden, 2 * hidden)),
+            embedding_norm=self._centred("mtp.pre_fc_norm_embedding.weight", hidden),
+            hidden_norm=self._centred("mtp.pre_fc_norm_hidden.weight", hidden),
+            layer=self._layer("mtp.layers.0", LayerKind.DRAFT),
+            norm=self._centred("mtp.norm.weight", hidden),
+        )
+
+    def _layer(self, prefix: str, kind: LayerKind) -> LayerWeights:
         hidden = self._config.hidden
         shape = self._config.feed_forward
         gdn = kind is LayerKind.GDN

@@ -1,7 +1,8 @@
 """What of a checkpoint nobody has read: a scale or a coded tensor among it is an error, since the
 weight that it belongs to was then read as something that it is not.
 
-Plain tensors may be left over, as before: the vision tower, the draft head, buffers.
+Plain tensors may be left over, as before: the vision tower, a draft layer that is not
+served, buffers.
 """
 
 import logging
@@ -40,7 +41,7 @@ def check_left_over(tensors: StoredTensors, prefix: str) -> None:
 
 
 def is_of_text_model(name: str, prefix: str) -> bool:
-    """Not of the vision tower and not of the draft head, which nobody reads."""
+    """Not of the vision tower and not of a draft layer, which is not always read."""
     if name.startswith("lm_head."):
         return True
     inner = name.removeprefix(prefix)

@@ -89,6 +89,22 @@ class Matrix:
         """One of a stack; a view."""
         return Matrix(tuple(segment.each(lambda t: t[expert]) for segment in self.segments))
 
+    def last_rows(self, count: int) -> "Matrix":
+        """The last `count` rows, a view. REQUIRES: no stack, and a quantised segment lies before
+        them or among them as a whole."""
+        kept: list[Segment] = []
+        for segment in reversed(self.segments):
+            rows = segment.shape[-2]
+            if isinstance(segment, Plain) and rows > count:
+                segment, rows = Plain(segment.values[-count:]), count
+            if rows > count:
+                raise WeightsError(f"{count} rows would cut a segment of {rows} rows")
+            kept.insert(0, segment)
+            count -= rows
+            if not count:
+                break
+        return Matrix(tuple(kept))
+
     def to(self, device: torch.device) -> "Matrix":
         if all(segment.device == device for segment in self.segments):
             return self

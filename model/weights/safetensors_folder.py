@@ -1,8 +1,9 @@
 """The safetensors files of one checkpoint folder: which there are, what they hold, their digest.
 
 Owns names and files: single file or shards with an index, nested and flat prefixes. Does not know
-what a tensor means. Vision tower and draft head are never read. Reading is lazy, one slice of a
-tensor at a time, from files that stay open until the `Checkpoint` is closed; one thread uses it.
+what a tensor means. The vision tower is never read, the draft layer where the config has one.
+Reading is lazy, one slice of a tensor at a time, from files that stay open until the `Checkpoint`
+is closed; one thread uses it.
 """
 
 import hashlib
@@ -67,6 +68,22 @@ def check_kernels(directory: Path | str, device: torch.device) -> None:
     if device.type != "cpu":
         with Checkpoint(Path(directory)) as source:
             source.check_kernels(device)
+
+
+def has_draft_layer(directory: Path | str) -> bool:
+    """Whether the folder holds the weights of a layer that drafts tokens; not where it holds none
+    at all. Raises WeightsError, also where there are several such layers, or one with an embedding
+    of its own; ModelConfigError."""
+    if not any(Path(directory).glob("*.safetensors")):
+        return False
+    with Checkpoint(Path(directory)) as source:
+        for name in ("mtp.layers.1.input_layernorm.weight", "mtp.embed_tokens.weight"):
+            if source.has(name):
+                raise WeightsError(
+                    f"{directory}: tensor {name} is of a draft layer that is not served, which is "
+                    "one layer over the model's own embedding; give --draft-layer off"
+                )
+        return source.has("mtp.fc.weight")
 
 
 def weights_digest(directory: Path | str) -> str:
@@ -173,4 +190,4 @@ class Checkpoint:
         raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
 
     def _published(self, name: str) -> str:
-        return name if name.startswith("lm_head.") else self._prefix + name
+        return name if name.startswith(("lm_head.", "mtp.")) else self._prefix + name

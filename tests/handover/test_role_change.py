@@ -55,6 +55,7 @@ FIXED = frozenset(
             "generation_config",
             "dtype",
             "ssm_dtype",
+            "draft_layer",
             "device",
             "transport",
         ),

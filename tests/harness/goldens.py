@@ -137,7 +137,7 @@ class Workspace:
 
     def zero_slot(self) -> int:
         slot = self.dirty_slot()
-        for view in (*self.arena.conv, *self.arena.ssm):
+        for view in (*self.arena.conv, *self.arena.ssm, *self.arena.carry):
             view[slot] = 0
         return slot
 

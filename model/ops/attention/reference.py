@@ -5,7 +5,7 @@ that nothing beyond it can be seen.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,17 @@ class AttentionPlan:
     write_pages: Tensor
     write_offsets: Tensor
     contexts: tuple[ContextPlan, ...]
+
+    def without_first_key(self) -> "AttentionPlan":
+        """The same where no query sees the key of position 0; one that sees no other has no
+        result."""
+        contexts = []
+        for item in self.contexts:
+            before = item.context - item.length
+            mask = torch.ones(item.length, item.context, dtype=torch.bool).tril(before)
+            mask[:, 0] = False
+            contexts.append(replace(item, mask=mask))
+        return replace(self, contexts=tuple(contexts))
 
 
 def plan_attention(
@@ -73,15 +84,20 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: Attention
     q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv
     [pages, kv_heads, 2, page_tokens, head_dim].
     """
-    places = (plan.write_pages, plan.write_offsets)
-    for kind, written in enumerate((k, v)):
-        kv[:, :, kind].transpose(1, 2).index_put_(places, written.to(kv.dtype))
+    write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
     for context in plan.contexts:
         rows = slice(context.start, context.start + context.length)
         keys, values = _gather(kv, context)
         output[rows] = _attend(q[rows], keys.to(q.dtype), values.to(q.dtype), context.mask)
     return output
+
+
+def write_pages(k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> None:
+    """Keys and values of the batch's tokens, as for paged_attention()."""
+    places = (plan.write_pages, plan.write_offsets)
+    for kind, written in enumerate((k, v)):
+        kv[:, :, kind].transpose(1, 2).index_put_(places, written.to(kv.dtype))
 
 
 def _gather(kv: Tensor, context: ContextPlan) -> tuple[Tensor, Tensor]:
@@ -105,7 +121,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     group = heads // kv_heads
     grouped = q.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
     keys, values = k[:, None], v[:, None]
-    if tokens == 1:
+    if tokens == 1 and mask is None:
         # The heads that share a key become its queries: nothing is repeated and nothing masked.
         together = grouped.transpose(1, 2)
         return functional.scaled_dot_product_attention(together, keys, values).reshape(q.shape)

@@ -1,0 +1,193 @@
+"""The draft layer's guess equals the published head's, and its entries and what is carried over are
+the same however a prompt came in: whole, in chunks, token by token, or resumed at a checkpoint."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.qwen3_5 import NoDraftLayer, Qwen35Model
+from tasuki.model.weights.part import WeightsError
+from tasuki.model.weights.safetensors_folder import has_draft_layer, load_weights
+from tasuki.pycache.layout import LayerKind
+from tests.harness.goldens import (
+    Request,
+    Workspace,
+    final_hidden,
+    golden,
+    load_model,
+    model_cases,
+    reference_dir,
+)
+
+CASES = model_cases("mtp_last_logits")
+PROMPT = golden("small-dense", "long").prompt
+
+
+def drafting_model(name: str) -> Qwen35Model:
+    folder = reference_dir(name)
+    config = replace(ModelConfig.load(folder), draft_layers=1)
+    return Qwen35Model(config, load_weights(folder, config, torch.float32))
+
+
+def draft(request: Request, hidden: torch.Tensor, token: int) -> torch.Tensor:
+    """Logits behind a token that is not forwarded yet."""
+    one = SequenceSlice([token], request.tokens, request.pages, *request.slots)
+    logits, _ = request.workspace.model.draft_logits(
+        hidden[None], Batch.pack([one]), request.workspace.arena
+    )
+    return logits[0]
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, most: float) -> None:
+    torch.testing.assert_close(got, expected, atol=most, rtol=0)
+
+
+def entries(request: Request, tokens: int) -> torch.Tensor:
+    """[2, kv_heads, positions 1 to tokens - 1, head_dim]."""
+    kv = request.workspace.arena.kv[-1][request.pages]
+    return kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens].clone()
+
+
+def carried(request: Request) -> torch.Tensor:
+    return request.workspace.arena.carry[0][request.slots[0]].clone()
+
+
+def naive_guess(hidden: torch.Tensor, following: list[int]) -> torch.Tensor:
+    """Logits behind the last of the tokens: the published head as it is described, each row at the
+    position of its hidden state. hidden [T, width]: final states; following [T]: token behind
+    each."""
+    folder = reference_dir("small-dense")
+    config = ModelConfig.load(folder)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        raw = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    embedding = next(value for name, value in raw.items() if name.endswith("embed_tokens.weight"))
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        root = (x.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt()
+        return x * root * (1 + raw[f"mtp.{name}.weight"])
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ raw[f"mtp.layers.0.{name}.weight"].t()
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        half = config.rotary_dim // 2
+        rates = config.rope_theta ** (-torch.arange(half) / half)
+        angles = (torch.arange(len(x))[:, None] * rates)[:, None]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+    heads, kv_heads, dim, rows = config.query_heads, config.kv_heads, config.head_dim, len(hidden)
+    embedded = norm(embedding[following], "pre_fc_norm_embedding")
+    x = torch.cat([embedded, norm(hidden, "pre_fc_norm_hidden")], -1) @ raw["mtp.fc.weight"].t()
+    normed = norm(x, "layers.0.input_layernorm")
+    q, gate = linear(normed, "self_attn.q_proj").view(rows, heads, 2 * dim).chunk(2, -1)
+    k = linear(normed, "self_attn.k_proj").view(rows, kv_heads, dim)
+    v = linear(normed, "self_attn.v_proj").view(rows, kv_heads, dim)
+    q, k = (
+        turned(norm(part, f"layers.0.self_attn.{name}_norm")) for part, name in ((q, "q"), (k, "k"))
+    )
+    k, v = (part.repeat_interleave(heads // kv_heads, 1) for part in (k, v))
+    weights = (torch.einsum("hd,khd->hk", q[-1], k) * dim**-0.5).softmax(-1)
+    mixed = torch.einsum("hk,khd->hd", weights, v) * gate[-1].sigmoid()
+    x = x[-1] + linear(mixed.flatten(), "self_attn.o_proj")
+    normed = norm(x, "layers.0.post_attention_layernorm")
+    inner = torch.nn.functional.silu(linear(normed, "mlp.gate_proj"))
+    x = x + linear(inner * linear(normed, "mlp.up_proj"), "mlp.down_proj")
+    return norm(x, "norm") @ raw.get("lm_head.weight", embedding).t()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 64, 65, 150])
+def test_the_guess_is_that_of_a_naive_twin(tokens: int) -> None:
+    model, prompt = drafting_model("small-dense"), PROMPT[:tokens]
+    request = Request(Workspace(model), tokens + 1)
+    request.forward(prompt[: tokens // 2 or 1])
+    if tokens > 1:
+        request.forward(prompt[tokens // 2 :])
+    plain = Request(Workspace(load_model("small-dense")), tokens)
+    batch = Batch.pack([plain.slice(prompt)])
+    hidden = final_hidden(plain.workspace.model, batch, plain.workspace.arena)
+    close(carried(request), hidden[-1], 2e-4)
+    pending = PROMPT[tokens]
+    expected = naive_guess(hidden, [*prompt[1:], pending])
+    close(draft(request, carried(request), pending), expected, 1e-3)
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+@pytest.mark.parametrize("chunk", [None, 67])
+def test_the_guess_after_a_prompt_is_the_goldens(name: str, case: str, chunk: int | None) -> None:
+    found = golden(name, case)
+    prompt = found.prompt
+    request = Request(Workspace(drafting_model(name)), len(prompt) + 1)
+    step = chunk or len(prompt)
+    for start in range(0, len(prompt), step):
+        logits = request.forward(prompt[start : start + step])
+    assert int(logits.argmax()) == found.greedy[0]
+    hidden = carried(request)
+    if "hidden.final_norm" in found.arrays:
+        close(hidden, found.tensor("hidden.final_norm")[-1], 2e-4)
+    guess = draft(request, hidden, found.greedy[0])
+    expected = found.tensor("mtp_last_logits")
+    close(guess, expected, 1e-3)
+    assert guess.argmax() == expected.argmax()
+
+
+def test_entries_and_what_is_carried_do_not_depend_on_how_a_prompt_came_in() -> None:
+    prompt, tokens = PROMPT, len(PROMPT)
+    model = drafting_model("small-dense")
+    whole = Request(Workspace(model), tokens)
+    whole.forward(prompt)
+    for cuts in ([1], [tokens - 1], [63, 64, 65], [*range(1, tokens)][:40]):
+        other = Request(Workspace(model), tokens)
+        bounds = [0, *sorted({cut for cut in cuts if 0 < cut < tokens}), tokens]
+        for start, stop in pairwise(bounds):
+            other.forward(prompt[start:stop])
+        close(entries(other, tokens), entries(whole, tokens), 2e-4)
+        close(carried(other), carried(whole), 2e-4)
+
+
+def test_a_checkpoint_inside_a_prompt_resumes_with_what_it_carries() -> None:
+    prompt, tokens, mark = PROMPT, len(PROMPT), 64
+    model = drafting_model("small-dense")
+    assert tokens > mark + 1
+    whole = Request(Workspace(model), tokens)
+    kept = whole.workspace.dirty_slot()
+    whole.forward(prompt, ((mark, kept),))
+    expected = entries(whole, tokens)
+    kv = whole.workspace.arena.kv[-1]
+    own = kv[whole.pages[1:]]
+    kv[whole.pages[1:]] = torch.full_like(own, torch.nan)
+    resumed = SequenceSlice(prompt[mark:], mark, whole.pages, kept, whole.workspace.dirty_slot())
+    whole.workspace.forward(resumed)
+    close(entries(whole, tokens), expected, 2e-4)
+
+
+def test_without_a_draft_layer_nothing_is_kept_and_nothing_computed() -> None:
+    model = load_model("small-dense")
+    layout = Workspace(model).arena.layout
+    assert model.weights.draft is None and layout.draft_layers == layout.carry_bytes == 0
+    assert LayerKind.DRAFT not in layout.layer_kinds
+    # Weights without a draft layer over an arena with one: refused, not half written.
+    config = replace(model.config, draft_layers=1)
+    mixed = Qwen35Model(config, model.weights)
+    with pytest.raises(NoDraftLayer, match="--draft-layer off"):
+        Request(Workspace(mixed), 3).forward([1, 2, 3])
+
+
+def test_a_checkpoint_says_by_its_tensors_whether_it_drafts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert has_draft_layer(reference_dir("small-dense"))
+    assert not has_draft_layer(reference_dir("small-moe"))
+    assert not has_draft_layer(tmp_path), "there are no weights to look at"
+    monkeypatch.setattr(
+        "tasuki.model.weights.safetensors_folder.Checkpoint.has", lambda self, name: True
+    )
+    with pytest.raises(WeightsError, match=r"mtp\.layers\.1.*--draft-layer off"):
+        has_draft_layer(reference_dir("small-dense"))
