@@ -7,7 +7,7 @@ change."""
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -497,6 +497,10 @@ class RowDigester:
         ValueError on columns of different length, before anything is read; TypeError on other
         dtypes."""
 
+_PlacedWindow: TypeAlias = tuple[int, int, int, int, int, Sequence[int], int | None]
+"""Room, generation, layers [first, end), first page, pages, slot: pages[i] holds logical page
+first page + i; slot: with the state, where one travels."""
+
 class WindowGeometry:
     """Which rows of an arena's 64-bit words a window is made of."""
 
@@ -507,20 +511,23 @@ class WindowGeometry:
         slot_stride: int,
     ) -> None:
         """layers: of each, the parts that travel of page 0, and of slot 0: where each begins, its
-        length, both in words, and its key, as digest.py names parts."""
-    def rows(
+        length, both in words, and its key, as digest.py names parts. Parts are neighbours."""
+    def rows(self, windows: Sequence[_PlacedWindow]) -> tuple[int, NDArray[np.int64]]:
+        """How many rows the windows have together, and a table [5, columns] of them: offsets and
+        lengths, in words, seeds, as bits, the number of each one's window, and zeros. Columns are
+        as many as rows or windows, and one more where that is odd. Raises IndexError on a layer
+        that there is not. REQUIRES: ids are those of an arena."""
+    def pieces(
         self,
-        room: int,
-        generation: int,
         first_layer: int,
         end_layer: int,
-        first_page: int,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> tuple[int, NDArray[np.int64]]:
-        """How many, and a table [3, rows, or one more of zeros to be even] of their offsets and
-        lengths, in words, and seeds, as bits; arguments as WindowDigester.digest's. Raises
-        IndexError on a layer that there is not. REQUIRES: ids are those of an arena."""
+        pages: tuple[Sequence[int], Sequence[int]],
+        slots: tuple[int, int] | None,
+    ) -> NDArray[np.int64]:
+        """[pieces, 3]: from which byte of this arena to which of another of its geometry, and how
+        many; pages that are neighbours on both sides are one piece. pages, slots: here and there.
+        Raises IndexError on a layer that there is not, ValueError unless there are as many pages
+        there. REQUIRES: ids are those of an arena, lengths are whole."""
 
 class WindowDigester:
     """Digests windows out of an arena: which rows a window is made of, and their digest, in one
@@ -528,16 +535,6 @@ class WindowDigester:
 
     def __init__(self, rows: RowDigester, geometry: WindowGeometry) -> None:
         """rows: over the arena, whose geometry that is."""
-    def digest(
-        self,
-        room: int,
-        generation: int,
-        first_layer: int,
-        end_layer: int,
-        first_page: int,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        """The digest [0, 2^64) of layers [first_layer, end_layer). pages[i]: holds logical page
-        first_page + i; slot: with the state, where one travels. Raises IndexError on what is not in
-        the arena, before anything outside of it is read. REQUIRES: ids are those of an arena."""
+    def digest_all(self, windows: Sequence[_PlacedWindow]) -> list[int]:
+        """The digest [0, 2^64) of each. Raises IndexError on what is not in the arena, before
+        anything outside of it is read. REQUIRES: ids are those of an arena."""

@@ -39,7 +39,7 @@ def _window(stage: Stage, pages: int, carries_state: bool) -> Case:
         slot = stage.slabs - 1 - turn if carries_state else None
         windows.append((ids, slot))
     placed = [
-        PlacedRows.on(stage.device, *geometry.rows(_ROOM, _GENERATION, 0, layers, 0, *window))
+        PlacedRows.on(stage.device, *geometry.rows([(_ROOM, _GENERATION, 0, layers, 0, *window)]))
         for window in windows
     ]
     digester = GpuWindowDigester(arena.bytes, layout)

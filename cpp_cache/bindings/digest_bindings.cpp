@@ -12,6 +12,7 @@
 
 #include "digest/row_digester.h"
 #include "digest/window_digester.h"
+#include "digest/window_pieces.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -60,17 +61,49 @@ WindowGeometry geometry_of(const std::vector<std::pair<Parts, Parts>>& layers,
   return geometry;
 }
 
-// A row a column of [3, rows], and one more of zeros where rows are odd: each line begins at 16
-// bytes.
-Column table_of(const RowTable& rows) {
+// room, generation, first and end layer, first page, pages, slot
+using Given = std::tuple<std::uint64_t, std::uint64_t, std::int64_t, std::int64_t, std::int64_t,
+                         std::vector<std::int64_t>, std::optional<std::int64_t>>;
+
+WindowPlaces places_of(const Given& given) {
+  const auto& [room, generation, first_layer, end_layer, first_page, pages, slot] = given;
+  return {room, generation, first_layer, end_layer, first_page, pages, slot};
+}
+
+// How many rows there are, and [5, columns] of them: row_table in transfer/windows/digest.py.
+std::pair<std::size_t, Column> table_of(const WindowGeometry& geometry,
+                                        const std::vector<Given>& windows) {
+  RowTable rows;
+  std::vector<std::int64_t> numbers;
+  for (const Given& window : windows) {
+    geometry.add_rows(places_of(window), rows);
+    numbers.resize(rows.offsets.size(), static_cast<std::int64_t>(&window - windows.data()));
+  }
   const std::size_t count = rows.offsets.size();
-  const std::size_t columns = count + count % 2;
-  Column table({std::size_t{3}, columns});
+  std::size_t columns = std::max(count, windows.size());
+  columns += columns % 2;
+  Column table({std::size_t{5}, columns});
   std::int64_t* line = table.mutable_data();
-  for (const auto* each : {&rows.offsets, &rows.lengths, &rows.seeds}) {
+  for (const auto* each : {&rows.offsets, &rows.lengths, &rows.seeds, &numbers}) {
     std::fill(std::copy(each->begin(), each->end(), line), line + columns, 0);
     line += columns;
   }
+  std::fill(line, line + columns, 0);
+  return {count, std::move(table)};
+}
+
+using Ids = std::vector<std::int64_t>;
+
+// [pieces, 3]
+Column piece_table(const WindowGeometry& geometry, std::int64_t first_layer, std::int64_t end_layer,
+                   const std::pair<Ids, Ids>& pages,
+                   const std::optional<std::pair<std::int64_t, std::int64_t>>& slots) {
+  WindowCopy window{first_layer, end_layer, pages.first, pages.second, std::nullopt};
+  if (slots) window.slots = {slots->first, slots->second};
+  const std::vector<Piece> pieces = pieces_of(geometry, window);
+  Column table({pieces.size(), std::size_t{3}});
+  std::int64_t* to = table.mutable_data();
+  for (const Piece& piece : pieces) to = std::copy(piece.begin(), piece.end(), to);
   return table;
 }
 
@@ -106,32 +139,23 @@ void bind_digests(py::module_& module) {
           py::arg("seeds").noconvert());
   py::class_<WindowGeometry>(module, "WindowGeometry")
       .def(py::init(&geometry_of), "layers"_a, "page_stride"_a, "slot_stride"_a)
-      .def(
-          "rows",
-          [](const WindowGeometry& self, std::uint64_t room, std::uint64_t generation,
-             std::int64_t first_layer, std::int64_t end_layer, std::int64_t first_page,
-             const std::vector<std::int64_t>& pages, std::optional<std::int64_t> slot) {
-            const RowTable rows =
-                self.rows_of({room, generation, first_layer, end_layer, first_page, pages, slot});
-            return std::pair(rows.offsets.size(), table_of(rows));
-          },
-          "room"_a, "generation"_a, "first_layer"_a, "end_layer"_a, "first_page"_a, "pages"_a,
-          "slot"_a);
+      .def("rows", &table_of, "windows"_a)
+      .def("pieces", &piece_table, "first_layer"_a, "end_layer"_a, "pages"_a, "slots"_a);
   py::class_<WindowDigester>(module, "WindowDigester")
       .def(py::init([](const HeldDigester& rows, const WindowGeometry& geometry) {
              return WindowDigester(rows.digester, geometry);
            }),
            "rows"_a, "geometry"_a, py::keep_alive<1, 2>())
       .def(
-          "digest",
-          [](const WindowDigester& self, std::uint64_t room, std::uint64_t generation,
-             std::int64_t first_layer, std::int64_t end_layer, std::int64_t first_page,
-             const std::vector<std::int64_t>& pages, std::optional<std::int64_t> slot) {
+          "digest_all",
+          [](const WindowDigester& self, const std::vector<Given>& windows) {
             const py::gil_scoped_release others_may_run;
-            return self.digest({room, generation, first_layer, end_layer, first_page, pages, slot});
+            std::vector<std::uint64_t> digests;
+            digests.reserve(windows.size());
+            for (const Given& window : windows) digests.push_back(self.digest(places_of(window)));
+            return digests;
           },
-          "room"_a, "generation"_a, "first_layer"_a, "end_layer"_a, "first_page"_a, "pages"_a,
-          "slot"_a);
+          "windows"_a);
 }
 
 }  // namespace tasuki::digest

@@ -8,7 +8,8 @@ WindowDigester::WindowDigester(const RowDigester& rows, WindowGeometry geometry)
     : rows_(rows), geometry_(std::move(geometry)) {}
 
 std::uint64_t WindowDigester::digest(const WindowPlaces& window) const {
-  const RowTable table = geometry_.rows_of(window);
+  RowTable table;
+  geometry_.add_rows(window, table);
   return rows_.digest({table.offsets, table.lengths, table.seeds});
 }
 

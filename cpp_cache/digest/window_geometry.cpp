@@ -17,15 +17,17 @@ void add(RowTable& table, std::int64_t offset, std::int64_t length, std::uint64_
 
 }  // namespace
 
-RowTable WindowGeometry::rows_of(const WindowPlaces& window) const {
+void WindowGeometry::check_layers(std::int64_t first, std::int64_t end) const {
   const auto known = static_cast<std::int64_t>(layers.size());
-  if (window.first_layer < 0 || window.end_layer > known) {
-    throw std::out_of_range("layers " + std::to_string(window.first_layer) + " to " +
-                            std::to_string(window.end_layer) + " are not among " +
-                            std::to_string(known));
+  if (first < 0 || end > known) {
+    throw std::out_of_range("layers " + std::to_string(first) + " to " + std::to_string(end) +
+                            " are not among " + std::to_string(known));
   }
+}
+
+void WindowGeometry::add_rows(const WindowPlaces& window, RowTable& table) const {
+  check_layers(window.first_layer, window.end_layer);
   const std::uint64_t identity = splitmix64(splitmix64(window.room) ^ window.generation);
-  RowTable table;
   for (std::int64_t layer = window.first_layer; layer < window.end_layer; ++layer) {
     const LayerParts& parts = layers[static_cast<std::size_t>(layer)];
     const std::uint64_t seed = splitmix64(identity ^ static_cast<std::uint64_t>(layer));
@@ -43,7 +45,6 @@ RowTable WindowGeometry::rows_of(const WindowPlaces& window) const {
           splitmix64(seed ^ part.key));
     }
   }
-  return table;
 }
 
 }  // namespace tasuki::digest

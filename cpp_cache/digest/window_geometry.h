@@ -46,9 +46,13 @@ struct WindowGeometry {
   std::int64_t page_stride;
   std::int64_t slot_stride;
 
-  // Throws std::out_of_range where a layer is none of these.
+  // Throws std::out_of_range unless layers [first, end) are among these.
+  void check_layers(std::int64_t first, std::int64_t end) const;
+
+  // The window's rows, behind those that `rows` has.
+  // Throws std::out_of_range where a layer is none of these, before it adds one.
   // REQUIRES: page and slot ids are those of an arena.
-  RowTable rows_of(const WindowPlaces& window) const;
+  void add_rows(const WindowPlaces& window, RowTable& rows) const;
 };
 
 }  // namespace tasuki::digest

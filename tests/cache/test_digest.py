@@ -14,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
+from tasuki.transfer.windows.descriptors import window_pieces
 from tasuki.transfer.windows.digest import (
+    ArenaWindow,
     WindowDigester,
     WindowRows,
+    row_table,
     window_geometry,
     window_rows,
     word_keys,
@@ -134,37 +137,71 @@ def test_there_are_as_many_keys_as_words_and_all_are_odd() -> None:
     assert all(key % 2 for key in keys.tolist())
 
 
-@given(data=st.data())
-def test_a_window_is_digested_as_its_rows_are(data: st.DataObject) -> None:
-    """In one compiled call, or its rows are made in one; their twin makes the rows by numpy."""
-    slabs = 3
+SLABS = 3
+PAGES = [p for p in range(SLABS * TINY.blocks_per_slab) if TINY.valid_page(p, SLABS)]
+LARGE = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> ArenaWindow:
+    """Of TINY, whatever layers, pages and state; also of none."""
+    layers = len(TINY.layer_kinds)
+    first, end = sorted(draw(st.tuples(*[st.integers(0, layers)] * 2)))
+    pages = tuple(draw(st.lists(st.sampled_from(PAGES), max_size=6)))
+    slot = draw(st.none() | st.integers(0, SLABS - 1))
+    first_page = draw(st.integers(0, 2**32 - 1))
+    header = WindowHeader(0, first, end, first_page, len(pages), slot is not None)
+    return ArenaWindow(draw(LARGE), draw(LARGE), header, pages, slot)
+
+
+@given(data=st.data(), asked=st.lists(windows(), max_size=5))
+def test_windows_are_digested_as_their_rows_are(
+    data: st.DataObject, asked: list[ArenaWindow]
+) -> None:
+    """All in one compiled call, or their rows are made in one; the twin makes rows by numpy."""
     sizes = SimpleNamespace(
         layer_kinds=TINY.layer_kinds,
         block_bytes=data.draw(st.sampled_from([TINY.block_bytes, TINY.block_bytes // 2])),
         state_layer_bytes=data.draw(st.sampled_from([TINY.state_layer_bytes, 64])),
         carry_bytes=TINY.carry_bytes,
     )
-    memory = np.random.default_rng(2).integers(0, 256, slabs * TINY.slab_bytes, dtype=np.uint8)
+    memory = np.random.default_rng(2).integers(0, 256, SLABS * TINY.slab_bytes, dtype=np.uint8)
     digester = WindowDigester(memory, TINY, sizes)
-    layers = len(TINY.layer_kinds)
-    first, end = sorted(data.draw(st.tuples(*[st.integers(0, layers)] * 2)))
-    ids = [page for page in range(slabs * TINY.blocks_per_slab) if TINY.valid_page(page, slabs)]
-    pages = data.draw(st.lists(st.sampled_from(ids), max_size=6))
-    slot = data.draw(st.none() | st.integers(0, slabs - 1))
-    large = st.integers(0, 2**63 - 1)
-    room, generation, page = (
-        data.draw(large),
-        data.draw(large),
-        data.draw(st.integers(0, 2**32 - 1)),
-    )
-    header = WindowHeader(0, first, end, page, len(pages), slot is not None)
-    rows = window_rows(TINY, room, generation, header, pages, slot, sizes)
-    expected = digester.digest_rows(rows)
-    assert digester.digest(room, generation, header, pages, slot) == expected
-    geometry = window_geometry(TINY, sizes)
-    count, table = geometry.rows(room, generation, first, end, page, pages, slot)
-    assert count == len(rows.offsets) and table.flags.c_contiguous
-    assert (table == rows.table()).all() and table.shape[1] in (count, count + 1)
+    rows = [
+        window_rows(TINY, w.room, w.generation, w.header, w.pages, w.slot, sizes) for w in asked
+    ]
+    expected = [digester.digest_rows(each) for each in rows]
+    assert digester.digest_all(asked) == expected
+    # As they lie or not, each keeps its place.
+    mixed = [pair[at % 2] for at, pair in enumerate(zip(asked, rows, strict=True))]
+    assert digester.digest_each(mixed) == expected
+    count, table = window_geometry(TINY, sizes).rows([window.places for window in asked])
+    assert count == sum(len(each.offsets) for each in rows) and table.flags.c_contiguous
+    assert np.array_equal(table, row_table(rows)) and table.shape[1] % 2 == 0
+    assert table.shape[1] >= len(asked), "a window without rows has a place for its digest too"
+
+
+@given(window=windows(), data=st.data())
+def test_pieces_of_a_window_are_those_of_the_twin(window: ArenaWindow, data: st.DataObject) -> None:
+    header, pages = window.header, window.pages
+    there = tuple(data.draw(st.permutations(PAGES)))[: len(pages)]
+    if data.draw(st.booleans()):
+        # As most are: runs of neighbours here and there.
+        pages = there = tuple(sorted(there))
+    slots = None if window.slot is None else (window.slot, data.draw(st.integers(0, SLABS - 1)))
+    here_slot, there_slot = slots or (None, None)
+    expected = window_pieces(TINY, header, pages, there, here_slot, there_slot)
+    layers = header.first_layer, header.end_layer
+    found = window_geometry(TINY).pieces(*layers, (pages, there), slots)
+    assert found.dtype == np.int64 and np.array_equal(found, expected)
+
+
+def test_pieces_of_what_is_no_window_are_refused() -> None:
+    geometry = window_geometry(TINY)
+    with pytest.raises(IndexError, match="layers"):
+        geometry.pieces(0, len(TINY.layer_kinds) + 1, ((), ()), None)
+    with pytest.raises(ValueError, match="2 pages go to 1"):
+        geometry.pieces(0, 1, ((0, 1), (0,)), None)
 
 
 def test_a_window_outside_the_arena_is_refused() -> None:

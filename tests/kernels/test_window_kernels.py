@@ -11,7 +11,7 @@ from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec, KernelRows
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.windows.digest import WindowDigester
+from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
 from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.loopback_pair import FULL, GDN, small_layout
@@ -47,6 +47,20 @@ def test_a_window_has_the_same_digest_on_both(
     expected = twin.digest(room, generation, header, pages, slot)
     assert ours.digest(room, generation, header, pages, slot) == expected
     assert (expected == 0) == (not pages and slot is None)
+
+
+def test_windows_that_are_asked_for_together_keep_their_own_digests(device: torch.device) -> None:
+    """Of one launch: also of a window without rows, and of one that is asked for twice."""
+    memory = np.random.default_rng(8).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
+    ours = GpuWindowDigester(torch.from_numpy(memory).to(device), LAYOUT)
+    twin = WindowDigester(memory, LAYOUT)
+    first = ArenaWindow(2**62 + 5, 9, WindowHeader(0, 0, 4, 3, 2, True), (1, 0), 5)
+    nothing = ArenaWindow(7, 1, WindowHeader(1, 0, 1, 0, 0, False), (), None)
+    asked = [nothing, first, replace(first, room=6), replace(first, slot=4), first, nothing]
+    expected = twin.digest_all(asked)
+    assert ours.digest_all(asked) == expected
+    assert expected[1] == expected[4] and len(set(expected)) == 4
+    assert ours.digest_all([nothing] * 3) == [0, 0, 0]
 
 
 def numbers(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:

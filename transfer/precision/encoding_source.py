@@ -37,9 +37,9 @@ class EncodingSource:
         """digester: of units of these sizes."""
         self.code = code
         self.cells = cells
+        self.digester = digester
         self._units = units
         self._codec = codec
-        self._digester = digester
 
     @property
     def sizes(self) -> WireUnits:
@@ -102,7 +102,7 @@ class EncodingSource:
         except BaseException:
             self.cells.give_back(cell)
             raise
-        return _EncodedWindow(self._units, self._digester, self.cells, window, cell, places)
+        return _EncodedWindow(self._units, self.cells, window, cell, places)
 
     def _encode(self, window: Window, cell: Cell) -> Places:
         header, slot = window.header, window.local_slot
@@ -131,14 +131,12 @@ class _EncodedWindow:
     def __init__(
         self,
         units: WireUnits,
-        digester: Digester,
         cells: StagingBuffer,
         window: Window,
         cell: Cell,
         places: Places,
     ) -> None:
         self._units = units
-        self._digester = digester
         self._cells = cells
         self._window = window
         self._cell = cell
@@ -152,9 +150,9 @@ class _EncodedWindow:
             np.stack([self._places, there.offsets * _WORD, there.lengths * _WORD], axis=1)
         )
 
-    def digest(self, room: int, generation: int) -> int:
+    def digestible(self, room: int, generation: int) -> WindowRows:
         rows = self._rows(room, generation, self._window.local_pages, self._window.local_slot)
-        return self._digester.digest_rows(replace(rows, offsets=self._places // _WORD))
+        return replace(rows, offsets=self._places // _WORD)
 
     def _rows(
         self, room: int, generation: int, pages: Sequence[int], slot: int | None

@@ -17,7 +17,8 @@ Invariants:
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tasuki.pycache.layout import CacheLayout
@@ -27,6 +28,7 @@ from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.timeline import PhaseClock, ReceiverTrack, receiver_track
 from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.send_report import WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
 from tasuki.utils.os_threads import name_this_thread
@@ -38,6 +40,8 @@ from .target_arena import TargetArena
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.02
+_MOST_AT_ONCE = 64
+"""Windows that are digested in one call: the first of them waits for the last."""
 
 
 @dataclass
@@ -193,74 +197,125 @@ class Receiver:
         except TransferError as error:
             log.warning("notifications could not be read: %s", error)
             return 0
-        for notification in arrived:
-            self._take_or_drop(arena, notification)
+        # What is decoded may not be digested after that: each window by itself then.
+        at_once = _MOST_AT_ONCE if arena.window_sink is None else 1
+        for first in range(0, len(arrived), at_once):
+            self._take(arena, arrived[first : first + at_once])
         return len(arrived)
 
-    def _take_or_drop(self, arena: TargetArena, notification: bytes) -> None:
-        try:
-            self._take(arena, notification)
-        except Exception:
-            # One window's defect must not end the thread that serves all: it is missing, which its
-            # room will find out.
-            log.exception("a notification was dropped")
-
-    def _take(self, arena: TargetArena, notification: bytes) -> None:
+    def _take(self, arena: TargetArena, notifications: Sequence[bytes]) -> None:
         landed_at = self._clock()
+        windows = self._digested(arena, self._awaited(arena, notifications))
+        if arena.window_sink is not None:
+            windows = [w for w in windows if self._decoded(arena.window_sink, w)]
+        with self._lock:
+            verified_at = self._clock()
+            for window in windows:
+                window.incoming.land(window.header, window.digest, landed_at, verified_at)
+            self.counters.landed += len(windows)
+            for changed in {id(w.incoming): w.incoming.changed for w in windows}.values():
+                changed.notify_all()
+        for window in windows:
+            with _dropping():
+                reach(Place.RECEIVER_AFTER_LANDED, window.header.sequence)
+
+    def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Landing]":
+        """Windows that are announced and count; the rest is counted and dropped."""
+        landings: dict[tuple[int, int], _Landing] = {}
+        for notification in notifications:
+            with _dropping():
+                landing = self._awaited_one(arena, notification)
+                if landing is None:
+                    continue
+                key = landing.incoming.room, landing.header.sequence
+                if key in landings:
+                    self.counters.duplicate += 1
+                    continue
+                reach(Place.RECEIVER_ON_LANDED, landing.header.sequence)
+                landings[key] = landing
+        return list(landings.values())
+
+    def _awaited_one(self, arena: TargetArena, notification: bytes) -> "_Landing | None":
         try:
             room, generation, header = WindowHeader.unpack(notification, arena.code)
         except ValueError as error:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
-            return
+            return None
         with self._lock:
             incoming = self._rooms.get(room)
             if incoming is None:
                 self.counters.unknown_room += 1
-                return
+                return None
             if incoming.generation != generation:
                 self.counters.stale_generation += 1
-                return
+                return None
             if incoming.has(header):
                 self.counters.duplicate += 1
                 if arena.window_sink is not None:
                     incoming.spoil(header)
-                return
+                return None
             if incoming.sealed:
                 # Its ids are the request's own.
                 self.counters.unknown_room += 1
-                return
+                return None
         try:
             pages = incoming.pages_of(header)
         except OutOfBounds as error:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
-            return
-        reach(Place.RECEIVER_ON_LANDED, header.sequence)
+            return None
         slot = incoming.destination.slot if header.carries_state else None
-        digest = arena.digester.digest(room, generation, header, pages, slot)
-        if arena.window_sink is not None and not self._decoded(
-            arena.window_sink, incoming, header, pages, slot
-        ):
-            return
-        with self._lock:
-            incoming.land(header, digest, landed_at, self._clock())
-            self.counters.landed += 1
-            incoming.changed.notify_all()
-        reach(Place.RECEIVER_AFTER_LANDED, header.sequence)
+        return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot))
 
-    def _decoded(
-        self,
-        window_sink: WindowSink,
-        incoming: IncomingRoom,
-        header: WindowHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> bool:
-        """Decode the window in place, in parts; False where its room was forgotten meanwhile."""
-        for part in window_sink.parts(header, pages, slot):
-            with self._decoding:
-                if incoming.forgotten:
-                    return False
-                window_sink.decode(part)
-        return True
+    def _digested(self, arena: TargetArena, windows: "list[_Landing]") -> "list[_Landing]":
+        """Those that could be."""
+        if not windows:
+            return []
+        try:
+            found = arena.digester.digest_all([window.placed for window in windows])
+        except Exception:
+            if len(windows) > 1:
+                # What is wrong with one of them befalls no other.
+                return [one for window in windows for one in self._digested(arena, [window])]
+            log.exception("a notification was dropped")
+            return []
+        for window, digest in zip(windows, found, strict=True):
+            window.digest = digest
+        return windows
+
+    def _decoded(self, window_sink: WindowSink, window: "_Landing") -> bool:
+        """Decode the window in place, in parts; False where its room was forgotten meanwhile, or it
+        could not be."""
+        with _dropping():
+            placed = window.placed
+            for part in window_sink.parts(placed.header, placed.pages, placed.slot):
+                with self._decoding:
+                    if window.incoming.forgotten:
+                        return False
+                    window_sink.decode(part)
+            return True
+        return False
+
+
+@dataclass(eq=False)
+class _Landing:
+    """A window that is announced and whose room awaits it. digest: of what lies in the arena."""
+
+    incoming: IncomingRoom
+    placed: ArenaWindow
+    digest: int = 0
+
+    @property
+    def header(self) -> WindowHeader:
+        return self.placed.header
+
+
+@contextmanager
+def _dropping() -> Iterator[None]:
+    """One window's defect must not end the thread that serves all: it is missing, which its room
+    will find out."""
+    try:
+        yield
+    except Exception:
+        log.exception("a notification was dropped")

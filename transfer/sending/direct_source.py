@@ -2,17 +2,18 @@
 an encoded copy (encoding_source.py).
 
 Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded window's
-digest() on any one.
+digestible() on any one.
 Invariant: a loaded window's bytes stay as they are until release().
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from tasuki.pycache._cpp_cache import WindowGeometry
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.windows.descriptors import Pieces, window_pieces
+from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
-from tasuki.transfer.windows.digest import Digester
+from tasuki.transfer.windows.digest import ArenaWindow, Digester, Digestible, window_geometry
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 from tasuki.transfer.windows.window import FinishedLayers, Run, Window, cut
 
@@ -23,8 +24,8 @@ class LoadedWindow(Protocol):
     def pieces(self, destination: Destination) -> Pieces:
         """Where its bytes are here, and go there."""
 
-    def digest(self, room: int, generation: int) -> int:
-        """Of the bytes that are posted."""
+    def digestible(self, room: int, generation: int) -> Digestible:
+        """The bytes that are posted, as the source's digester takes them."""
 
     def release(self) -> None:
         """Exactly once: nothing of it is in flight, or the room's end was forced."""
@@ -38,6 +39,10 @@ class WindowSource(Protocol):
     @property
     def code(self) -> int:
         """Of the precision, as notifications carry it."""
+
+    @property
+    def digester(self) -> Digester:
+        """Of the arena that windows leave from."""
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
@@ -57,8 +62,10 @@ class DirectSource:
     code = 0
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:
+        """digester: of whole units."""
+        self.digester = digester
         self._layout = layout
-        self._digester = digester
+        self._geometry = window_geometry(layout)
 
     @property
     def sizes(self) -> UnitSizes:
@@ -73,31 +80,28 @@ class DirectSource:
         return True
 
     def load(self, peer: str, window: Window) -> "_WindowInPlace":
-        return _WindowInPlace(self._layout, self._digester, window)
+        return _WindowInPlace(self._geometry, window)
 
 
 class _WindowInPlace:
-    def __init__(self, layout: CacheLayout, digester: Digester, window: Window) -> None:
-        self._layout = layout
-        self._digester = digester
+    def __init__(self, geometry: WindowGeometry, window: Window) -> None:
+        self._geometry = geometry
         self._window = window
 
     def pieces(self, destination: Destination) -> Pieces:
-        window = self._window
-        return window_pieces(
-            self._layout,
-            window.header,
-            window.local_pages,
-            granted_pages(destination, window.header),
-            window.local_slot,
-            destination.slot,
+        """As descriptors.window_pieces, its twin."""
+        window, header = self._window, self._window.header
+        here, there = window.local_slot, destination.slot
+        return self._geometry.pieces(
+            header.first_layer,
+            header.end_layer,
+            (window.local_pages, granted_pages(destination, header)),
+            None if here is None or there is None else (here, there),
         )
 
-    def digest(self, room: int, generation: int) -> int:
+    def digestible(self, room: int, generation: int) -> ArenaWindow:
         window = self._window
-        return self._digester.digest(
-            room, generation, window.header, window.local_pages, window.local_slot
-        )
+        return ArenaWindow(room, generation, window.header, window.local_pages, window.local_slot)
 
     def release(self) -> None:
         """Pages and slot are the engine's."""

@@ -27,6 +27,7 @@ from tasuki.transfer.windows.send_report import (
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, Window
 
+from .digest_thread import AskedDigest
 from .direct_source import LoadedWindow
 from .link import Link
 
@@ -66,7 +67,7 @@ class Posted:
     layers_finished: tuple[float, ...]
     begun: float
     at: float
-    digest: "Future[int]"
+    digest: AskedDigest
     flushed: float | None = None
 
 

@@ -19,7 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from tasuki.pycache.layout import CacheLayout
@@ -36,6 +36,7 @@ from tasuki.transfer.windows.window import FinishedLayers, Window
 from tasuki.utils.os_threads import name_this_thread
 
 from .counters import SenderCounters
+from .digest_thread import AskedDigest, DigestThread
 from .direct_source import LoadedWindow
 from .fair_queue import FairQueue
 from .link import Link, SourceArena
@@ -88,12 +89,11 @@ class Sender:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
-        self._digests = ThreadPoolExecutor(
-            1, thread_name_prefix="tasuki-digests", initializer=name_this_thread
-        )
+        self._digests = DigestThread(self._wake.set)
         self._alarms = [TickAlarm(arena.steps, self._wake.set) for arena in self._arenas]
 
     def start(self) -> None:
+        self._digests.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -108,7 +108,7 @@ class Sender:
         self._stopping.set()
         self._wake.set()
         self._thread.join()
-        self._digests.shutdown()
+        self._digests.stop()
         self._close_endpoints()
 
     # Peers
@@ -411,8 +411,9 @@ class Sender:
         # What the counter no longer remembers was finished before; the bound is what is known.
         layers = tuple(begun if at is None else at for at in finished)
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
-        digest = self._digests.submit(loaded.digest, room.room, room.generation)
-        digest.add_done_callback(lambda _: self._wake.set())
+        digester = link.source.window_source.digester
+        digest = AskedDigest(digester, loaded, room.room, room.generation)
+        self._digests.ask(digest)
         with self._lock:
             room.posted.append(Posted(window, loaded, transfer, size, layers, begun, given, digest))
         return True
@@ -429,7 +430,7 @@ class Sender:
                         continue
                     posted.flushed = self._clock()
                 if not room.stopped:
-                    if not posted.digest.done():
+                    if not posted.digest.done:
                         continue
                     self._note_flushed(room, posted)
                 flushed.append(posted)

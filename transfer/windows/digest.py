@@ -16,6 +16,7 @@ state's columns are padded to 64 bytes.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +75,50 @@ class WindowRows:
     lengths: NDArray[np.int64]
     seeds: NDArray[np.int64]
 
-    def table(self) -> NDArray[np.int64]:
-        """[3, rows, or one more of zeros to be even], as `WindowGeometry.rows` makes it: a GPU's
-        kernel is compiled anew for rows that do not begin at 16 bytes."""
-        count = len(self.offsets)
-        table = np.zeros((3, count + count % 2), dtype=np.int64)
-        table[:, :count] = self.offsets, self.lengths, self.seeds
-        return table
+
+@dataclass(frozen=True)
+class ArenaWindow:
+    """A window as it lies in an arena. slot is given exactly if header.carries_state."""
+
+    room: int
+    generation: int
+    header: WindowHeader
+    pages: tuple[int, ...]
+    slot: int | None
+
+    @property
+    def places(self) -> tuple[int, int, int, int, int, tuple[int, ...], int | None]:
+        """As compiled code takes it."""
+        header = self.header
+        return (
+            self.room,
+            self.generation,
+            header.first_layer,
+            header.end_layer,
+            header.first_page,
+            self.pages,
+            self.slot,
+        )
+
+
+Digestible: TypeAlias = ArenaWindow | WindowRows
+
+
+def row_table(windows: Sequence[WindowRows]) -> NDArray[np.int64]:
+    """[5, columns] int64, as `WindowGeometry.rows` makes it of the same windows: offsets, lengths
+    and seeds of all their rows, the number of the window that a row is of, and zeros, one a window
+    at least, which digests are added to. Columns are even: a GPU's kernel is compiled anew for
+    lines that do not begin at 16 bytes."""
+    count = sum(len(window.offsets) for window in windows)
+    columns = max(count, len(windows))
+    table = np.zeros((5, columns + columns % 2), dtype=np.int64)
+    first = 0
+    for number, rows in enumerate(windows):
+        end = first + len(rows.offsets)
+        table[:3, first:end] = rows.offsets, rows.lengths, rows.seeds
+        table[3, first:end] = number
+        first = end
+    return table
 
 
 def window_rows(
@@ -154,6 +192,25 @@ class Digester(ABC):
     """Digests windows out of one arena, wherever its memory is."""
 
     @abstractmethod
+    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
+        """The 64-bit digest of each: the work of one call, however many there are.
+
+        REQUIRES: ids are inside the arena.
+        """
+
+    @abstractmethod
+    def digest_rows(self, rows: WindowRows) -> int:
+        """The same of one window, of rows that lie anywhere in the arena."""
+
+    def digest_each(self, windows: Sequence[Digestible]) -> list[int]:
+        """As digest_all, of windows as they lie, and of others one by one."""
+        placed = [window for window in windows if isinstance(window, ArenaWindow)]
+        found = iter(self.digest_all(placed) if placed else [])
+        return [
+            next(found) if isinstance(window, ArenaWindow) else self.digest_rows(window)
+            for window in windows
+        ]
+
     def digest(
         self,
         room: int,
@@ -162,14 +219,9 @@ class Digester(ABC):
         pages: Sequence[int],
         slot: int | None,
     ) -> int:
-        """The window's 64-bit digest from this arena's `pages` and `slot`.
-
-        REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state.
-        """
-
-    @abstractmethod
-    def digest_rows(self, rows: WindowRows) -> int:
-        """The same of rows that lie anywhere in the arena."""
+        """As digest_all, of one."""
+        window = ArenaWindow(room, generation, header, tuple(pages), slot)
+        return self.digest_all([window])[0]
 
 
 class WindowDigester(Digester):
@@ -186,23 +238,8 @@ class WindowDigester(Digester):
         self._rows = RowDigester(memory, longest)
         self._windows = CompiledDigester(self._rows, window_geometry(layout, sizes))
 
-    def digest(
-        self,
-        room: int,
-        generation: int,
-        header: WindowHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        return self._windows.digest(
-            room,
-            generation,
-            header.first_layer,
-            header.end_layer,
-            header.first_page,
-            pages,
-            slot,
-        )
+    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
+        return self._windows.digest_all([window.places for window in windows])
 
     def digest_rows(self, rows: WindowRows) -> int:
         return self._rows.digest(rows.offsets, rows.lengths, rows.seeds)

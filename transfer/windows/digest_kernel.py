@@ -2,7 +2,9 @@
 
 A window is rows of whole blocks or states. Four programs sum words x keys of a row (uint64, so
 wrapping and in any order), a second launch mixes each row's sum with the row's identity and adds
-up. Bytes read once: the floor is memory bandwidth. Keys come from L2, where they stay.
+it to its window's digest. However many windows are asked for at once, there are two launches, one
+copy there and one back. Bytes are read once: the floor is memory bandwidth. Keys come from L2,
+where they stay.
 
 Thread rule: one thread at a time per digester; work is queued on a stream of its own, which waits
 for nothing: the caller knows that the window's writes are done (its layer's event has fired).
@@ -20,9 +22,16 @@ from numpy.typing import NDArray
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .digest import MASK, Digester, WindowRows, window_geometry, word_keys
+from .digest import (
+    MASK,
+    ArenaWindow,
+    Digester,
+    WindowRows,
+    row_table,
+    window_geometry,
+    word_keys,
+)
 from .unit_sizes import UnitSizes
-from .window import WindowHeader
 
 # What a head has of a page's block is four chunks in the published shapes.
 _PARTS = 4
@@ -54,61 +63,50 @@ class GpuWindowDigester(Digester):
             # Compiled before a peer waits for it.
             self.digest_rows(WindowRows(*np.zeros((3, 1), dtype=np.int64)))
 
-    def digest(
-        self,
-        room: int,
-        generation: int,
-        header: WindowHeader,
-        pages: Sequence[int],
-        slot: int | None,
-    ) -> int:
-        """As digest_rows: blocks until the GPU has answered, on this stream alone."""
-        return self._digest(
-            *self._windows.rows(
-                room,
-                generation,
-                header.first_layer,
-                header.end_layer,
-                header.first_page,
-                pages,
-                slot,
-            )
-        )
+    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
+        """Blocks until the GPU has answered, on this stream alone."""
+        rows, table = self._windows.rows([window.places for window in windows])
+        return self._digest(len(windows), rows, table)
 
     def digest_rows(self, rows: WindowRows) -> int:
-        return self._digest(len(rows.offsets), rows.table())
+        return self._digest(1, len(rows.offsets), row_table([rows]))[0]
 
-    def _digest(self, count: int, table: NDArray[np.int64]) -> int:
+    def _digest(self, windows: int, rows: int, table: NDArray[np.int64]) -> list[int]:
         with torch.cuda.stream(self._stream):
-            placed = PlacedRows.on(self._words.device, count, table)
-            return int(digest_rows(self._words, self._keys, placed).item()) & MASK
+            placed = PlacedRows.on(self._words.device, rows, table)
+            digest_rows(self._words, self._keys, placed)
+            found: list[int] = placed.digests[:windows].tolist()
+        return [digest & MASK for digest in found]
 
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """`WindowRows` on the arena's device."""
+    """`row_table` on the arena's device, its lines one by one; digests has more than one for each
+    window."""
 
     offsets: torch.Tensor
     lengths: torch.Tensor
     seeds: torch.Tensor
+    windows: torch.Tensor
+    digests: torch.Tensor
 
     @staticmethod
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
-        """table [3, at least count]: as `WindowRows.table`."""
-        # One copy: each costs as much as all three.
+        """table [5, at least count]: as `row_table`, of that many rows."""
+        # One copy: each costs as much as all five.
         there = torch.from_numpy(table).to(device, non_blocking=True)
-        return PlacedRows(*there[:, :count])
+        offsets, lengths, seeds, windows = there[:4, :count].unbind()
+        return PlacedRows(offsets, lengths, seeds, windows, there[4])
 
 
-def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> torch.Tensor:
-    """The digest [1] int64 (its bits) of the rows, on the current stream.
+def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> None:
+    """Add the digests of all windows (their bits) to rows.digests, on the current stream.
 
     words [n] int64: the arena; keys [at least the longest row] int64.
     """
-    total = torch.zeros(1, dtype=torch.int64, device=words.device)
     count = len(rows.offsets)
     if count == 0:
-        return total
+        return
     partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)
     _sum_kernel[(count, _PARTS)](
         words,
@@ -121,8 +119,9 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> to
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )
-    _mix_kernel[(count,)](partial, rows.seeds, total, PARTS=_PARTS, num_warps=1)
-    return total
+    _mix_kernel[(count,)](
+        partial, rows.seeds, rows.windows, rows.digests, PARTS=_PARTS, num_warps=1
+    )
 
 
 @triton.jit
@@ -152,11 +151,12 @@ def _sum_kernel(
 
 
 @triton.jit
-def _mix_kernel(partial, seeds, total, PARTS: tl.constexpr):
+def _mix_kernel(partial, seeds, windows, digests, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     value = tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0)
     # Modular addition commutes, so the order in which rows arrive does not show.
-    tl.atomic_add(total, _splitmix64(tl.load(seeds + row) ^ value))
+    window = tl.load(windows + row)
+    tl.atomic_add(digests + window, _splitmix64(tl.load(seeds + row) ^ value))
 
 
 @triton.jit
@@ -186,7 +186,12 @@ def compile_specs() -> list[KernelSpec]:
         KernelSpec(
             name="digest_mix",
             kernel=_mix_kernel,
-            signature={"partial": "*i64", "seeds": "*i64", "total": "*i64"},
+            signature={
+                "partial": "*i64",
+                "seeds": "*i64",
+                "windows": "*i64",
+                "digests": "*i64",
+            },
             constants={"PARTS": _PARTS},
             num_warps=1,
         ),
