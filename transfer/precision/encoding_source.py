@@ -26,6 +26,9 @@ Places = NDArray[np.int64]
 
 
 class EncodingSource:
+    most_together = 1
+    """Another one's encoding takes as long as this one's way."""
+
     def __init__(
         self,
         units: WireUnits,

@@ -44,6 +44,10 @@ class WindowSource(Protocol):
     def digester(self) -> Digester:
         """Of the arena that windows leave from."""
 
+    @property
+    def most_together(self) -> int:
+        """Windows that are worth loading before the first of them is posted."""
+
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
     ) -> list[Window]:
@@ -60,6 +64,7 @@ class DirectSource:
     """Bytes leave from where they lie: nothing is copied and nothing is waited for."""
 
     code = 0
+    most_together = 64
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:
         """digester: of whole units."""

@@ -81,6 +81,8 @@ class OutgoingRoom:
     link: Link
     waiting: deque[Window] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
+    leaving: int = 0
+    """Windows that are taken out and not posted yet."""
     drained: "Future[Drain]" = field(default_factory=Future)
     stop_reason: str | None = None
     stopped_at: float | None = None

@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.sending.window_sizing import window_runs
-from tasuki.transfer.transports.base import TransferState
+from tasuki.transfer.transports.base import Transfer, TransferState, Write
 from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
@@ -322,24 +323,32 @@ class Sender:
 
     def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
         """Post a window for each of the rooms, or more of one and fewer of another, as is fair;
-        whether any was."""
-        posted = False
+        whether any was taken out. What goes to one peer is posted in one call."""
+        moved = False
+        leaving: list[Leaving] = []
         able = [room for room in rooms if self._may_post(room)]
         for _ in rooms:
+            # What was taken of one room may be as much as another's link is to have.
+            while able and not self._may_post(room := self._turns.next(able)):
+                able.remove(room)
             if not able:
                 break
-            posted |= self._turn(self._turns.next(able), self._post_next)
-            able = [room for room in able if self._may_post(room)]
-        return posted
+            moved |= self._turn(room, partial(self._load_next, leaving))
+            if leaving and len(leaving) >= room.link.source.window_source.most_together:
+                self._post_all(leaving)
+                leaving = []
+        self._post_all(leaving)
+        return moved
 
     def _may_post(self, room: OutgoingRoom) -> bool:
-        if len(room.posted) >= self.settings.posted_windows:
+        if len(room.posted) + room.leaving >= self.settings.posted_windows:
             return False
         source, rate = room.link.source, room.link.rate
         if not room.has_ready(source.steps.value) or not source.window_source.has_room(room.peer):
             return False
         ahead = rate.seconds_for(rate.in_flight_bytes)
-        return not room.posted or ahead is None or ahead < self.settings.ahead_seconds
+        alone = not room.posted and not room.leaving
+        return alone or ahead is None or ahead < self.settings.ahead_seconds
 
     def _turn(self, room: OutgoingRoom, act: Callable[[OutgoingRoom], bool]) -> bool:
         try:
@@ -361,7 +370,8 @@ class Sender:
             self._stop(room, f"no window was flushed for {patience:.1f} s")
         return self._end_if_over(room) or moved
 
-    def _post_next(self, room: OutgoingRoom) -> bool:
+    def _load_next(self, leaving: "list[Leaving]", room: OutgoingRoom) -> bool:
+        """Take a window out and load it, to be posted; whether there was one."""
         source = room.link.source
         with self._lock:
             window = room.take_ready(source.steps.value)
@@ -370,53 +380,104 @@ class Sender:
         self._turns.served(room, window_bytes(source.window_source.sizes, window.header))
         begun = self._clock()
         loaded = source.window_source.load(room.peer, window)
-        posted = False
         try:
-            posted = self._post(room, window, loaded, begun)
-        finally:
-            if not posted:
-                loaded.release()
-        if posted:
-            reach(Place.SENDER_AFTER_POST, window.header.sequence)
+            leaving.append(self._leaving(room, window, loaded, begun))
+        except BaseException:
+            loaded.release()
+            raise
         return True
+
+    def _leaving(
+        self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float
+    ) -> "Leaving":
+        header, source = window.header, room.link.source
+        layers_of_it = header.end_layer - header.first_layer
+        finished = source.steps.times_of(window.tick - layers_of_it + 1, window.tick + 1)
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        layers = tuple(begun if at is None else at for at in finished)
+        pieces = loaded.pieces(room.destination)
+        size = int(pieces[:, 2].sum())
+        note = header.pack(room.room, room.generation, source.window_source.code)
+        reach(Place.SENDER_BEFORE_POST, header.sequence)
+        room.leaving += 1
+        room.link.rate.posted(size)
+        return Leaving(room, window, loaded, Write(pieces, note), size, layers, begun)
 
     def _stop(self, room: OutgoingRoom, reason: str) -> None:
         with self._lock:
             room.stop(reason, self._clock())
 
-    def _post(self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float) -> bool:
-        """Whether it was; if not, the room is stopped."""
-        header, link = window.header, room.link
-        layers_of_it = header.end_layer - header.first_layer
-        finished = link.source.steps.times_of(window.tick - layers_of_it + 1, window.tick + 1)
-        pieces = loaded.pieces(room.destination)
-        reach(Place.SENDER_BEFORE_POST, header.sequence)
+    def _post_all(self, leaving: "Sequence[Leaving]") -> None:
+        by_link: dict[int, list[Leaving]] = {}
+        for each in leaving:
+            by_link.setdefault(id(each.room.link), []).append(each)
+        for group in by_link.values():
+            self._post_together(group[0].room.link, group[0].room.peer, group)
+
+    def _post_together(self, link: Link, peer: str, group: "Sequence[Leaving]") -> None:
+        """What cannot be posted stops its room."""
+        for each in group:
+            if each.room.stopped:
+                self._give_up(each, "stopped")
+        group = [each for each in group if not each.room.stopped]
         # Between this and the post nothing may take time.
-        if self._leases.writable(room.peer) is None:
-            self._stop(room, "the receiver's lease ended before a window was posted")
-            return False
+        if self._leases.writable(peer) is None:
+            for each in group:
+                self._give_up(each, "the receiver's lease ended before a window was posted")
+            return
         given = self._clock()
         try:
-            transfer = link.source.transport.post(
-                link.endpoint,
-                pieces,
-                header.pack(room.room, room.generation, link.source.window_source.code),
-            )
-        except TransferError as error:
-            room.endpoint_failed = True
-            self._stop(room, str(error))
-            return False
-        size = int(pieces[:, 2].sum())
-        link.rate.posted(size)
-        # What the counter no longer remembers was finished before; the bound is what is known.
-        layers = tuple(begun if at is None else at for at in finished)
+            found = link.source.transport.post_all(link.endpoint, [each.write for each in group])
+        except Exception as error:
+            log.exception("the transport broke")
+            for each in group:
+                # Some of it may have been posted.
+                each.room.write_lost = True
+                self._give_up(each, f"internal error: {error!r}")
+            return
+        for each, transfer in zip(group, found, strict=True):
+            if isinstance(transfer, Exception):
+                self._refused(each, transfer)
+            else:
+                self._posted(each, transfer, given)
+        for each, transfer in zip(group, found, strict=True):
+            if not isinstance(transfer, Exception):
+                self._turn(each.room, partial(_reached_after_post, each))
+
+    def _refused(self, leaving: "Leaving", error: Exception) -> None:
+        if isinstance(error, TransferError):
+            leaving.room.endpoint_failed = True
+            self._give_up(leaving, str(error))
+        else:
+            log.error("room %d broke", leaving.room.room, exc_info=error)
+            self._give_up(leaving, f"internal error: {error!r}")
+
+    def _give_up(self, leaving: "Leaving", reason: str) -> None:
+        """It is not posted, and nothing of its room will be."""
+        leaving.room.leaving -= 1
+        leaving.room.link.rate.gone(leaving.bytes)
+        leaving.loaded.release()
+        self._stop(leaving.room, reason)
+
+    def _posted(self, leaving: "Leaving", transfer: Transfer, given: float) -> None:
+        room = leaving.room
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
-        digester = link.source.window_source.digester
-        digest = AskedDigest(digester, loaded, room.room, room.generation)
+        digester = room.link.source.window_source.digester
+        digest = AskedDigest(digester, leaving.loaded, room.room, room.generation)
         self._digests.ask(digest)
+        posted = Posted(
+            leaving.window,
+            leaving.loaded,
+            transfer,
+            leaving.bytes,
+            leaving.layers_finished,
+            leaving.begun,
+            given,
+            digest,
+        )
         with self._lock:
-            room.posted.append(Posted(window, loaded, transfer, size, layers, begun, given, digest))
-        return True
+            room.leaving -= 1
+            room.posted.append(posted)
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
@@ -503,3 +564,21 @@ class Sender:
             on_end(end)
         except Exception:
             log.exception("a room's end was not taken: %s", end)
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A window that is loaded and is to be posted in this pass. begun: when it was taken out."""
+
+    room: OutgoingRoom
+    window: Window
+    loaded: LoadedWindow
+    write: Write
+    bytes: int
+    layers_finished: tuple[float, ...]
+    begun: float
+
+
+def _reached_after_post(leaving: Leaving, room: OutgoingRoom) -> bool:
+    reach(Place.SENDER_AFTER_POST, leaving.window.header.sequence)
+    return True

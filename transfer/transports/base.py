@@ -11,7 +11,7 @@ a notification is seen by the peer only after the bytes that it rides with.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -44,6 +44,14 @@ class Endpoint(ABC):
 
 class Transfer:
     """A posted transfer; released exactly once, by Transport.release."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """What one post() takes."""
+
+    pieces: Pieces
+    notification: bytes
 
 
 class Transport(ABC):
@@ -105,6 +113,20 @@ class Transport(ABC):
 
         Raises OutOfBounds before anything is sent, TransportError when it could not be started.
         """
+
+    def post_all(
+        self, endpoint: Endpoint, writes: "Sequence[Write]"
+    ) -> "list[Transfer | Exception]":
+        """post() of each, in order; for what could not be started, what post() raised. Raises
+        nothing: who posts must know of everything that may land. Some transports write all of them
+        in one go, so that they are flushed together."""
+        posted: list[Transfer | Exception] = []
+        for write in writes:
+            try:
+                posted.append(self.post(endpoint, write.pieces, write.notification))
+            except Exception as error:
+                posted.append(error)
+        return posted
 
     @abstractmethod
     def poll(self, transfer: Transfer) -> TransferState:

@@ -6,14 +6,14 @@ Invariant: a peer is written to by one member for as long as its endpoint lives.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.units import TransferUnits
 
-from .base import Endpoint, Region, Transfer, TransferState, Transport
+from .base import Endpoint, Region, Transfer, TransferState, Transport, Write
 
 _LARGEST_METADATA = 1 << 20
 
@@ -105,6 +105,14 @@ class RoutedTransport(Transport):
         assert isinstance(endpoint, _RoutedEndpoint)
         transfer = endpoint.member.post(endpoint.endpoint, pieces, notification)
         return _RoutedTransfer(endpoint.member, transfer)
+
+    def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        posted = endpoint.member.post_all(endpoint.endpoint, writes)
+        return [
+            each if isinstance(each, Exception) else _RoutedTransfer(endpoint.member, each)
+            for each in posted
+        ]
 
     def poll(self, transfer: Transfer) -> TransferState:
         assert isinstance(transfer, _RoutedTransfer)

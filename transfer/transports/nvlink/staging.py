@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .store_kernel import table_words
 
 # More than a chunk's pages in a few layers; rarer, larger windows get a table of their own size.
-_PIECES = 1024
+PIECES = 1024
 _TABLES = 16
 
 
@@ -47,7 +47,7 @@ class Table:
 class Staging:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._free = [Table(_PIECES, device) for _ in range(_TABLES)]
+        self._free = [Table(PIECES, device) for _ in range(_TABLES)]
         self._busy: list[Table] = []
 
     def take(self, pieces: int) -> Table:
@@ -57,7 +57,7 @@ class Staging:
             self._collect()
             table = self._free_for(pieces)
         if table is None:
-            table = Table(max(_PIECES, 1 << (pieces - 1).bit_length()), self._device)
+            table = Table(max(PIECES, 1 << (pieces - 1).bit_length()), self._device)
         table.flag[0] = 0
         return table
 

@@ -12,6 +12,7 @@ What proves that no more writes come: the event of the last window (drain), the 
 """
 
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +20,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasuki.transfer.errors import OutOfBounds, TransportError
+from tasuki.transfer.errors import OutOfBounds, TransferError, TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
+from tasuki.transfer.transports.base import (
+    Endpoint,
+    Region,
+    Transfer,
+    TransferState,
+    Transport,
+    Write,
+)
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds
 from tasuki.transfer.windows.units import TransferUnits
 
 from .cuda_ipc import WORD_BYTES, CudaIpc
 from .mailbox import Mailbox, MailboxWriter
 from .peer_address import PeerAddress
-from .staging import Staging, Table
+from .staging import PIECES, Staging, Table
 from .store_kernel import ALIGNMENT, Grid, PieceStore, Target, fill_table
 from .write_gate import NOBODY, PeerGate
 
@@ -62,9 +70,19 @@ class _PeerEndpoint(Endpoint):
 class _PeerTransfer(Transfer):
     endpoint: _PeerEndpoint
     notification: bytes
-    table: Table | None
-    """None once nothing of it is under way on the GPU."""
+    launch: "_Launch | None"
+    """None of a notification alone, and once it was stored or released."""
     notified: bool = False
+
+
+@dataclass(eq=False)
+class _Launch:
+    """Windows that one kernel stores. table: None once nothing of it is under way on the GPU.
+    windows: those that may still ask."""
+
+    table: Table | None
+    windows: int
+    stored: bool = False
 
 
 class PeerCopyTransport(Transport):
@@ -179,18 +197,57 @@ class PeerCopyTransport(Transport):
         pieces: Pieces,
         notification: bytes,
     ) -> Transfer:
+        (posted,) = self.post_all(endpoint, [Write(pieces, notification)])
+        if isinstance(posted, Exception):
+            raise posted
+        return posted
+
+    def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
+        """Windows that fit one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
         with self._lock:
-            region = self._registered()
-            check_bounds(pieces, region.size, endpoint.remote_size)
-            if int(np.bitwise_or.reduce(pieces, axis=None)) % ALIGNMENT:
-                raise OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
-            if not endpoint.open:
-                raise TransportError("peer_copy: the connection is closed")
-            table = self._launch(region, endpoint, pieces) if len(pieces) else None
-        return _PeerTransfer(endpoint, notification, table)
+            posted: dict[int, Transfer | Exception] = {}
+            stored: list[int] = []
+            for index, write in enumerate(writes):
+                try:
+                    self._check(endpoint, write.pieces)
+                except TransferError as error:
+                    posted[index] = error
+                    continue
+                if len(write.pieces):
+                    stored.append(index)
+                else:
+                    posted[index] = _PeerTransfer(endpoint, write.notification, None)
+            for together in _fitting(stored, [len(write.pieces) for write in writes]):
+                posted.update(self._store_together(endpoint, writes, together))
+        return [posted[index] for index in range(len(writes))]
+
+    def _check(self, endpoint: _PeerEndpoint, pieces: Pieces) -> None:
+        """Raises OutOfBounds, TransportError."""
+        region = self._registered()
+        check_bounds(pieces, region.size, endpoint.remote_size)
+        if int(np.bitwise_or.reduce(pieces, axis=None)) % ALIGNMENT:
+            raise OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
+        if not endpoint.open:
+            raise TransportError("peer_copy: the connection is closed")
+
+    def _store_together(
+        self, endpoint: _PeerEndpoint, writes: Sequence[Write], together: Sequence[int]
+    ) -> dict[int, Transfer | Exception]:
+        pieces = [writes[index].pieces for index in together]
+        try:
+            table = self._launch(
+                self._registered(), endpoint, pieces[0] if len(pieces) == 1 else np.vstack(pieces)
+            )
+        except TransportError as error:
+            return dict.fromkeys(together, error)
+        launch = _Launch(table, len(together))
+        return {
+            index: _PeerTransfer(endpoint, writes[index].notification, launch) for index in together
+        }
 
     def _launch(self, region: Region, endpoint: _PeerEndpoint, pieces: Pieces) -> Table:
+        """Raises TransportError."""
         count = len(pieces)
         # In turn.
         stream = self._streams.pop(0)
@@ -217,18 +274,38 @@ class PeerCopyTransport(Transport):
     def poll(self, transfer: Transfer) -> TransferState:
         assert isinstance(transfer, _PeerTransfer)
         with self._lock:
-            table = transfer.table
-            if table is not None:
-                if not self._passed(table):
+            if transfer.launch is not None:
+                if not self._over(transfer.launch):
                     return TransferState.PENDING
-                transfer.table = None
-                stored = bool(table.flag[0])
-                self._staging.give_back(table)
+                stored = transfer.launch.stored
+                self._let_go(transfer)
                 if not stored:
                     raise TransportError("peer_copy: the receiver has shut its gate; connect anew")
             if not transfer.notified:
                 transfer.notified = transfer.endpoint.mailbox.write(transfer.notification)
         return TransferState.DONE if transfer.notified else TransferState.PENDING
+
+    def _over(self, launch: _Launch) -> bool:
+        """Whether the GPU is through with it; then its table is free."""
+        table = launch.table
+        if table is None:
+            return True
+        if not self._passed(table):
+            return False
+        launch.stored = bool(table.flag[0])
+        launch.table = None
+        self._staging.give_back(table)
+        return True
+
+    def _let_go(self, transfer: _PeerTransfer) -> None:
+        """It asks no more. Idempotent."""
+        launch, transfer.launch = transfer.launch, None
+        if launch is None:
+            return
+        launch.windows -= 1
+        if not launch.windows and launch.table is not None:
+            self._staging.give_back(launch.table)
+            launch.table = None
 
     @staticmethod
     def _passed(table: Table) -> bool:
@@ -240,9 +317,7 @@ class PeerCopyTransport(Transport):
     def release(self, transfer: Transfer) -> None:
         assert isinstance(transfer, _PeerTransfer)
         with self._lock:
-            if transfer.table is not None:
-                self._staging.give_back(transfer.table)
-                transfer.table = None
+            self._let_go(transfer)
 
     def notifications(self) -> list[bytes]:
         with self._lock:
@@ -283,6 +358,21 @@ class PeerCopyTransport(Transport):
         if self._region is None:
             raise TransportError("peer_copy: register the arena first")
         return self._region
+
+
+def _fitting(indices: Sequence[int], pieces: Sequence[int]) -> Iterator[list[int]]:
+    """In order, as many together as one table has room for; larger ones alone. pieces: of each
+    window."""
+    together: list[int] = []
+    count = 0
+    for index in indices:
+        if together and count + pieces[index] > PIECES:
+            yield together
+            together, count = [], 0
+        together.append(index)
+        count += pieces[index]
+    if together:
+        yield together
 
 
 def _uuid(device: int) -> str:

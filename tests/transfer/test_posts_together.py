@@ -1,0 +1,274 @@
+"""What goes to one peer in a pass is posted, digested and taken together, and fails apart."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasuki.transfer.errors import OutOfBounds, TransferError, TransportError
+from tasuki.transfer.sending.digest_thread import AskedDigest, DigestThread
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
+from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Write
+from tasuki.transfer.transports.loopback import Fault, Faults, LoopbackTransport, no_faults
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tests.harness.loopback_pair import GENERATION, Opened, Pair, loopback_pair
+from tests.harness.waiting import HANG_SECONDS, until
+
+LAYERS = 8
+ROOMS = (1, 2, 3)
+
+
+@contextmanager
+def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Opened]]]:
+    """Three rooms, whose only window each ends with the same layer."""
+    settings = SenderSettings(layers_per_window=LAYERS)
+    with loopback_pair(slabs=48, settings=settings, faults=faults) as pair:
+        layout = pair.source.layout
+        opened = []
+        for room in ROOMS:
+            pages = tuple((4 * room + slab) * layout.blocks_per_slab for slab in range(2))
+            granted = Destination(0, pages, 4 * room + 2)
+            pair.receiver.expect(room, GENERATION, granted)
+            pair.sender.open(room, GENERATION, "peer", granted, pair.ends)
+            opened.append(Opened(room, granted, pages, 4 * room + 3))
+        for each in opened:
+            plan = FinishedLayers(pair.steps.value, 0, each.pages, each.slot)
+            pair.sender.plan_forward(each.number, plan)
+        yield pair, opened
+
+
+def test_windows_of_many_rooms_leave_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    post_all = LoopbackTransport.post_all
+
+    def counted(
+        self: LoopbackTransport, endpoint: Endpoint, writes: Sequence[Write]
+    ) -> list[Transfer | Exception]:
+        calls.append(len(writes))
+        return post_all(self, endpoint, writes)
+
+    monkeypatch.setattr(LoopbackTransport, "post_all", counted)
+    with ready_together() as (pair, opened):
+        pair.tick()
+        for each in opened:
+            pair.verified(each.number)
+            pair.assert_landed(each)
+    assert calls == [len(ROOMS)]
+
+
+def test_a_window_that_cannot_be_posted_stops_its_own_room() -> None:
+    with ready_together(lambda index: Fault.REFUSE if index == 1 else Fault.NONE) as (pair, opened):
+        pair.tick()
+        ends = [pair.ends.wait(each.number) for each in opened]
+        assert [type(end) for end in ends] == [RoomSent, RoomBroke, RoomSent]
+        broke = ends[1]
+        assert isinstance(broke, RoomBroke)
+        assert broke.endpoint_failed and broke.drain is Drain.DRAINED, "nothing of it was posted"
+        for each in (opened[0], opened[2]):
+            pair.verified(each.number)
+            pair.assert_landed(each)
+
+
+@pytest.mark.parametrize("error", [TransportError("gone"), ZeroDivisionError("a defect")])
+def test_a_post_that_raises_may_have_begun(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a transport raises for all of them says nothing of what may land."""
+
+    def raising(*_: object) -> list[Transfer | Exception]:
+        raise error
+
+    monkeypatch.setattr(LoopbackTransport, "post_all", raising)
+    with ready_together() as (pair, opened):
+        pair.tick()
+        for each in opened:
+            end = pair.ends.wait(each.number)
+            assert isinstance(end, RoomBroke) and end.drain is Drain.FORCED
+        assert pair.source.transport.unread() == 0
+
+
+def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tasuki.transfer.sending.sender import Sender
+
+    post = Sender._post_together
+
+    def late(self: Any, link: Any, peer: str, group: Sequence[Any]) -> None:
+        self.abort(ROOMS[0], "peer")
+        post(self, link, peer, group)
+
+    monkeypatch.setattr(Sender, "_post_together", late)
+    with ready_together() as (pair, opened):
+        pair.tick()
+        for each in opened[1:]:
+            pair.verified(each.number)
+        assert pair.sender.abort(ROOMS[0], "peer").result(HANG_SECONDS) is Drain.DRAINED
+        assert pair.receiver.windows_landed(ROOMS[0]) == 0
+
+
+class Held(Digester):
+    """Digests as its twin once it may; how many were asked for at once is kept."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.may = threading.Event()
+
+    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
+        self.calls.append(len(windows))
+        assert self.may.wait(HANG_SECONDS)
+        if any(window.room == 0 for window in windows):
+            raise OutOfBounds("room 0")
+        return [window.room for window in windows]
+
+    def digest_rows(self, rows: WindowRows) -> int:
+        raise NotImplementedError
+
+
+class Loaded:
+    def pieces(self, destination: Destination) -> Any:
+        raise NotImplementedError
+
+    def digestible(self, room: int, generation: int) -> ArenaWindow:
+        if room == 13:
+            raise ValueError("room 13")
+        return ArenaWindow(room, generation, WindowHeader(0, 0, 1, 0, 0, False), (), None)
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+
+def test_digests_that_wait_are_made_in_one_call_and_fail_apart() -> None:
+    held, changes = Held(), threading.Semaphore(0)
+    digests = DigestThread(changes.release)
+    digests.start()
+    asked = [AskedDigest(held, Loaded(), room, 1) for room in (5, 1, 2, 0, 13, 3)]
+    try:
+        digests.ask(asked[0])
+        until(lambda: held.calls == [1], "the first was not asked for")
+        for each in asked[1:]:
+            digests.ask(each)
+        held.may.set()
+    finally:
+        held.may.set()
+        digests.stop()
+    assert all(each.done for each in asked), "stop() came before an answer"
+    assert [asked[at].result() for at in (0, 1, 2, 5)] == [5, 1, 2, 3]
+    with pytest.raises(OutOfBounds, match="room 0"):
+        asked[3].result()
+    with pytest.raises(ValueError, match="room 13"):
+        asked[4].result()
+    # The five fail together, since one of them is none; then each is by itself.
+    assert held.calls == [1, 1, 1, 1, 1]
+    assert changes.acquire(timeout=0) and changes.acquire(timeout=0)
+    assert not changes.acquire(timeout=0), "one ring a call, not one a window"
+
+
+def test_windows_that_landed_together_are_digested_in_one_call_and_count_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ready_together() as (pair, opened):
+        calls: list[list[int]] = []
+        digest_all = WindowDigester.digest_all
+
+        def counted(self: WindowDigester, windows: Sequence[ArenaWindow]) -> list[int]:
+            if self is pair.target.digester:
+                calls.append([window.room for window in windows])
+                if len(windows) > 1 and breaks:
+                    raise RuntimeError("one of them")
+                if [window.room for window in windows] == breaks:
+                    raise RuntimeError("this one")
+            return digest_all(self, windows)
+
+        monkeypatch.setattr(WindowDigester, "digest_all", counted)
+        (arena,) = pair.receiver._arenas
+        note = WindowHeader(0, 0, LAYERS, 0, 2, True).pack
+        breaks: list[int] = []
+        twice = [note(1, GENERATION), note(2, GENERATION), note(1, GENERATION), b"none"]
+        pair.receiver._take(arena, twice)
+        assert calls == [[1, 2]]
+        assert pair.receiver.counters.landed == 2
+        assert pair.receiver.counters.duplicate == 1 and pair.receiver.counters.malformed == 1
+        # One that cannot be digested is missing, and no other.
+        pair.receiver.forget(1)
+        pair.receiver.expect(1, GENERATION, opened[0].granted)
+        breaks.append(3)
+        pair.receiver._take(arena, [note(3, GENERATION), note(1, GENERATION)])
+        assert calls[1:] == [[3, 1], [3], [1]]
+        assert [pair.receiver.windows_landed(room) for room in ROOMS] == [1, 1, 0]
+
+
+class GpuTable:
+    """Of a launch that ends when it is said to; flag: what the kernel left there."""
+
+    def __init__(self, pieces: int) -> None:
+        self.pieces = pieces
+        self.passed = False
+        self.flag = [0]
+
+
+def test_peer_copy_stores_windows_by_as_many_launches_as_tables_are_filled() -> None:
+    """The transport's own part of it, without a GPU: launches are imagined."""
+    nvlink = pytest.importorskip("tasuki.transfer.transports.nvlink.transport")
+    tables: list[GpuTable] = []
+    given_back: list[GpuTable] = []
+    written: list[bytes] = []
+
+    class Imagined(nvlink.PeerCopyTransport):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+            self._region = SimpleNamespace(address=0, size=1 << 20)
+            self._staging = SimpleNamespace(give_back=given_back.append)
+
+        def _launch(self, region: object, endpoint: object, pieces: Any) -> GpuTable:
+            if len(tables) == 3:
+                raise TransportError("no more")
+            tables.append(GpuTable(len(pieces)))
+            return tables[-1]
+
+    def write(pieces: int, name: bytes, length: int = 16) -> Write:
+        rows = np.zeros((pieces, 3), dtype=np.int64)
+        rows[:, 2] = length
+        return Write(rows, name)
+
+    mailbox = SimpleNamespace(write=lambda note: (written.append(note), True)[1])
+    address = SimpleNamespace(size=1 << 20)
+    endpoint = nvlink._PeerEndpoint(address, 0, 0, 0, mailbox)
+    transport = Imagined()
+    posted = transport.post_all(
+        endpoint,
+        [
+            write(1000, b"a"),
+            write(0, b"note"),
+            write(3, b"bad", 8),
+            write(24, b"b"),
+            write(1, b"c"),
+            write(5000, b"d"),
+            write(1, b"e"),
+        ],
+    )
+    assert [table.pieces for table in tables] == [1024, 1, 5000]
+    a, note, bad, b, c, d, e = posted
+    assert isinstance(bad, OutOfBounds)
+    assert isinstance(e, TransportError), "its own launch failed, and nothing else"
+    assert transport.poll(note) is TransferState.DONE and written == [b"note"]
+    assert [transport.poll(each) for each in (a, b, c, d)] == [TransferState.PENDING] * 4
+    tables[0].passed, tables[0].flag = True, [1]
+    assert transport.poll(b) is TransferState.DONE and written == [b"note", b"b"]
+    assert given_back == [tables[0]], "free for the next launch, though one asks still"
+    assert transport.poll(a) is TransferState.DONE and transport.poll(b) is TransferState.DONE
+    assert written == [b"note", b"b", b"a"], "each is told once"
+    tables[1].passed = True
+    with pytest.raises(TransferError, match="gate"):
+        transport.poll(c)
+    for each in (a, note, b, c, d):
+        transport.release(each)
+    assert given_back == tables, "released while it was under way: given back once"
