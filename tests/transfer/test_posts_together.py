@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasuki.transfer.errors import OutOfBounds, TransferError, TransportError
+from tasuki.transfer.errors import OutOfBounds, TransferError, TransportError, WindowsMissing
 from tasuki.transfer.sending.digest_thread import AskedDigest, DigestThread
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
 from tasuki.transfer.sending.sender import SenderSettings
@@ -204,6 +204,24 @@ def test_windows_that_landed_together_are_digested_in_one_call_and_count_once(
         pair.receiver._take(arena, [note(3, GENERATION), note(1, GENERATION)])
         assert calls[1:] == [[3, 1], [3], [1]]
         assert [pair.receiver.windows_landed(room) for room in ROOMS] == [1, 1, 0]
+
+
+def test_what_has_landed_is_verified_without_a_wait_and_nothing_else_is() -> None:
+    with ready_together() as (pair, opened):
+        first = opened[0]
+        receiver = pair.receiver
+        header = WindowHeader(0, 0, LAYERS, 0, 2, True)
+        sent = [SimpleNamespace(header=header, digest=0)]
+        assert not receiver.verify_landed(first.number, GENERATION, sent)  # type: ignore[arg-type]
+        with pytest.raises(WindowsMissing, match="not expected"):
+            receiver.verify_landed(first.number, GENERATION + 1, [])
+        with pytest.raises(WindowsMissing, match="layer 0 was not sent"):
+            receiver.verify_landed(first.number, GENERATION, [])
+        pair.tick()
+        digests = pair.sent(first.number).report.digests
+        until(lambda: receiver.windows_landed(first.number) == 1, "nothing landed")
+        assert receiver.verify_landed(first.number, GENERATION, digests)
+        pair.assert_landed(first)
 
 
 class GpuTable:

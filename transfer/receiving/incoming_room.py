@@ -41,6 +41,7 @@ class IncomingRoom:
         """Verified: what comes now is no part of it."""
         self._spoiled: int | None = None
         self._kinds = layout.layer_kinds
+        self._full = [region.layer for region in layout.regions]
         self._landed: dict[int, WindowDigest] = {}
         self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
         self.waits: deque[BarrierWait] = deque(maxlen=KEPT_WINDOWS)
@@ -131,7 +132,8 @@ class IncomingRoom:
             raise DigestMismatch(
                 f"room {self.room}: window {self._spoiled} came again after it had been decoded"
             )
-        for layer in range(len(self._kinds)):
-            if not self.layer_landed(layer):
-                raise WindowsMissing(f"room {self.room}: layer {layer} was not sent completely")
+        # All at once: as many looks as layers cost more than all else here.
+        if not (self._states.all() and self._pages[self._full].all()):
+            layer = next(i for i in range(len(self._kinds)) if not self.layer_landed(i))
+            raise WindowsMissing(f"room {self.room}: layer {layer} was not sent completely")
         self.sealed = True

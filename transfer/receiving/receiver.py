@@ -146,12 +146,28 @@ class Receiver:
         The sender's last message may overtake the last notifications, hence the wait.
         """
         with self._lock:
-            incoming = self._rooms.get(room)
-            if incoming is not None and incoming.generation == generation:
-                incoming.wait_for(sent, timeout)
-            if incoming is None or incoming.generation != generation or incoming.forgotten:
-                raise WindowsMissing(f"room {room}, generation {generation} is not expected")
+            incoming = self._expected(room, generation)
+            incoming.wait_for(sent, timeout)
+            if incoming.forgotten:
+                raise _not_expected(room, generation)
             incoming.verify(sent)
+
+    def verify_landed(self, room: int, generation: int, sent: Sequence[WindowDigest]) -> bool:
+        """As verify(), where all of `sent` has landed; False where some of it has not. Waits for
+        nothing."""
+        with self._lock:
+            incoming = self._expected(room, generation)
+            if incoming.missing(sent):
+                return False
+            incoming.verify(sent)
+            return True
+
+    def _expected(self, room: int, generation: int) -> IncomingRoom:
+        """Raises WindowsMissing. REQUIRES: the lock."""
+        incoming = self._rooms.get(room)
+        if incoming is None or incoming.generation != generation:
+            raise _not_expected(room, generation)
+        return incoming
 
     def wait_settled(self) -> None:
         """Block until what connections had brought that are broken by now is in the arena, however
@@ -309,6 +325,10 @@ class _Landing:
     @property
     def header(self) -> WindowHeader:
         return self.placed.header
+
+
+def _not_expected(room: int, generation: int) -> WindowsMissing:
+    return WindowsMissing(f"room {room}, generation {generation} is not expected")
 
 
 @contextmanager

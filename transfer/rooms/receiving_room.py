@@ -1,8 +1,8 @@
 """A room into whose pages and slot a peer writes: the machine that hand-overs and pulls share.
 
 Owns the room's states, its events, the verification of what landed and the writer's fence. Knows
-no engine and no stream: those are a subclass's. Thread rule: the event loop; digests are compared
-in a thread.
+no engine and no stream: those are a subclass's. Thread rule: the event loop; what has not
+landed yet is waited for in a thread.
 Invariants: a room that was granted ends committed, or lost and then fenced on one of the fence's
 three reasons; what breaks in any of its tasks ends it.
 """
@@ -135,9 +135,16 @@ class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]
         return True
 
     def verify(self, read_sent: Callable[[], Sequence[WindowDigest]]) -> None:
-        """Compare with what landed, beside the room's events. read_sent: of the final status; may
-        raise PeerInvalid."""
-        self._tasks.start(partial(self._verify, read_sent))
+        """Compare with what landed: at once where all has, else beside the room's events.
+        read_sent: of the final status; may raise PeerInvalid."""
+        try:
+            sent = read_sent()
+            if self._receiver.verify_landed(self.room, self.generation, sent):
+                self.put(Verified(None))
+            else:
+                self._tasks.start(partial(self._verify, sent))
+        except TransferError as error:
+            self.put(Verified(error))
 
     def mark_lost(self, reason: str) -> str:
         """Move, and log why. Returns the reason, fit to be shown: it may be the peer's words."""
@@ -168,11 +175,11 @@ class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]
         if not self.is_over:
             self.lose(f"internal error: {error!r}", LossKind.PROTOCOL)
 
-    async def _verify(self, read_sent: Callable[[], Sequence[WindowDigest]]) -> None:
+    async def _verify(self, sent: Sequence[WindowDigest]) -> None:
         failure: Exception | None = None
         try:
             await asyncio.to_thread(
-                self._receiver.verify, self.room, self.generation, read_sent(), self._landing
+                self._receiver.verify, self.room, self.generation, sent, self._landing
             )
         except TransferError as error:
             failure = error
