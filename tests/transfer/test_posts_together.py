@@ -1,6 +1,8 @@
 """What goes to one peer in a pass is posted, digested and taken together, and fails apart."""
 
+import math
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -113,6 +115,20 @@ def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
             pair.verified(each.number)
         assert pair.sender.abort(ROOMS[0], "peer").result(HANG_SECONDS) is Drain.DRAINED
         assert pair.receiver.windows_landed(ROOMS[0]) == 0
+
+
+def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> None:
+    """Another thread takes what waited between a look whether there is any and one at it."""
+
+    class Taken(deque[Any]):
+        def __len__(self) -> int:
+            return 1
+
+    with ready_together() as (pair, opened):
+        room = pair.sender._rooms[opened[0].number]
+        assert room.next_tick == LAYERS and not room.has_ready(LAYERS - 1)
+        room.waiting = Taken()
+        assert room.next_tick == math.inf and not room.has_ready(LAYERS)
 
 
 class Held(Digester):

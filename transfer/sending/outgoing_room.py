@@ -3,8 +3,8 @@
 Owns the room's windows and handles. Does not know threads, clocks or leases: Sender calls it under
 its lock.
 Invariants: plans follow one another without gap or overlap and stay inside the grant; after stop()
-nothing more is taken out to post; the room ends exactly once, and only when nothing of it is in
-flight.
+nothing waits and nothing more is taken out to post; the room ends exactly once, and only when
+nothing of it is in flight.
 """
 
 import math
@@ -112,12 +112,18 @@ class OutgoingRoom:
     @property
     def has_something_to_end(self) -> bool:
         """A window in flight, or the room itself."""
-        return bool(self.posted) or self.stopped or self.complete
+        if self.posted or self.stop_reason is not None:
+            return True
+        return self._last_planned and not self.waiting
 
     @property
     def next_tick(self) -> float:
-        """From which on there is a window to post; math.inf where none waits."""
-        return math.inf if self.stopped or not self.waiting else self.waiting[0].tick
+        """From which on there is a window to post; math.inf where none waits. Without a lock: what
+        waited at one moment may be gone at the next, where another thread stops the room."""
+        try:
+            return self.waiting[0].tick
+        except IndexError:
+            return math.inf
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
         """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then
@@ -180,7 +186,7 @@ class OutgoingRoom:
 
     def has_ready(self, tick: int) -> bool:
         """Whether take_ready() would give a window."""
-        return not self.stopped and bool(self.waiting) and self.waiting[0].tick <= tick
+        return self.next_tick <= tick
 
     def take_ready(self, tick: int) -> Window | None:
         """The next window whose layers are finished, taken out; None when there is none or none may

@@ -294,13 +294,14 @@ class Sender:
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
         """Until polling can show something new, or another thread wakes this one."""
-        in_flight = sum(len(room.posted) for room in rooms)
-        if not in_flight:
+        busy = [room for room in rooms if room.posted]
+        if not busy:
             self._wake.wait(_IDLE_SECONDS)
-        elif any(self._ends_soon(room) for room in rooms):
+        elif any(self._ends_soon(room) for room in busy):
             time.sleep(0)
         else:
             poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+            in_flight = sum(len(room.posted) for room in busy)
             self._wake.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _ends_soon(self, room: OutgoingRoom) -> bool:
