@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.routing.prefill_route import RouteName
 from tasuki.server.discovery.membership import Membership
@@ -36,8 +38,9 @@ from tasuki.transfer.transports.base import Transport
 from .dialling import Dialling
 from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
+from .leaving.passing_on import PassingOn
 from .prefill_link import PrefillConnection, PrefillLink
-from .prefill_links import PrefillLinks
+from .prefill_links import LINGER_SECONDS, PrefillLinks
 from .prefill_routing.chosen_node import Chosen
 from .prefill_routing.prefill_router import Holder, PrefillRouter
 from .pull_sender import PullSender, Say
@@ -136,7 +139,14 @@ class HandoverClient:
                 progress,
                 self._router.standing,
                 self._loads_changed,
+                self._node_leaves,
             )
+        )
+        self._passing = PassingOn(
+            post,
+            lambda: self._links.available,
+            self._is_left_elsewhere,
+            self._end_idle_links,
         )
 
     @property
@@ -170,12 +180,14 @@ class HandoverClient:
             async for targets in self._membership:
                 self._links.follow(targets)
                 self._end_idle_links()
+                self._loop.call_later(LINGER_SECONDS, self._end_idle_links)
                 self._links_changed()
         except Exception:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
+        await self._passing.stop(self._settings.patience)
         for room in self._rooms:
             room.put(m.HandoverCancelled(room.room))
         for fetch in self._fetches:
@@ -201,6 +213,8 @@ class HandoverClient:
                 self._begin(message)
             case m.FetchWanted():
                 self._fetch(message)
+            case m.StatePassedOn():
+                self._passing.passed_on(message)
             case m.HandoverGranted(grant=grant):
                 if (incoming := self._incoming(grant.room)) is not None:
                     incoming.put(message)
@@ -326,8 +340,16 @@ class HandoverClient:
 
     def _is_held(self, wanted: m.HandoverWanted) -> bool:
         """Whether a prefill node that stays is known to hold what is offered."""
-        held = self._router.most_held(wanted, self._links.closed_to_rooms(()))
-        return held >= wanted.ticket.offered
+        ticket = wanted.ticket
+        return self._stands_elsewhere(wanted.prompt, ticket.salt, ticket.offered)
+
+    def _is_left_elsewhere(self, state: m.GivenState) -> bool:
+        # What is looked up ends before a prompt's last token.
+        prompt = np.append(state.prompt, state.prompt[-1:])
+        return self._stands_elsewhere(prompt, state.salt, len(state.prompt))
+
+    def _stands_elsewhere(self, prompt: m.Tokens, salt: bytes, tokens: int) -> bool:
+        return self._router.most_held(prompt, salt, self._links.closed_to_rooms(())) >= tokens
 
     def _has_attempt(self, asked: "_Asked") -> bool:
         return len(asked.tried) < self._settings.attempts
@@ -378,11 +400,17 @@ class HandoverClient:
             self._post(m.HandoverFailed(room, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:
-        self._links.end_idle(room.connection for room in (*self._rooms, *self._fetches))
+        rooms = (room.connection for room in (*self._rooms, *self._fetches))
+        self._links.end_idle((*rooms, *self._passing.connections))
 
     def _lose_all(self) -> list[WriterLife]:
         self._links.lose_all()
         return [room.connection.writer for room in (*self._rooms, *self._fetches)]
+
+    def _node_leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
+        log.info("prefill node %s ends and leaves its states", connection.node.name)
+        self._passing.leaves(link, connection)
+        self._links_changed()
 
     def _links_changed(self) -> None:
         available = self._links.available

@@ -6,6 +6,8 @@ could report: readers raise PeerInvalid naming the field. Bytes and digests are 
 
 import math
 
+import numpy as np
+
 from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import (
     hit_from_proto,
@@ -24,6 +26,15 @@ from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrac
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
 from .peer_reports import bounded_hit, bounded_pull, bounded_route, bounded_transfer
+
+_TOKEN = np.dtype("<i4")
+_LONGEST_SALT = 1 << 12
+_HEIR_OUTCOMES = {
+    m.HeirOutcome.TAKEN: pb.HEIR_OUTCOME_TAKEN,
+    m.HeirOutcome.HELD: pb.HEIR_OUTCOME_HELD,
+    m.HeirOutcome.DECLINED: pb.HEIR_OUTCOME_DECLINED,
+    m.HeirOutcome.CUT: pb.HEIR_OUTCOME_CUT,
+}
 
 
 def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
@@ -62,6 +73,28 @@ def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
 def _due_seconds(ticket: m.Ticket) -> float | None:
     due = ticket.due_seconds
     return None if due is None else min(due, peer_values.LONGEST_SECONDS)
+
+
+def left_state_from_wire(answer: pb.TakeOverResponse) -> m.GivenState | None:
+    """None: it brings none. Raises PeerInvalid."""
+    if not answer.HasField("state"):
+        return None
+    state = answer.state
+    if not state.tokens or len(state.tokens) % _TOKEN.itemsize:
+        raise PeerInvalid(f"state.tokens has {len(state.tokens)} bytes, four make a token")
+    peer_values.count(len(state.salt), "bytes of state.salt", _LONGEST_SALT)
+    tokens = np.frombuffer(state.tokens, dtype=_TOKEN).astype(np.int32)
+    return m.GivenState(state.number, tokens, state.salt, state.known)
+
+
+def taken_over(number: int, passed: m.StatePassedOn) -> pb.TakenOver:
+    """number: as the prefill node knows the state."""
+    return pb.TakenOver(
+        number=number,
+        outcome=_HEIR_OUTCOMES.get(passed.outcome, pb.HEIR_OUTCOME_LOST),
+        bytes=passed.bytes,
+        heir=passed.heir,
+    )
 
 
 def grant(granted: m.Grant) -> pb.ReceiverMessage:

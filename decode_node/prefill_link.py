@@ -75,6 +75,8 @@ class PrefillConnection:
         self.load = PrefillNodeLoad()
         self.gives_from = 0.0
         """Nothing is fetched from it before that time, in monotonic seconds."""
+        self.leaves = False
+        """Its node ends: it takes no rooms but fetches."""
         self.number: int | None = None
         """In the index of who holds what, while it is followed."""
         self.writer = WriterLife(
@@ -128,6 +130,8 @@ class PrefillConnection:
 
 Standing: TypeAlias = Callable[["PrefillLink", PrefillConnection], AbstractContextManager[None]]
 
+Leaves: TypeAlias = Callable[["PrefillLink", PrefillConnection], None]
+
 
 class PrefillLink:
     def __init__(
@@ -143,11 +147,13 @@ class PrefillLink:
         progress: Callable[[], NodeProgress] = NodeProgress,
         standing: Standing = lambda *_: nullcontext(),
         on_load: Callable[[], None] = lambda: None,
+        on_leaves: Leaves = lambda *_: None,
     ) -> None:
         """sender: writes what the prefill node pulls, over the transport. on_change: the connection
         came or went. dialling: in plain text, and on this host only, by default. progress: this
         node's, sent with each renewal. standing: entered as long as a connection lives.
-        on_load: the node reported its load."""
+        on_load: the node reported its load. on_leaves: it said, once, that it ends and leaves
+        states."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
@@ -163,9 +169,21 @@ class PrefillLink:
         self._sender = sender
         self._on_change = on_change
         self._on_load = on_load
+        self._on_leaves = on_leaves
         self._dialling = dialling or Dialling()
         self._progress = progress
         self._standing = standing
+
+    @property
+    def takes_rooms(self) -> bool:
+        """Whether it is connected to a node that does not end."""
+        connection = self.connection
+        return connection is not None and connection.alive and not connection.leaves
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it is connected to one that does."""
+        return self.connection is not None and self.connection.leaves
 
     def status(self) -> PrefillNodeStatus:
         # Each read once: the link's loop may change them meanwhile.
@@ -283,6 +301,9 @@ class PrefillLink:
                     self._sender.renew(connection.id, asked_at)
                 if beat.HasField("load"):
                     self._take_load(connection, beat.load, asked_at)
+                if beat.leaves and not connection.leaves:
+                    connection.leaves = True
+                    self._on_leaves(self, connection)
                 asked = {s: at for s, at in asked.items() if s >= beat.received}
                 if len(asked) > _MOST_UNHEARD:
                     log.warning("prefill node %s beats and confirms nothing", self.target)

@@ -2,17 +2,23 @@
 
 Owns the links and their tasks. Knows no rooms but their number. Thread rule: the hand-over's event
 loop; members may be read from any thread.
-Invariants: a target has one link at most; a link that leaves is given no new room and ends when its
-last room has, so that nothing in flight fails because the membership changed.
+Invariants: a target has one link at most; a link that leaves is given no new room and ends once its
+last room has, and it has stood long enough for its node to say what it leaves, so that nothing in
+flight fails because the membership changed.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 
 from .prefill_link import PrefillConnection, PrefillLink
 
 log = logging.getLogger(__name__)
+
+LINGER_SECONDS = 5.0
+"""A link without rooms stands so long after its node left the members: what ends is first taken out
+of lists and stores, and then begins to leave its states."""
 
 
 class PrefillLinks:
@@ -22,33 +28,41 @@ class PrefillLinks:
         self._links: dict[str, PrefillLink] = {}
         self.members: tuple[PrefillLink, ...] = ()
         """Those that may be given rooms, in the order in which they joined."""
-        self._leaving: list[PrefillLink] = []
+        self._leaving: dict[PrefillLink, float] = {}
+        """Until when they stand without rooms, in monotonic seconds."""
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
 
     @property
     def available(self) -> bool:
-        return any(link.connection is not None for link in self._links.values())
+        return any(link.takes_rooms for link in self._links.values())
 
     def follow(self, targets: Iterable[str]) -> None:
         """Make these the members. REQUIRES: called on the event loop."""
         wanted = dict.fromkeys(targets)
         for target in [target for target in self._links if target not in wanted]:
             log.info("prefill node %s is no member any more", target)
-            self._leaving.append(self._links.pop(target))
+            self._leaving[self._links.pop(target)] = time.monotonic() + LINGER_SECONDS
         for target in wanted:
-            if target not in self._links:
+            if target not in self._links and (back := self._back(target)) is not None:
+                self._links[target] = back
+            elif target not in self._links:
                 link = self._links[target] = self._make(target)
                 task = asyncio.get_running_loop().create_task(link.run(), name=f"link-{target}")
                 self._tasks[link] = task
         self.members = tuple(self._links.values())
 
+    def _back(self, target: str) -> PrefillLink | None:
+        """The link to a node that left and is a member again, which would lose its connection to
+        another one."""
+        links = (link for link in self._leaving if link.target == target)
+        link = next((link for link in links if link.takes_rooms), None)
+        if link is not None:
+            del self._leaving[link]
+        return link
+
     def any_connected(self, beside: Collection[str]) -> bool:
         """Whether a member is, of another target than these."""
-        return any(
-            link.connection is not None and link.connection.alive
-            for target, link in self._links.items()
-            if target not in beside
-        )
+        return any(link.takes_rooms for target, link in self._links.items() if target not in beside)
 
     def living(self, target: str) -> PrefillLink | None:
         """The link to the target whose connection lives, also one that leaves."""
@@ -56,14 +70,19 @@ class PrefillLinks:
         return next((link for link in links if link.connection and link.connection.alive), None)
 
     def closed_to_rooms(self, beside: Iterable[str]) -> list[PrefillLink]:
-        """Those that leave, and members of these targets."""
-        return [*self._leaving, *(self._links[t] for t in beside if t in self._links)]
+        """Those that leave, as members or not, and members of these targets."""
+        tried = set(beside)
+        members = self._links.items()
+        closed = (link for target, link in members if target in tried or link.leaves)
+        return [*self._leaving, *closed]
 
     def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
         """Let go of links that leave and have no room. busy: the connections of live rooms."""
-        used = set(busy)
-        for link in [link for link in self._leaving if link.connection not in used]:
-            self._leaving.remove(link)
+        used, now = set(busy), time.monotonic()
+        for link, until in list(self._leaving.items()):
+            if link.connection in used or (link.takes_rooms and now < until):
+                continue
+            del self._leaving[link]
             if link.connection is not None:
                 # Its task ends later, and until then it would be chosen among those that stand.
                 link.connection.end()

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
 
@@ -65,11 +65,14 @@ class ReceiverConnections:
         settle_seconds: float,
         progress: Callable[[], NodeProgress] = NodeProgress,
         load: Callable[[str], pb.Load | None] = lambda _: None,
+        leaves: Callable[[], bool] = lambda: False,
     ) -> None:
         """on_lost: called with a connection's name once, before the sender lets go of it.
         on_drained: a renewal said it. retry_seconds, settle_seconds: the transport's. progress:
         this node's, sent with each beat. load: this node's, for a connection's receiver, sent about
-        once a second; None while it is not known."""
+        once a second; None while it is not known. leaves: whether this node ends and has states to
+        leave."""
+        self._leaves = leaves
         self._progress = progress
         self._load = load
         self._prefix = f"{epoch.hex()}-"
@@ -91,6 +94,10 @@ class ReceiverConnections:
     @property
     def nodes(self) -> list[str]:
         return [connection.node.name for connection in self._connections.values()]
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._connections.keys()
 
     def peers(self) -> dict[str, NodeProgress]:
         """What receivers report of themselves, by name; of those that share one what is worst. From
@@ -186,6 +193,7 @@ class ReceiverConnections:
                     received=connection.renewal,
                     progress=progress_to_wire(self._progress()),
                     load=load,
+                    leaves=self._leaves(),
                 )
                 await asyncio.wait({reader}, timeout=self._beat_seconds)
                 if connection.silence.tick(time.monotonic()):

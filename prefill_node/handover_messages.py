@@ -34,6 +34,38 @@ _FETCH_REFUSALS = {
 }
 
 
+_HEIR_OUTCOMES = {
+    pb.HEIR_OUTCOME_TAKEN: m.HeirOutcome.TAKEN,
+    pb.HEIR_OUTCOME_HELD: m.HeirOutcome.HELD,
+    pb.HEIR_OUTCOME_DECLINED: m.HeirOutcome.DECLINED,
+    pb.HEIR_OUTCOME_LOST: m.HeirOutcome.LOST,
+    pb.HEIR_OUTCOME_CUT: m.HeirOutcome.CUT,
+}
+
+
+def left_state(left: m.LeftState) -> pb.TakeOverResponse:
+    given = left.state
+    if given is None:
+        return pb.TakeOverResponse(over=left.over)
+    state = pb.LeftState(
+        number=given.number,
+        tokens=given.prompt.astype("<i4", copy=False).tobytes(),
+        salt=given.salt,
+        known=given.known,
+    )
+    return pb.TakeOverResponse(state=state, over=left.over)
+
+
+def taken_over_from_wire(done: pb.TakenOver) -> m.LeftTakenOver:
+    """Raises PeerInvalid naming the field. An outcome that this version does not know is a loss."""
+    return m.LeftTakenOver(
+        done.number,
+        _HEIR_OUTCOMES.get(done.outcome, m.HeirOutcome.LOST),
+        peer_values.count(done.bytes, "done.bytes"),
+        peer_values.name(done.heir, "done.heir"),
+    )
+
+
 def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
     """A room's request id and traceparent; empty where the receiver sent none."""
     return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)

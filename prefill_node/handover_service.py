@@ -22,7 +22,7 @@ from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
-from tasuki.transfer.errors import DuplicateRoom, PeerSilent, TransferError
+from tasuki.transfer.errors import DuplicateRoom, PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
 from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
@@ -49,6 +49,7 @@ from .decode_connections import ReceiverConnections
 from .ended_rooms import EndedRooms
 from .gateway_rooms import GatewayRooms
 from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost
+from .leaving_desk import LeavingDesk
 from .pull_receiver import PullReceiver, Say
 from .receiver_stream import ReceiverStream, RoomRefused
 from .usable_feed import UsableFeed
@@ -121,12 +122,14 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             transport.settle_seconds,
             progress,
             self._load_message,
+            lambda: self._desk.leaves,
         )
         self._load: m.PrefillLoad | None = None
         """As the engine reported it last."""
         self._usable = UsableFeed(lambda: post(m.ReadUsable()))
         self._usable_readers: set[str] = set()
         """Connections that read what is usable: one stream each."""
+        self._desk = LeavingDesk(post, lambda: self._connections.names)
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull", self._pull_over)
         """By room and generation: a pull outlives its room."""
@@ -157,6 +160,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 self._load = message
             case m.UsableRead(batch):
                 self._usable.take(batch)
+            case m.LeavingBegun():
+                self._desk.begin()
+            case m.LeftState():
+                self._desk.answered(message)
             case (
                 m.PrefillQueued()
                 | m.PrefillAccepted()
@@ -276,6 +283,21 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no batch was read for too long")
         finally:
             self._usable_readers.discard(name)
+
+    async def TakeOver(
+        self,
+        request: pb.TakeOverRequest,
+        context: "grpc.aio.ServicerContext[pb.TakeOverRequest, pb.TakeOverResponse]",
+    ) -> pb.TakeOverResponse:
+        if request.connection_id not in self._connections:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "connection_id is unknown; Connect first"
+            )
+        try:
+            return await self._desk.take_over(request)
+        except PeerInvalid as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
 
     async def _first(self, messages: AsyncIterator[Message]) -> Message | None:
         """The first message of a stream; None where it ends or is silent instead."""

@@ -8,6 +8,15 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class HeirOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    HEIR_OUTCOME_UNSPECIFIED: _ClassVar[HeirOutcome]
+    HEIR_OUTCOME_TAKEN: _ClassVar[HeirOutcome]
+    HEIR_OUTCOME_HELD: _ClassVar[HeirOutcome]
+    HEIR_OUTCOME_DECLINED: _ClassVar[HeirOutcome]
+    HEIR_OUTCOME_LOST: _ClassVar[HeirOutcome]
+    HEIR_OUTCOME_CUT: _ClassVar[HeirOutcome]
+
 class ErrorKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ERROR_KIND_UNSPECIFIED: _ClassVar[ErrorKind]
@@ -24,6 +33,12 @@ class Drain(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAIN_UNSPECIFIED: _ClassVar[Drain]
     DRAIN_DRAINED: _ClassVar[Drain]
     DRAIN_FORCED: _ClassVar[Drain]
+HEIR_OUTCOME_UNSPECIFIED: HeirOutcome
+HEIR_OUTCOME_TAKEN: HeirOutcome
+HEIR_OUTCOME_HELD: HeirOutcome
+HEIR_OUTCOME_DECLINED: HeirOutcome
+HEIR_OUTCOME_LOST: HeirOutcome
+HEIR_OUTCOME_CUT: HeirOutcome
 ERROR_KIND_UNSPECIFIED: ErrorKind
 ERROR_KIND_INVALID: ErrorKind
 ERROR_KIND_TOO_LONG: ErrorKind
@@ -118,16 +133,18 @@ class Difference(_message.Message):
     def __init__(self, field: _Optional[str] = ..., ours: _Optional[str] = ..., theirs: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sequence", "received", "progress", "load")
+    __slots__ = ("sequence", "received", "progress", "load", "leaves")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     received: int
     progress: Progress
     load: Load
-    def __init__(self, sequence: _Optional[int] = ..., received: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    leaves: bool
+    def __init__(self, sequence: _Optional[int] = ..., received: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., leaves: bool = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("wait_seconds", "fixed_seconds", "token_seconds", "context_seconds", "pull_fixed_seconds", "pull_token_seconds", "stored_seconds", "others_wait_seconds")
@@ -148,6 +165,48 @@ class Load(_message.Message):
     stored_seconds: float
     others_wait_seconds: float
     def __init__(self, wait_seconds: _Optional[float] = ..., fixed_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., context_seconds: _Optional[float] = ..., pull_fixed_seconds: _Optional[float] = ..., pull_token_seconds: _Optional[float] = ..., stored_seconds: _Optional[float] = ..., others_wait_seconds: _Optional[float] = ...) -> None: ...
+
+class TakeOverRequest(_message.Message):
+    __slots__ = ("connection_id", "done", "declines")
+    CONNECTION_ID_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DECLINES_FIELD_NUMBER: _ClassVar[int]
+    connection_id: str
+    done: TakenOver
+    declines: bool
+    def __init__(self, connection_id: _Optional[str] = ..., done: _Optional[_Union[TakenOver, _Mapping]] = ..., declines: bool = ...) -> None: ...
+
+class TakeOverResponse(_message.Message):
+    __slots__ = ("state", "over")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    state: LeftState
+    over: bool
+    def __init__(self, state: _Optional[_Union[LeftState, _Mapping]] = ..., over: bool = ...) -> None: ...
+
+class LeftState(_message.Message):
+    __slots__ = ("number", "tokens", "salt", "known")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    tokens: bytes
+    salt: bytes
+    known: bool
+    def __init__(self, number: _Optional[int] = ..., tokens: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., known: bool = ...) -> None: ...
+
+class TakenOver(_message.Message):
+    __slots__ = ("number", "outcome", "bytes", "heir")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEIR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    outcome: HeirOutcome
+    bytes: int
+    heir: str
+    def __init__(self, number: _Optional[int] = ..., outcome: _Optional[_Union[HeirOutcome, str]] = ..., bytes: _Optional[int] = ..., heir: _Optional[str] = ...) -> None: ...
 
 class UsableRequest(_message.Message):
     __slots__ = ("connection_id",)

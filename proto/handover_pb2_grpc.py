@@ -59,6 +59,11 @@ class HandoverStub(object):
                 request_serializer=tasuki_dot_proto_dot_handover__pb2.UsableRequest.SerializeToString,
                 response_deserializer=tasuki_dot_proto_dot_handover__pb2.UsableBatch.FromString,
                 _registered_method=True)
+        self.TakeOver = channel.unary_unary(
+                '/tasuki.handover.v1.Handover/TakeOver',
+                request_serializer=tasuki_dot_proto_dot_handover__pb2.TakeOverRequest.SerializeToString,
+                response_deserializer=tasuki_dot_proto_dot_handover__pb2.TakeOverResponse.FromString,
+                _registered_method=True)
 
 
 class HandoverServicer(object):
@@ -101,6 +106,14 @@ class HandoverServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeOver(self, request, context):
+        """A state of a sender that ends, which the receiver is to fetch and to offer to another sender. Asked only while
+        beats say that it leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HandoverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +141,11 @@ def add_HandoverServicer_to_server(servicer, server):
                     servicer.Usable,
                     request_deserializer=tasuki_dot_proto_dot_handover__pb2.UsableRequest.FromString,
                     response_serializer=tasuki_dot_proto_dot_handover__pb2.UsableBatch.SerializeToString,
+            ),
+            'TakeOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeOver,
+                    request_deserializer=tasuki_dot_proto_dot_handover__pb2.TakeOverRequest.FromString,
+                    response_serializer=tasuki_dot_proto_dot_handover__pb2.TakeOverResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +283,33 @@ class Handover(object):
             '/tasuki.handover.v1.Handover/Usable',
             tasuki_dot_proto_dot_handover__pb2.UsableRequest.SerializeToString,
             tasuki_dot_proto_dot_handover__pb2.UsableBatch.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tasuki.handover.v1.Handover/TakeOver',
+            tasuki_dot_proto_dot_handover__pb2.TakeOverRequest.SerializeToString,
+            tasuki_dot_proto_dot_handover__pb2.TakeOverResponse.FromString,
             options,
             channel_credentials,
             insecure,

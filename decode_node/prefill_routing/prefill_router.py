@@ -110,10 +110,10 @@ class PrefillRouter:
         number = connection.number
         return None if number is None or not self._follows else self.index.entries(number)
 
-    def most_held(self, wanted: m.HandoverWanted, excluded: Collection[PrefillLink]) -> int:
+    def most_held(self, prompt: m.Tokens, salt: bytes, excluded: Collection[PrefillLink]) -> int:
         """Tokens of the prompt that the one of all nodes is known to hold which holds most.
         excluded: nodes that do not count."""
-        held, _ = self.index.look_up(wanted.prompt, wanted.ticket.salt, HOLDERS, 0)
+        held, _ = self.index.look_up(prompt, salt, HOLDERS, 0)
         tokens = (
             tokens
             for number, tokens in held.items()

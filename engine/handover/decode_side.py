@@ -54,6 +54,8 @@ from .decode_room import (
 from .early_start import EarlyStart
 from .fetching.fetches import Fetches
 from .leaving.heirs import Heirs
+from .leaving.passed_on import PassedOn
+from .leaving.state_offers import StateOffers
 from .pair_hit import pair_hit
 from .pull_sender import PullSender
 from .room_names import RoomNames
@@ -93,6 +95,7 @@ class DecodeHandover(Handover):
         """Live rooms of such."""
         self._heirs = Heirs(context)
         self._fetches = Fetches(context)
+        self._passed_on = PassedOn(context, self._fetches)
         self._grants = AtRestQueue(context.runner, self._emit_grant)
         self._names = RoomNames()
 
@@ -169,6 +172,8 @@ class DecodeHandover(Handover):
                 self._pull_asked(message)
             case m.PullEnd():
                 self._pulls.end(message)
+            case m.PassOn():
+                self._passed_on.take(message)
             case m.LeaveToHeirs(query_id):
                 self._heirs.begin(query_id, len(self.requests))
             case m.EndLeaving():
@@ -226,10 +231,21 @@ class DecodeHandover(Handover):
         if not (self._prefill_available or beside) and self._heirs.begun:
             self._end_leaving()
         while self._prefill_available and (request := self._heirs.next(beside)) is not None:
-            self._ask(request, self._cache.match(request.prompt, request.salt))
-            assert isinstance(request.state, AwaitingPrefill)
-            self._heirs.opened(request.state.room, request)
+            self._heirs.opened(self._ask_heir(request), request)
         self._heirs.end_if_over(beside)
+
+    def _pass_on(self) -> None:
+        while (request := self._passed_on.next(self._prefill_available)) is not None:
+            self._passed_on.opened(self._ask_heir(request), request)
+
+    def _ask_heir(self, request: Request) -> m.RoomId:
+        self._ask(request, self._cache.match(request.prompt, request.salt))
+        assert isinstance(request.state, AwaitingPrefill)
+        return request.state.room
+
+    def _offers(self, room: m.RoomId) -> StateOffers:
+        """Whose room it is in which a state is offered."""
+        return self._passed_on if room in self._passed_on else self._heirs
 
     def _end_leaving(self) -> None:
         for room_id in self._heirs.end():
@@ -239,7 +255,7 @@ class DecodeHandover(Handover):
     def _already_held(self, room_id: m.RoomId) -> None:
         room = self._rooms.get(room_id)
         if room is not None:
-            self._heirs.held(room_id)
+            self._offers(room_id).held(room_id)
             self._end_room_of_heir(room, Finished())
 
     def _fetch_first(self, message: m.FetchAdvised) -> None:
@@ -369,22 +385,23 @@ class DecodeHandover(Handover):
         if room is not None and isinstance(room.state, Asked | Wanted):
             request = room.request
         inherits = request is not None and request.purpose is m.Purpose.INHERIT
-        if inherits and not self._heirs.may_pull(message):
+        if inherits and not self._offers(message.room).may_pull(message):
             self._emit(m.PullRefused(message.room, "as much was left to heirs as may be"))
             return
         self._pulls.asked(message, request)
         if inherits and not self._pulls.is_pinned(message.room):
-            self._heirs.gone(message.room)
+            self._offers(message.room).gone(message.room)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
         room = self._rooms.get(message.room)
         if room is None or not isinstance(room.state, Asked):
             return
         ticket = room.request.ticket
-        if room.request.purpose is m.Purpose.INHERIT and not self._heirs.is_pulled(room.id):
+        inherits = room.request.purpose is m.Purpose.INHERIT
+        if inherits and not self._offers(room.id).is_pulled(room.id):
             # It has it, or would compute it: that may wait until somebody asks for an answer.
             self._emit(m.HandoverCancelled(room.id))
-            self._heirs.refused(room.id)
+            self._offers(room.id).refused(room.id)
             self._end_room_of_heir(room, Finished())
             return
         if _goes_on_here(room.request):
@@ -401,12 +418,20 @@ class DecodeHandover(Handover):
         room; emit what is granted or pinned once its ids are at rest."""
         self._grants.advance()
         self._fetches.grants.advance()
-        self._fetches.release(self._scheduler.requeue)
+        self._fetches.release(self._go_on)
         self._hand_next_back()
         self._leave_to_heirs()
+        self._pass_on()
         while self._wanted and self._granted(self._wanted[0]):
             self._wanted.popleft()
         self._pulls.sources.advance()
+
+    def _go_on(self, request: Request) -> None:
+        """What it waited for is here, or is not to be had."""
+        if request.purpose is m.Purpose.INHERIT:
+            self._passed_on.fetched(request)
+        else:
+            self._scheduler.requeue(request)
 
     def _granted(self, room: DecodeRoom) -> bool:
         """Whether the room waits no longer for an allocation."""
@@ -475,7 +500,7 @@ class DecodeHandover(Handover):
             return
         request = room.request
         if request.purpose is m.Purpose.INHERIT:
-            self._heirs.taken(room.id, message.pulled, message.prefilled_on)
+            self._offers(room.id).taken(room.id, message.pulled, message.prefilled_on)
             self._end_room_of_heir(room, Finished())
             return
         request.hit = self._names.told_here(pair_hit(message.hit, room.held))
@@ -585,7 +610,7 @@ class DecodeHandover(Handover):
         if request.purpose is m.Purpose.ANSWER:
             self._scheduler.requeue(request)
         elif request.purpose is m.Purpose.INHERIT:
-            self._heirs.lost(room.id, message.elsewhere)
+            self._offers(room.id).lost(room.id, message.elsewhere)
         elif message.elsewhere:
             self._leaving.appendleft(request)
         else:

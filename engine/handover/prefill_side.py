@@ -34,6 +34,8 @@ from tasuki.transfer.windows.window import FinishedLayers
 from .accept_window import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
 from .base import Handover, HandoverContext, RequestInbox, misdirected
 from .fetching.held_sender import HeldSender
+from .leaving.left_states import LeftStates
+from .leaving.sole_receivers import SoleReceivers
 from .pull_receiver import PullReceiver
 from .room_names import room_name
 
@@ -57,6 +59,8 @@ class PrefillHandover(Handover):
         self._pulls = PullReceiver(context, AcceptWindow(capacity, MOST_PULLED))
         self._window = AcceptWindow(capacity, MOST_ACCEPTED)
         self._fetched = HeldSender(context, sender)
+        self._receivers = SoleReceivers()
+        self._left = LeftStates(context, self._receivers)
         self._order: tuple[m.RoomId, ...] = ()
         """Of the queue, as it was emitted last."""
         self._ending: list[m.PrefillEnd] = []
@@ -86,6 +90,8 @@ class PrefillHandover(Handover):
                 self._end(message)
             case m.PullCommitted() | m.PullLost():
                 request = self._pulls.over(message)
+                if isinstance(message, m.PullCommitted) and request is not None:
+                    self._note_pulled(request)
                 if request is not None:
                     self._scheduler.requeue(request)
                 if isinstance(message, m.PullCommitted):
@@ -94,8 +100,14 @@ class PrefillHandover(Handover):
                 self._pulls.fenced(message)
             case m.ReadUsable():
                 self._read_usable()
-            case m.LeaveToHeirs() | m.EndLeaving():
-                self.leave_nothing(message)
+            case m.LeaveToHeirs(query_id):
+                self._left.begin(query_id, len(self._rooms))
+            case m.EndLeaving():
+                self._left.end()
+            case m.LeftWanted():
+                self._left.give(message, len(self._rooms))
+            case m.LeftTakenOver():
+                self._left.taken_over(message, len(self._rooms))
             case _:
                 raise misdirected(message)
 
@@ -158,6 +170,7 @@ class PrefillHandover(Handover):
         ending, self._ending = self._ending, []
         for message in ending:
             self._end(message)
+        self._left.end_if_over(len(self._rooms))
         load = self._load.report(time.monotonic(), self._router.pull_seconds)
         if load is not None:
             self._emit(load)
@@ -269,6 +282,7 @@ class PrefillHandover(Handover):
         request.move(HandingOver(state.allocation))
         self._load.leave(request.ticket.room)
         self._learn_prefill_cost(request)
+        self._note_receiver(request, _end_of_prompt(request))
         self._emit(
             m.PrefillToken(
                 request.ticket.room,
@@ -281,6 +295,19 @@ class PrefillHandover(Handover):
                 sampled.top,
             )
         )
+
+    def _note_pulled(self, request: Request) -> None:
+        assert request.ticket is not None
+        if request.ticket.offered != _end_of_prompt(request):
+            self._note_receiver(request, request.ticket.offered)
+
+    def _note_receiver(self, request: Request, tokens: int) -> None:
+        """The state behind so many tokens of the prompt is the room's decode node's too, where its
+        answer goes on there."""
+        assert request.ticket is not None
+        if tokens and request.sampling.max_new_tokens != 1:
+            peer = self._peers[request.ticket.room]
+            self._receivers.note(request.salt, request.prompt[:tokens], peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
         """The room cannot go on; its allocation stays until PrefillEnd, since windows may be in
@@ -329,3 +356,9 @@ class PrefillHandover(Handover):
                 message.given_up,
             )
         )
+
+
+def _end_of_prompt(request: Request) -> int:
+    """Tokens behind which a prefill keeps the state: the last page boundary that a repeat of the
+    prompt may use."""
+    return (len(request.prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS

@@ -30,6 +30,8 @@ PrefillInbox = (
     | PullLost
     | PullFenced
     | ReadUsable
+    | LeftWanted
+    | LeftTakenOver
 )
 """From the control plane of a prefill node."""
 
@@ -47,6 +49,7 @@ DecodeInbox = (
     | WriterFenced
     | PullAsked
     | PullEnd
+    | PassOn
 )
 """From the control plane of a decode node."""
 
@@ -81,6 +84,8 @@ PrefillOutbox = (
     | PrefillLoad
     | PullWanted
     | UsableRead
+    | LeavingBegun
+    | LeftState
 )
 DecodeOutbox = (
     HandoverWanted
@@ -90,6 +95,7 @@ DecodeOutbox = (
     | HandoverCancelled
     | PullPinned
     | PullRefused
+    | StatePassedOn
 )
 Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox

@@ -55,7 +55,11 @@ class World:
         """prefill, decode: where these fail."""
         nodes = {
             name: start_node(
-                start, "prefill", "--name", name, "--route", "auto", failing_at=prefill
+                start,
+                "prefill",
+                *("--name", name, "--route", "auto", "--drain-timeout", "600"),
+                *HTTP,
+                failing_at=prefill,
             )
             for name in "ab"
         }
@@ -68,6 +72,7 @@ class World:
         (where,) = [name for name, node in nodes.items() if node.stats().tree["checkpoints"]]
         self.holder = nodes.pop(where)
         ((self.other_name, self.other),) = nodes.items()
+        self.first = first
         self.decode = start_node(start, "decode", *known, *HTTP, failing_at=decode)
         meet(self.decode)
         states = self.holder.stats().tree["checkpoints"]

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from tasuki.client.answer import Answer, AnswerStream
+from tasuki.decode_node import prefill_links
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
 from tasuki.decode_node.prefill_links import PrefillLinks
@@ -70,8 +71,12 @@ def start() -> Iterator[Callable[..., Node]]:
         yield starting
 
 
-def test_a_link_that_leaves_idle_is_ended_in_the_same_tick() -> None:
+def test_a_link_that_leaves_idle_is_ended_in_the_same_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Until its task has ended, whoever chooses would choose it, and nothing begins there."""
+
+    monkeypatch.setattr(prefill_links, "LINGER_SECONDS", 0.0)
 
     async def ended() -> list[str]:
         def link(target: str) -> PrefillLink:

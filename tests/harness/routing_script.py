@@ -50,6 +50,9 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
         self._usable: asyncio.Queue[pb.UsableBatch | None] = asyncio.Queue()
         self._sequence = 0
         self._said: asyncio.Queue[pb.SenderMessage] = asyncio.Queue()
+        self.leaves = False
+        self.left: list[pb.TakeOverResponse] = []
+        """Given to who asks, one by one."""
 
     def say(self, message: pb.SenderMessage) -> None:
         self._said.put_nowait(message)
@@ -75,7 +78,7 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
         while self.beats:
             sequence += 1
             load, self.load = self.load, None
-            yield pb.Beat(sequence=sequence, received=sequence - 1, load=load)
+            yield pb.Beat(sequence=sequence, received=sequence - 1, load=load, leaves=self.leaves)
             await asyncio.sleep(0.02)
 
     async def Usable(
@@ -101,6 +104,14 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
                         self.say(pb.SenderMessage(aborted=drained, room=message.room))
         finally:
             speaking.cancel()
+
+    async def TakeOver(self, request: pb.TakeOverRequest, context: Any) -> pb.TakeOverResponse:
+        if request.HasField("done"):
+            outcome = pb.HeirOutcome.Name(request.done.outcome).removeprefix("HEIR_OUTCOME_")
+            self.came.append(f"done {request.done.number} {outcome}")
+        if request.declines:
+            self.came.append("declines")
+        return self.left.pop(0) if self.left else pb.TakeOverResponse()
 
     async def _speak(self, context: Any) -> None:
         while True:
@@ -137,6 +148,12 @@ class RoutingWorld:
             if isinstance(message, m.PeersChanged):
                 continue
             shown = type(message).__name__
+            if isinstance(message, m.PassOn):
+                known = ", known" if message.state.known else ""
+                holder = {target: name for name, target in self._targets.items()}[message.holder]
+                shown = f"PassOn({holder}, {len(message.state.prompt)}{known})"
+                tracks.setdefault(f"decode pass {message.query_id}", []).append(shown)
+                continue
             if isinstance(message, m.HandoverFailed):
                 elsewhere = ", elsewhere" if message.elsewhere else ""
                 shown = f"{shown}({message.cause.name}{elsewhere})"
@@ -325,6 +342,39 @@ class RoutingWorld:
         if wait:
             queued.wait_seconds = float(wait)
         self.prefill[name].say(pb.SenderMessage(queued=queued, room=int(number)))
+
+    async def leaves(self, name: str) -> None:
+        """Its beats say so, which has come."""
+        self.prefill[name].leaves = True
+        links = {link.target: link for link in self.client.links}
+        while not links[self._targets[name]].leaves:
+            await asyncio.sleep(0.002)
+
+    def gives(self, name: str, number: str, tokens: str, known: str = "") -> None:
+        """A state of the prompt of all rooms, to who asks next."""
+        state = pb.LeftState(
+            number=int(number),
+            tokens=wanted(1).prompt[: int(tokens)].astype("<i4").tobytes(),
+            salt=b"salt",
+            known=bool(known),
+        )
+        self.prefill[name].left.append(pb.TakeOverResponse(state=state))
+
+    def gives_bad(self, name: str, what: str) -> None:
+        bad = {
+            "no-tokens": pb.LeftState(number=1),
+            "half-a-token": pb.LeftState(number=1, tokens=b"12345"),
+            "long-salt": pb.LeftState(number=1, tokens=b"1234", salt=b"s" * 5000),
+        }[what]
+        self.prefill[name].left.append(pb.TakeOverResponse(state=bad))
+
+    def over(self, name: str) -> None:
+        """To both who ask: there is nothing any more."""
+        self.prefill[name].left += [pb.TakeOverResponse(over=True)] * 2
+
+    def passed(self, query: str, outcome: str) -> None:
+        """The engine says what became of a state."""
+        self.client.deliver(m.StatePassedOn(int(query), m.HeirOutcome[outcome], 1000, "heir"))
 
     async def dies(self, name: str) -> None:
         self.prefill[name].beats = False

@@ -76,26 +76,30 @@ class Fetches:
     def begin(self, advised: m.FetchAdvised, request: Request) -> None:
         """Fetch the beginning of the request's prompt, which waits for that; where there is no room
         for a fetch more it goes on at once. REQUIRES: it is Waiting, and in no queue."""
+        self.fetch(request, advised.holder, advised.tokens, advised.seconds)
+
+    def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
+        """begin() of what nobody's room has advised."""
         request.fetch_tried = True
-        if not 0 < advised.tokens < len(request.prompt):
+        if not 0 < tokens < len(request.prompt):
             self._released.append(request)
             return
-        prompt = request.prompt[: advised.tokens]
+        prompt = request.prompt[:tokens]
         known = self._by_beginning.get((request.salt, prompt.tobytes()))
         if known is not None:
             known.waiting.append(request)
-        elif self._window.has_room(_ALL, advised.tokens):
-            self._open(advised, prompt, request)
+        elif self._window.has_room(_ALL, tokens):
+            self._open(holder, seconds, prompt, request)
         else:
             self._released.append(request)
 
-    def _open(self, advised: m.FetchAdvised, prompt: m.Tokens, request: Request) -> None:
+    def _open(self, holder: str, seconds: float, prompt: m.Tokens, request: Request) -> None:
         room = m.RoomId(secrets.randbits(62) + 1)
         ticket = m.FetchTicket(room, next(self._generations), request.salt)
-        fetch = _Fetch(ticket, prompt, advised.holder, waiting=[request])
+        fetch = _Fetch(ticket, prompt, holder, waiting=[request])
         self._rooms[room] = self._by_beginning[fetch.beginning] = fetch
         self._window.enter(_ALL, room, len(prompt))
-        self._emit(m.FetchWanted(ticket, prompt, advised.holder, advised.seconds))
+        self._emit(m.FetchWanted(ticket, prompt, holder, seconds))
 
     def grant_wanted(self, room: m.RoomId) -> None:
         """Grant what is lacking here, or decline."""

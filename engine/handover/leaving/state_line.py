@@ -70,14 +70,19 @@ class StateLine:
         prompt = np.append(tokens, tokens[-1:])
         if self._intake.misfit(prompt, len(prompt)) is not None:
             return None
-        return Request(
-            m.RequestId(f"{self._name}-{len(self._drawn)}"),
-            prompt,
-            SamplingParams(max_new_tokens=1),
-            salt,
-            priority=_LAST,
-            purpose=m.Purpose.INHERIT,
-        )
+        return as_request(m.RequestId(f"{self._name}-{len(self._drawn)}"), prompt, salt)
+
+
+def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
+    """Of one token behind the state that stands before the prompt's last token."""
+    return Request(
+        name,
+        prompt,
+        SamplingParams(max_new_tokens=1),
+        salt,
+        priority=_LAST,
+        purpose=m.Purpose.INHERIT,
+    )
 
 
 def state_tokens(request: Request) -> int:

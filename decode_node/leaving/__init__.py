@@ -1,0 +1,1 @@
+"""States of prefill nodes that end, on their way to others."""

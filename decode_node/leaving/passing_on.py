@@ -1,0 +1,117 @@
+"""Asks prefill nodes that end for the states that they leave, one by one, and has this decode node
+pass each on to a prefill node that stays.
+
+Owns the tasks that ask, a few for each connection whose beats say that it leaves, and which states
+the engine was asked to pass on. Thread rule: the hand-over's event loop.
+Invariants: a connection is asked by at most WORKERS at a time, each with one state in hand; what
+was given is answered for with the next question, unless the connection is lost; no answer is waited
+for without a bound; where no prefill node stays nothing is asked for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from itertools import count
+
+import grpc
+
+from tasuki.decode_node import handover_messages as wire
+from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.errors import PeerInvalid
+
+log = logging.getLogger(__name__)
+
+WORKERS = 2
+_ASK_SECONDS = 5.0
+_AGAIN_SECONDS = 0.25
+"""After an answer that there is none now."""
+_FETCH_SECONDS = 5.0
+_PASS_ON_SECONDS = 30.0
+"""The fetch, and the room at the heir: longer than a node that ends gives it."""
+
+
+class PassingOn:
+    def __init__(
+        self,
+        post: Callable[[m.Inbox], None],
+        has_heir: Callable[[], bool],
+        is_held: Callable[[m.GivenState], bool],
+        on_idle: Callable[[], None],
+    ) -> None:
+        """post: to the engine. has_heir: whether a prefill node stays. is_held: whether one of
+        those is known to hold the state. on_idle: a connection is asked no more."""
+        self._post = post
+        self._has_heir = has_heir
+        self._is_held = is_held
+        self._on_idle = on_idle
+        self._queries = count(1)
+        self._asked: dict[int, asyncio.Future[m.StatePassedOn]] = {}
+        self._tasks: dict[asyncio.Task[None], PrefillConnection] = {}
+
+    @property
+    def connections(self) -> Iterable[PrefillConnection]:
+        """Those that are asked now."""
+        return self._tasks.values()
+
+    def leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
+        """The connection's node ends. REQUIRES: this was not said of it before."""
+        for number in range(WORKERS):
+            asking = self._ask_all(link, connection)
+            task = asyncio.get_running_loop().create_task(asking, name=f"heirs-{number}")
+            self._tasks[task] = connection
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("states of a prefill node that ends were not passed on", exc_info=error)
+        self._on_idle()
+
+    def passed_on(self, message: m.StatePassedOn) -> None:
+        """What the engine says; dropped where nobody waits for it any more."""
+        asked = self._asked.pop(message.query_id, None)
+        if asked is not None and not asked.done():
+            asked.set_result(message)
+
+    async def stop(self, patience: float) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience)
+
+    async def _ask_all(self, link: PrefillLink, connection: PrefillConnection) -> None:
+        done: pb.TakenOver | None = None
+        while connection.alive:
+            declines = not self._has_heir()
+            request = pb.TakeOverRequest(connection_id=connection.id, done=done, declines=declines)
+            try:
+                answer = await connection.stub.TakeOver(request, timeout=_ASK_SECONDS)
+                given = wire.left_state_from_wire(answer)
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError, PeerInvalid) as error:
+                log.info("prefill node %s leaves nothing more: %s", link.target, error)
+                return
+            if answer.over or declines:
+                return
+            done = None
+            if given is None:
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                done = wire.taken_over(given.number, await self._passed_on(given, link.target))
+
+    async def _passed_on(self, given: m.GivenState, holder: str) -> m.StatePassedOn:
+        query = next(self._queries)
+        if self._is_held(given):
+            return m.StatePassedOn(query, m.HeirOutcome.HELD)
+        asked: asyncio.Future[m.StatePassedOn] = asyncio.get_running_loop().create_future()
+        self._asked[query] = asked
+        self._post(m.PassOn(query, given, holder, _FETCH_SECONDS))
+        try:
+            async with asyncio.timeout(_PASS_ON_SECONDS):
+                return await asked
+        except TimeoutError:
+            return m.StatePassedOn(query, m.HeirOutcome.CUT)
+        finally:
+            self._asked.pop(query, None)

@@ -1,0 +1,91 @@
+"""Gives the states that this prefill node leaves to decode nodes that ask for them.
+
+Owns who asks, and whom a state was given to until that says what became of it. The engine decides
+which state goes where. Thread rule: the event loop. Invariants: what a connection was given is over
+when that is lost; no question waits for the engine without a bound; once nobody is there to ask, or
+to leave anything to, nothing is left any more, so that a node's end waits for nobody.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from itertools import count
+
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+
+from . import handover_messages as wire
+
+_LOOK_SECONDS = 0.1
+_ANSWER_SECONDS = 2.0
+_NOBODY: frozenset[str] = frozenset()
+
+
+class LeavingDesk:
+    def __init__(
+        self, post: Callable[[m.Inbox], None], connected: Callable[[], Collection[str]]
+    ) -> None:
+        """post: to the engine. connected: the connections that stand."""
+        self._post = post
+        self._connected = connected
+        self._queries = count(1)
+        self._waiting: dict[int, asyncio.Future[m.LeftState]] = {}
+        self._given: dict[int, str] = {}
+        """By number: to which connection."""
+        self._asking = _NOBODY
+        self._declining = _NOBODY
+        self.leaves = False
+        """Whether beats say so."""
+
+    def begin(self) -> None:
+        """There are states to leave."""
+        self.leaves = True
+        self._look()
+
+    def _look(self) -> None:
+        for number in [n for n, to in self._given.items() if to not in self._connected()]:
+            self._post(m.LeftTakenOver(number, m.HeirOutcome.LOST))
+            del self._given[number]
+        self._asking &= frozenset(self._connected())
+        if not self._given and self._declining.issuperset(self._connected()):
+            self._post(m.EndLeaving())
+        else:
+            asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def answered(self, message: m.LeftState) -> None:
+        """By the engine. What nobody waits for any more is over."""
+        waiting = self._waiting.pop(message.query_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+        elif message.state is not None:
+            self._post(m.LeftTakenOver(message.state.number, m.HeirOutcome.LOST))
+
+    async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
+        """REQUIRES: its connection stands. Raises PeerInvalid."""
+        peer = request.connection_id
+        if request.HasField("done"):
+            self._done(peer, wire.taken_over_from_wire(request.done))
+        if not self.leaves:
+            return pb.TakeOverResponse(over=True)
+        if request.declines:
+            self._declining |= {peer}
+            return pb.TakeOverResponse()
+        self._asking |= {peer}
+        query = next(self._queries)
+        waiting = self._waiting[query] = asyncio.get_running_loop().create_future()
+        self._post(m.LeftWanted(query, peer, self._asking))
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                left = await waiting
+        except TimeoutError:
+            return pb.TakeOverResponse()
+        finally:
+            self._waiting.pop(query, None)
+        if left.state is not None:
+            self._given[left.state.number] = peer
+        return wire.left_state(left)
+
+    def _done(self, peer: str, done: m.LeftTakenOver) -> None:
+        """Of what was given to another one, or is over, nothing is believed."""
+        if self._given.get(done.number) == peer:
+            del self._given[done.number]
+            self._post(done)
