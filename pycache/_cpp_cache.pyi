@@ -34,11 +34,32 @@ class CheckpointKind(Enum):
     MARK = "mark"
     INTERIOR = "interior"
 
+class TierConfig:
+    """Memory below the arena, in slabs of the arena's shape. A load from it costs fixed_cost and
+    more for each page and slot, where prefill of one token costs 1; pages_a_second: what may be
+    written in the long run, None for any number."""
+
+    def __init__(
+        self,
+        *,
+        slabs: int,
+        fixed_cost: float = 0.0,
+        page_cost: float = 0.0,
+        slot_cost: float = 0.0,
+        pages_a_second: float | None = None,
+    ) -> None: ...
+    slabs: Final[int]
+    fixed_cost: Final[float]
+    page_cost: Final[float]
+    slot_cost: Final[float]
+    pages_a_second: Final[float | None]
+
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
     slab holds; policy: who is evicted, lru, value, auto, or marconi
     (for comparison); attention_cost: prefill cost of
-    a token for each token before it, where the token alone costs 1."""
+    a token for each token before it, where the token alone costs 1; tiers: below the arena, the
+    nearest first; ranks: who acknowledges each transfer between tiers."""
 
     def __init__(
         self,
@@ -49,6 +70,8 @@ class TreeConfig:
         max_ghost_nodes: int = 4096,
         policy: str = "lru",
         attention_cost: float = 0.0,
+        tiers: list[TierConfig] = ...,
+        ranks: int = 1,
     ) -> None: ...
     slabs: Final[int]
     blocks_per_slab: Final[int]
@@ -56,6 +79,8 @@ class TreeConfig:
     max_ghost_nodes: Final[int]
     policy: Final[str]
     attention_cost: Final[float]
+    tiers: Final[list[TierConfig]]
+    ranks: Final[int]
 
 class MissReasons:
     """Why prompt tokens were not usable. usable_tokens + sum of all fields == prompt_tokens."""
@@ -66,6 +91,8 @@ class MissReasons:
     kv_evicted: Final[int]
     alignment: Final[int]
     in_flight: Final[int]
+    below: Final[int]
+    """A tier below the arena has what a load would make usable; in as_dict() where there is any."""
     def as_dict(self) -> dict[str, int]: ...
 
 class EvictedCheckpoint:
@@ -106,6 +133,58 @@ class PageMatch:
     miss_reasons: Final[MissReasons]
     """usable_tokens + sum of all fields == the prompt's tokens."""
 
+class StoredState:
+    """A state below the arena from which a prompt could resume once it was loaded."""
+
+    boundary: Final[int]
+    kind: Final[CheckpointKind]
+    tier: Final[int]
+    """0 is the nearest below the arena."""
+    pages: Final[list[int]]
+    """To be loaded, by tier."""
+    cost: Final[float]
+    """Of the load; prefill of one token is 1."""
+
+class TierWrite:
+    """A copy to be made downwards; from the arena where source is None."""
+
+    id: Final[int]
+    source: Final[int | None]
+    target: Final[int]
+    pages: Final[list[tuple[int, int]]]
+    """(from, to)."""
+    page_count: Final[int]
+    slot: Final[tuple[int, int]]
+
+class TierLoad:
+    """What an allocation waits for, each from the nearest tier that has it."""
+
+    id: Final[int]
+    pages: Final[list[tuple[int, int, int]]]
+    """(tier, its page, the arena's page), in the order of the prompt."""
+    state: Final[tuple[int, int, int]]
+    """(tier, its slot, the working slot)."""
+
+class TierStats:
+    """What a tier holds now, and over the cache's life what was written to it, loaded from it and
+    dropped."""
+
+    pages: Final[PoolCounts]
+    slots: Final[PoolCounts]
+    slabs_free: Final[int]
+    slabs_total: Final[int]
+    written_pages: Final[int]
+    written_slots: Final[int]
+    loaded_pages: Final[int]
+    loaded_slots: Final[int]
+    dropped_pages: Final[int]
+    dropped_slots: Final[int]
+    refused_writes: Final[int]
+    """That never began: no room, no budget, or not worth it."""
+    abandoned_writes: Final[int]
+    """Whose source went meanwhile."""
+    failed_transfers: Final[int]
+
 class Match:
     """A read-only answer of the tree; holds nothing."""
 
@@ -123,6 +202,8 @@ class Match:
     in_pages: Final[PageMatch]
     lost: Final[EvictedCheckpoint | None]
     """The deepest state of the prompt that was evicted, where its eviction is remembered."""
+    stored: Final[list[StoredState]]
+    """Deeper than usable_tokens, the deepest first."""
     interior_tokens: Final[list[int]]
     """Of an allocation's match: where states inside a long first-seen prompt would pay."""
 
@@ -153,6 +234,9 @@ class Allocation:
     pages: Final[NDArray[np.int32]]
     """Page ids in logical order: tree pages, then own. Read-only; only extend() adds some."""
     working_slots: Final[list[int]]
+    load: Final[TierLoad | None]
+    """Of allocate_or_load(), until it has ended: match and cached_tokens then say what it
+    brought."""
     tokens: Final[int]
     """Tokens known to the allocation: the prompt and what append() added."""
     capacity_tokens: Final[int]
@@ -191,6 +275,9 @@ class TreeStats:
     usable_tokens: Final[int]
     lost: Final[MissReasons]
     """Counters by cause; prompt_tokens == usable_tokens + sum of these."""
+    tiers: Final[list[TierStats]]
+    """Below the arena, the nearest first."""
+    waiting_writes: Final[int]
     policies: Final[dict[str, float]]
     """Of auto: what each candidate would have saved of late, prefill of one token is 1; the
     last thousand requests of the sample count most."""
@@ -373,6 +460,20 @@ class PrefixCache:
     ) -> Allocation | None:
         """Pin the match, take own pages up to capacity_tokens and working slots, all or nothing:
         None says that it will fit once others release. Raises ImpossibleRequest."""
+    def allocate_or_load(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        salt: bytes = b"",
+        capacity_tokens: int,
+        working_slots: int,
+        cursor: int | None = None,
+        load_wait: float = 0.0,
+    ) -> Allocation | None:
+        """As allocate(), but where a tier below the arena has what gets the prompt done sooner, a
+        load that begins load_wait (tokens of prefill) from now included, the allocation has a load:
+        its own pages and first working slot are to be written so, and it is as if granted until
+        the load was acknowledged. Needs a working slot."""
     def allocate_to_receive(
         self,
         tokens: NDArray[np.int32],
@@ -467,6 +568,14 @@ class PrefixCache:
     def advance_to(self, now_ms: int) -> None:
         """Time for a policy that learns, from any origin; earlier times are ignored. A tree that
         is never called lets a second pass with every request."""
+    # tiers below the arena
+    def next_write(self) -> TierWrite | None:
+        """The next copy to be made downwards, begun by this call. None: none waits, or there is no
+        room yet. What it is to read may be evicted while it is read: then it brings nothing."""
+    def acknowledge(self, transfer: int, is_good: bool) -> None:
+        """Once for each rank, all of which are awaited. After the last one what was written is of
+        use, or what was loaded is the tree's, if all are good; an allocation whose load did not
+        land has what the arena had. InvalidArgument where the transfer has ended."""
     def drain_evictions(self) -> list[Eviction]:
         """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:

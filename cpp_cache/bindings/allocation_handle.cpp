@@ -29,6 +29,15 @@ py::object pages_of(AllocationHandle& handle) {
   return handle.pages;
 }
 
+const Match& match_of(AllocationHandle& handle) {
+  // Once a load has ended it says what there is then.
+  if (handle.loads && !handle.get().load) {
+    handle.match = handle.get().match;
+    handle.loads = false;
+  }
+  return handle.match;
+}
+
 std::vector<std::int32_t> raw_slots(const std::vector<SlotId>& slots) {
   std::vector<std::int32_t> out;
   for (const SlotId slot : slots) out.push_back(raw(slot));
@@ -39,7 +48,8 @@ std::vector<std::int32_t> raw_slots(const std::vector<SlotId>& slots) {
 
 std::optional<AllocationHandle> handle_of(const CachePtr& cache, std::optional<AllocationId> id) {
   if (!id) return std::nullopt;
-  return AllocationHandle{cache, *id, cache->allocation(*id).match, py::none()};
+  const Allocation& allocation = cache->allocation(*id);
+  return AllocationHandle{cache, *id, allocation.match, py::none(), 0, allocation.load.has_value()};
 }
 
 AllocationId id_in(const CachePtr& cache, const AllocationHandle& handle) {
@@ -52,7 +62,13 @@ void bind_allocations(py::module_& module) {
       .def_property_readonly("id", [](const AllocationHandle& handle) { return raw(handle.id); })
       .def_property_readonly("generation",
                              [](const AllocationHandle& handle) { return raw(handle.id); })
-      .def_readonly("match", &AllocationHandle::match)
+      .def_property_readonly("match", &match_of)
+      .def_property_readonly("load",
+                             [](const AllocationHandle& handle) -> std::optional<TierLoad> {
+                               const auto& load = handle.get().load;
+                               if (!load) return std::nullopt;
+                               return load->plan;
+                             })
       .def_property_readonly(
           "cached_tokens",
           [](const AllocationHandle& handle) { return handle.get().cached_tokens; })

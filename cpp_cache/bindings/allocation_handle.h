@@ -19,6 +19,7 @@ struct AllocationHandle {
   Match match;
   pybind11::object pages;  // array over the first pages_seen entries; pages only grow
   std::size_t pages_seen = 0;
+  bool loads = false;  // `match` changes once that has ended
 
   // Throws InvalidArgument after release.
   const Allocation& get() const { return cache->allocation(id); }

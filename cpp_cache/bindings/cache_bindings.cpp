@@ -79,6 +79,17 @@ void bind_allocating(CacheClass& cache) {
           "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
           "cursor"_a = py::none())
       .def(
+          "allocate_or_load",
+          [](const CachePtr& self, const py::object& tokens, const std::string& salt,
+             std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor,
+             double load_wait) {
+            const AllocationTerms terms{capacity_tokens, working_slots, cursor_id(cursor),
+                                        load_wait};
+            return handle_of(self, self->allocate(tokens_of(tokens), salt, terms));
+          },
+          "tokens"_a, py::kw_only(), "salt"_a = py::bytes(), "capacity_tokens"_a, "working_slots"_a,
+          "cursor"_a = py::none(), "load_wait"_a = 0.0)
+      .def(
           "allocate_to_receive",
           [](const CachePtr& self, const py::object& tokens, const std::string& salt,
              std::int64_t capacity_tokens, std::int64_t working_slots, OptionalInt cursor) {
@@ -115,8 +126,12 @@ void bind_allocating(CacheClass& cache) {
           "allocation"_a)
       .def(
           "release",
-          [](const CachePtr& self, const AllocationHandle& handle) {
-            self->release(id_in(self, handle));
+          [](const CachePtr& self, AllocationHandle& handle) {
+            const AllocationId id = id_in(self, handle);
+            const bool has_loaded = handle.loads && !self->allocation(id).load;
+            if (has_loaded) handle.match = self->allocation(id).match;
+            self->release(id);
+            handle.loads = false;
           },
           "allocation"_a)
       .def_property_readonly(
@@ -128,6 +143,13 @@ void bind_allocating(CacheClass& cache) {
              for (const auto& [from, to] : self.drain_moves()) out.emplace_back(raw(from), raw(to));
              return out;
            })
+      .def("next_write", &PrefixCache::next_write)
+      .def(
+          "acknowledge",
+          [](PrefixCache& self, std::int64_t transfer, bool is_good) {
+            self.acknowledge(static_cast<TransferId>(transfer), is_good);
+          },
+          "transfer"_a, "is_good"_a)
       .def("drain_evictions", &PrefixCache::drain_evictions)
       .def("flush", &PrefixCache::flush);
 }
@@ -158,8 +180,10 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
           "allocation"_a)
       .def(
           "quarantine",
-          [](const CachePtr& self, const AllocationHandle& handle) {
-            return raw(self->quarantine(id_in(self, handle)));
+          [](const CachePtr& self, AllocationHandle& handle) {
+            const QuarantineId quarantine = self->quarantine(id_in(self, handle));
+            handle.loads = false;
+            return raw(quarantine);
           },
           "allocation"_a)
       .def(

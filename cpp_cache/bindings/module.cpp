@@ -15,6 +15,7 @@ PYBIND11_MODULE(_cpp_cache, module) {
   module.attr("CheckpointKind") = kinds.enumeration();
   bind_errors(module);
   bind_values(module, kinds);
+  bind_transfers(module);
   bind_allocations(module);
   CacheClass cache = bind_cache(module, kinds);
   bind_events(module, cache, kinds);

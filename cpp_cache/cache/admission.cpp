@@ -37,6 +37,12 @@ void Admission::validate(Tokens prompt, const AllocationTerms& terms) const {
   require_at_least("capacity_tokens", terms.capacity_tokens,
                    static_cast<std::int64_t>(prompt.size()));
   require_at_least("working_slots", terms.working_slots, 0);
+  if (terms.load_wait && terms.working_slots < 1) {
+    throw InvalidArgument("load_wait needs a working slot: a state is loaded into the first");
+  }
+  if (terms.load_wait && !(*terms.load_wait >= 0)) {
+    throw InvalidArgument("load_wait must be 0 or more");
+  }
   check_possible(terms.capacity_tokens, terms.working_slots);
 }
 
@@ -124,6 +130,7 @@ std::optional<AllocationId> Admission::admit(Tokens prompt, std::string_view sal
 
 void Admission::fork_from(const StateKey& source, Allocation& allocation, Tick now) {
   tree_.touch(source, now);
+  if (tiers_ != nullptr) tiers_->used(source, now);
   allocation.pinned_states.push_back(source);
   allocation.cow_source_slot = tree_.state(source).slot;
   if (!source.tail) return;

@@ -20,6 +20,14 @@ struct AllocationTerms {
   std::int64_t capacity_tokens;
   std::int64_t working_slots;
   std::optional<CursorId> cursor;
+  // A state below the arena may be loaded, behind what takes so long; prefill of one token is 1.
+  // nullopt: none is.
+  std::optional<double> load_wait{};
+};
+
+struct PlannedLoad {
+  StoredState stored;
+  StateKey state;
 };
 
 // What an admission pins and starts from.
@@ -28,16 +36,18 @@ struct AdmissionPlan {
   std::int64_t cached_tokens = 0;
   std::optional<Position> standing{};  // nullopt: the root
   std::optional<StateKey> source{};
+  std::optional<PlannedLoad> load{};
 };
 
 // Makes allocations, and makes them larger; takes all that is asked or nothing. Owns nothing.
 class Admission {
  public:
-  Admission(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree,
+  Admission(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree, Tiers* tiers,
             Reclaimer& reclaimer, AllocationTable& allocations)
       : config_(config),
         allocator_(allocator),
         tree_(tree),
+        tiers_(tiers),
         reclaimer_(reclaimer),
         allocations_(allocations) {}
 
@@ -66,6 +76,7 @@ class Admission {
   const CacheConfig& config_;
   SlabAllocator& allocator_;
   RadixTree& tree_;
+  Tiers* tiers_;
   Reclaimer& reclaimer_;
   AllocationTable& allocations_;
 };

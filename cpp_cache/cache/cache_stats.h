@@ -6,6 +6,7 @@
 
 #include "alloc/pool_counts.h"
 #include "core/match.h"
+#include "tiers/tier_counts.h"
 #include "trials/policy_trials.h"
 
 namespace tasuki::cache {
@@ -30,6 +31,8 @@ struct CacheStats {
   std::int64_t usable_tokens = 0;
   MissReasons miss_reasons;
   std::vector<PolicyScore> policies;  // of kAuto: its candidates
+  std::vector<TierCounts> tiers;      // below the arena, the nearest first
+  std::int64_t waiting_writes = 0;
 };
 
 }  // namespace tasuki::cache

@@ -17,15 +17,20 @@ namespace {
 std::int64_t share_of(const CacheConfig& config) {
   constexpr std::int64_t kLargest = 8;
   constexpr std::int64_t kFewestSlabs = 64;
-  return std::clamp<std::int64_t>(config.slabs / kFewestSlabs, 1, kLargest);
+  std::int64_t slabs = config.slabs;
+  for (const TierConfig& tier : config.tiers) slabs += tier.slabs;
+  return std::clamp<std::int64_t>(slabs / kFewestSlabs, 1, kLargest);
 }
 
 // learnt: of the whole traffic, which a sample alone would teach slower. REQUIRES: it outlives the
 // trials.
 std::unique_ptr<PolicyTrials> make_trials(const CacheConfig& config, const ReuseModel& learnt) {
+  const std::int64_t share = share_of(config);
   CacheConfig shape = config;
-  shape.slabs = config.slabs / share_of(config);
-  shape.max_ghost_nodes = config.max_ghost_nodes / share_of(config);
+  // What the arena evicts and a tier has is not lost: they are tried as one.
+  for (const TierConfig& tier : std::exchange(shape.tiers, {})) shape.slabs += tier.slabs;
+  shape.slabs /= share;
+  shape.max_ghost_nodes = config.max_ghost_nodes / share;
   std::vector<PolicyTrials::Candidate> candidates;
   const auto add = [&](PolicyKind kind, std::unique_ptr<EvictionPolicy> policy) {
     shape.policy = kind;
@@ -33,7 +38,7 @@ std::unique_ptr<PolicyTrials> make_trials(const CacheConfig& config, const Reuse
   };
   add(PolicyKind::kValue, std::make_unique<ValuePolicy>(learnt));
   add(PolicyKind::kLru, make_policy(PolicyKind::kLru));
-  return std::make_unique<PolicyTrials>(share_of(config), std::move(candidates));
+  return std::make_unique<PolicyTrials>(share, std::move(candidates));
 }
 
 }  // namespace

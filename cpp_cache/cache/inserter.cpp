@@ -53,9 +53,15 @@ NodeId Inserter::insert_path(Allocation& allocation, std::int64_t end, Tick now)
   return place.node;
 }
 
+void Inserter::stored(const StateKey& state) {
+  observers_.state_stored(state);
+  if (tiers_ != nullptr) tiers_->state_stored(state);
+}
+
 NodeId Inserter::split(NodeId id, std::int64_t depth, Tick now) {
   const NodeId upper = tree_.split(id, depth);
   observers_.split(upper);
+  if (tiers_ != nullptr) tiers_->split(upper);
   // An allocation that stands above the cut moves up, so that matches which end there still meet
   // it.
   const auto& standing = tree_.node(id).allocations;
@@ -108,7 +114,7 @@ StateKey Inserter::insert_checkpoint(Allocation& allocation, const Node& host, S
   }
   allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
   tree_.attach_checkpoint(host.id, slot, birth, now);
-  observers_.state_stored(key);
+  stored(key);
   return key;
 }
 
@@ -127,7 +133,7 @@ StateKey Inserter::insert_tail(Allocation& allocation, const Node& host, SlotId 
   allocator_.hand_over(page, Owner::kWorking, Owner::kTree);
   allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
   const StateKey key{host.id, tree_.attach_tail(host.id, tokens, page, slot, birth, now)};
-  observers_.state_stored(key);
+  stored(key);
   tree_.pins().pin_state(key);
   allocation.pinned_states.push_back(key);
   return key;

@@ -17,10 +17,11 @@ namespace tasuki::cache {
 // Owns nothing. Whatever it inserts changes its owner with it.
 class Inserter {
  public:
-  Inserter(SlabAllocator& allocator, RadixTree& tree, TreeObservers& observers,
+  Inserter(SlabAllocator& allocator, RadixTree& tree, Tiers* tiers, TreeObservers& observers,
            AllocationTable& allocations, InteriorPlacement& interior, ReuseReports& reports)
       : allocator_(allocator),
         tree_(tree),
+        tiers_(tiers),
         observers_(observers),
         allocations_(allocations),
         interior_(interior),
@@ -36,6 +37,7 @@ class Inserter {
                       Tick now);
 
  private:
+  void stored(const StateKey& state);
   // Returns the new upper part.
   NodeId split(NodeId id, std::int64_t depth, Tick now);
   std::vector<PageId> give_pages(Allocation& allocation, std::int64_t from, std::int64_t to);
@@ -46,6 +48,7 @@ class Inserter {
 
   SlabAllocator& allocator_;
   RadixTree& tree_;
+  Tiers* tiers_;  // below the arena, if any
   TreeObservers& observers_;
   AllocationTable& allocations_;
   InteriorPlacement& interior_;

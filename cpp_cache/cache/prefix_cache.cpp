@@ -7,6 +7,8 @@
 #include "cache/holder_check.h"
 #include "core/errors.h"
 #include "core/invariant.h"
+#include "core/prefill_cost.h"
+#include "tiers/tier_check.h"
 #include "tree/tree_check.h"
 
 namespace tasuki::cache {
@@ -16,6 +18,15 @@ namespace {
 const CacheConfig& validated(const CacheConfig& config) {
   config.validate();
   return config;
+}
+
+// Relays the lives of states to the tiers, where there are any.
+std::unique_ptr<EvictionPolicy> relayed(const CacheConfig& config,
+                                        std::unique_ptr<EvictionPolicy> policy, LifeRelay*& relay) {
+  if (config.tiers.empty()) return policy;
+  auto made = std::make_unique<LifeRelay>(std::move(policy));
+  relay = made.get();
+  return made;
 }
 
 // The same request, once it cannot stand beside what it would start from.
@@ -38,22 +49,27 @@ PrefixCache::PrefixCache(const CacheConfig& config, std::unique_ptr<EvictionPoli
     : config_(validated(config)),
       allocator_(config_),
       quarantines_(allocator_),
-      tree_(std::move(policy), config_),
+      tree_(relayed(config_, std::move(policy), relay_), config_),
       observers_(tree_),
+      tiers_(relay_ == nullptr
+                 ? nullptr
+                 : std::make_unique<Tiers>(config_, tree_, observers_.journal(), *relay_)),
       cursors_(tree_),
       interior_(config_, tree_),
-      reports_(config_, tree_, cursors_),
-      reclaimer_(config_, allocator_, tree_, observers_),
-      admission_(config_, allocator_, tree_, reclaimer_, allocations_),
-      inserter_(allocator_, tree_, observers_, allocations_, interior_, reports_),
+      reports_(config_, tree_, tiers_.get(), cursors_),
+      reclaimer_(config_, allocator_, tree_, tiers_.get(), observers_),
+      admission_(config_, allocator_, tree_, tiers_.get(), reclaimer_, allocations_),
+      inserter_(allocator_, tree_, tiers_.get(), observers_, allocations_, interior_, reports_),
       trials_(std::move(trials)) {}
+
+PrefixCache::~PrefixCache() = default;
 
 Found PrefixCache::find(Tokens prompt, std::string_view salt,
                         std::optional<CursorId> cursor) const {
   if (prompt.empty()) throw InvalidArgument("tokens must not be empty");
   std::optional<Position> start;
   if (cursor) start = cursors_.start_of(*cursor, prompt, salt);
-  Found found = Matcher(tree_, allocations_).find(prompt, salt, start);
+  Found found = Matcher(tree_, allocations_, config_.tiers).find(prompt, salt, start);
   if (found.evicted) found.match.evicted = reclaimer_.log().find(*found.evicted);
   return found;
 }
@@ -92,6 +108,10 @@ CacheStats PrefixCache::stats() const {
   stats.usable_tokens = usable_tokens_;
   stats.miss_reasons = miss_reasons_;
   if (trials_) stats.policies = trials_->scores();
+  if (tiers_) {
+    for (const auto& tier : tiers_->all()) stats.tiers.push_back(tiers_->counts(tier->id()));
+    stats.waiting_writes = tiers_->waiting_writes();
+  }
   return stats;
 }
 
@@ -99,6 +119,7 @@ void PrefixCache::check_integrity() const {
   allocator_.check();
   check_tree(tree_, clock_);
   check_holders(allocator_, tree_, allocations_, quarantines_);
+  if (tiers_) check_tiers(*tiers_);
   require(usable_tokens_ + miss_reasons_.sum() == prompt_tokens_, 6,
           "usable tokens and miss reasons do not add up to the prompts");
 }
@@ -109,7 +130,10 @@ void PrefixCache::advance_to(std::int64_t now_ms) {
 }
 
 void PrefixCache::close_cursor(CursorId cursor) {
-  if (const auto end = cursors_.close(cursor)) tree_.expect_no_use(*end);
+  const auto end = cursors_.close(cursor);
+  if (!end) return;
+  tree_.expect_no_use(*end);
+  if (tiers_) tiers_->expect_no_use(*end);
 }
 
 std::optional<AllocationId> PrefixCache::admit(Tokens prompt, std::string_view salt,
@@ -117,19 +141,21 @@ std::optional<AllocationId> PrefixCache::admit(Tokens prompt, std::string_view s
                                                const AdmissionPlan& plan) {
   ++clock_;
   tree_.policy().advance(now_ms_);
+  if (tiers_) tiers_->advance(now_ms_);
   return admission_.admit(prompt, salt, terms, plan, clock_);
 }
 
 std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_view salt,
                                                   const AllocationTerms& terms) {
   admission_.validate(prompt, terms);
-  const Found found = find(prompt, salt, terms.cursor);
+  Found found = find(prompt, salt, terms.cursor);
   AdmissionPlan plan{.match = found.match};
   if (found.source) {
     plan.cached_tokens = found.match.usable_tokens;
     plan.standing = found.usable;
     plan.source = found.source;
   }
+  if (tiers_ && terms.load_wait) choose_load(found, terms, plan);
   const auto left = interior_.left_prompt(found);
   auto id = admit(prompt, salt, terms, plan);
   // A source checkpoint and scattered pages take room of their own. Where they could never stand
@@ -139,17 +165,85 @@ std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_vie
     id = admit(prompt, salt, terms, plan);
   }
   if (!id) return std::nullopt;
-  if (reclaimer_.log().count() > 0) interior_.evicted();
+  if (tiers_ ? tiers_->lost() > 0 : reclaimer_.log().count() > 0) interior_.evicted();
   Allocation& allocation = allocations_.at(*id);
-  allocation.turns = reports_.used(found, plan.source);
+  if (plan.load) begin_load(allocation, *plan.load);
+  allocation.turns = reports_.used(found, plan.load ? plan.load->state : plan.source);
   allocation.is_sampled = trials_ && trials_->samples(salt, prompt);
-  allocation.match.interior_tokens = interior_.place(left, plan.match);
+  allocation.match.interior_tokens =
+      interior_.place(left, plan.load ? after_loading(plan.match, plan.load->stored) : plan.match);
   if (!has_clock_) now_ms_ += 1000;
   ++allocated_requests_;
   prompt_tokens_ += plan.match.prompt_tokens;
   usable_tokens_ += plan.match.usable_tokens;
   miss_reasons_ += plan.match.miss_reasons;
   return id;
+}
+
+void PrefixCache::choose_load(Found& found, const AllocationTerms& terms,
+                              AdmissionPlan& plan) const {
+  const std::int64_t prompt = found.match.prompt_tokens;
+  const auto rest = [&](std::int64_t from) {
+    return prefill_between(config_.attention_cost, from, prompt);
+  };
+  double least = rest(found.match.usable_tokens);
+  for (std::size_t i = 0; i < found.stored.size(); ++i) {
+    const StoredState& stored = found.match.stored[i];
+    const double cost = *terms.load_wait + stored.cost + rest(stored.boundary);
+    if (cost >= least) continue;
+    least = cost;
+    const std::optional<Position>& arena = found.stored[i].arena;
+    plan.cached_tokens = arena ? arena->depth : 0;
+    plan.standing = arena;
+    plan.source.reset();
+    plan.load = PlannedLoad{stored, found.stored[i].state};
+  }
+  // What it loads serves it as well as what is gone would have, or better.
+  if (plan.load && found.evicted_boundary <= plan.load->stored.boundary) found.evicted.reset();
+}
+
+void PrefixCache::begin_load(Allocation& allocation, const PlannedLoad& load) {
+  hand_over(allocation, Owner::kWorking, Owner::kGranted);
+  allocation.state = AllocationState::kGranted;
+  allocation.latest_state = load.state;
+  allocation.load =
+      PendingLoad{tiers_->begin_load(load.state, allocation.standing.depth, allocation.id,
+                                     allocation.pages, allocation.working_slots.front(), clock_),
+                  load.stored};
+}
+
+void PrefixCache::end_load(Allocation& allocation, bool landed) {
+  hand_over(allocation, Owner::kGranted, Owner::kWorking);
+  allocation.state = AllocationState::kWorking;
+  const StoredState stored = allocation.load->stored;
+  allocation.load.reset();
+  ++room_version_;
+  if (!landed) return;
+  const std::int64_t whole = stored.boundary / kPageTokens * kPageTokens;
+  if (whole > allocation.standing.depth) {
+    stand_at(allocation, {inserter_.insert_path(allocation, whole, clock_), whole});
+  }
+  allocation.count_shared_pages();
+  allocation.cached_tokens = stored.boundary;
+  usable_tokens_ -= allocation.match.usable_tokens;
+  miss_reasons_ -= allocation.match.miss_reasons;
+  allocation.match = after_loading(std::move(allocation.match), stored);
+  usable_tokens_ += allocation.match.usable_tokens;
+  miss_reasons_ += allocation.match.miss_reasons;
+}
+
+std::optional<TierWrite> PrefixCache::next_write() {
+  if (!tiers_) return std::nullopt;
+  ++clock_;
+  return tiers_->next_write(clock_);
+}
+
+void PrefixCache::acknowledge(TransferId id, bool is_good) {
+  if (!tiers_) throw InvalidArgument("there is no tier below the arena");
+  ++clock_;
+  const auto ended = tiers_->acknowledge(id, is_good, clock_);
+  if (!ended) return;
+  end_load(allocations_.at(ended->allocation), ended->landed);
 }
 
 std::optional<AllocationId> PrefixCache::allocate_to_receive(Tokens prompt, std::string_view salt,
@@ -306,6 +400,10 @@ void PrefixCache::grant(AllocationId id) {
 
 void PrefixCache::accept_received(AllocationId id) {
   Allocation& allocation = allocations_.granted(id, "accept_received");
+  if (allocation.load) {
+    throw InvalidArgument("accept_received: allocation " + std::to_string(raw(id)) +
+                          " is being loaded: acknowledge the transfer");
+  }
   ++clock_;
   hand_over(allocation, Owner::kGranted, Owner::kWorking);
   allocation.state = AllocationState::kWorking;
@@ -314,6 +412,7 @@ void PrefixCache::accept_received(AllocationId id) {
 QuarantineId PrefixCache::quarantine(AllocationId id) {
   const Allocation& allocation = allocations_.granted(id, "quarantine");
   ++clock_;
+  if (allocation.load) tiers_->abandon_load(allocation.load->plan.id);
   QuarantineTable::Quarantine held{{}, allocation.working_slots};
   allocation.for_each_own_page([&held](PageId page) { held.pages.push_back(page); });
   const QuarantineId quarantine = quarantines_.add(std::move(held));
@@ -355,9 +454,11 @@ std::int64_t PrefixCache::flush() {
   const std::int64_t before = tree_.resident_nodes();
   const std::int64_t standing = tree_.pages() + tree_.states();
   const std::int64_t pinned = tree_.pins().pages() + tree_.pins().states();
-  const bool clears = standing > 0 && pinned == 0;
+  const bool stood = standing > 0 || (tiers_ && tiers_->holds_any());
+  const bool clears = stood && pinned == 0 && !(tiers_ && tiers_->is_read());
   if (clears) journal().begin_clearing();
   reclaimer_.evict_all(clock_);
+  if (tiers_) tiers_->drop_all(clock_);
   if (clears) journal().end_clearing();
   tree_.forget_ghosts();
   if (trials_) trials_->flush();

@@ -13,6 +13,20 @@
 //     something is exhausted.
 //  5. Same calls, same decisions: time is a counter of calls, ties are broken by id.
 //  6. A match ends at most at prompt_len - 1: the last token is always computed.
+// With tiers below the arena (CacheConfig::tiers, tiers/tiers.h):
+//  7. A copy is of use only after every acknowledgement of the transfer that brought it, all good;
+//     the arena gets what was loaded then, and not before.
+//  8. What the arena evicts and a tier has is no ghost, is not forgotten, and is reported to nobody
+//     as removed; what no place has any more is, once.
+//  9. Each tier is closed upwards: it has all runs above one that it has, and the KV of each of its
+//     states. So the nearest place of a path's runs never comes nearer on the way down.
+// 10. What a load reads stays where it is until that ends; what it writes is its allocation's. What
+// a
+//     write brings is written to ids of nobody else's until every acknowledgement has come.
+// 11. A write pins nothing in the arena: where its source is evicted or moved it is abandoned. So
+// no
+//     allocation ever waits for one.
+// 12. Transfers end by calls: 5 holds with tiers too.
 //
 // Cost: match O(tokens) of memory compare cold, O(new tokens) through a cursor; allocate and
 // release O(pages of the allocation); insert O(new pages); an eviction O(log n).
@@ -38,6 +52,7 @@
 #include "requests/held_states.h"
 #include "requests/matcher.h"
 #include "requests/reuse_reports.h"
+#include "tiers/tiers.h"
 #include "tree/radix_tree.h"
 #include "trials/policy_trials.h"
 #include "view/tree_view.h"
@@ -53,6 +68,7 @@ class PrefixCache {
   // by a policy that can act as their best.
   PrefixCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy,
               std::unique_ptr<PolicyTrials> trials = nullptr);
+  ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;  // the parts refer to each other
   PrefixCache& operator=(const PrefixCache&) = delete;
 
@@ -102,6 +118,15 @@ class PrefixCache {
               CheckpointKind kind, TurnHint hint = TurnHint::kUnknown);
   void release(AllocationId id);
 
+  // Tiers below the arena. What an allocation loads (Allocation::load) is copied by the caller, who
+  // then acknowledges it; until it has ended the allocation is as if granted: nothing may be
+  // inserted, and it can be quarantined. A load that has not landed leaves it what the arena had.
+  // The same of a write, which the caller asks for when it likes.
+  std::optional<TierWrite> next_write();
+  // Once for each rank, all of which are awaited. Throws InvalidArgument where the transfer has
+  // ended.
+  void acknowledge(TransferId id, bool is_good);
+
   // Hand-over.
   void grant(AllocationId id);
   // Every window has landed and was verified: granted becomes working again.
@@ -146,14 +171,20 @@ class PrefixCache {
   void hand_over(const Allocation& allocation, Owner from, Owner to);
   // Unpins it and forgets it; its own pages and working slots are others' already.
   void end(const Allocation& allocation);
+  // Plans the load that gets the prompt done soonest, if any does so sooner than none.
+  void choose_load(Found& found, const AllocationTerms& terms, AdmissionPlan& plan) const;
+  void begin_load(Allocation& allocation, const PlannedLoad& load);
+  void end_load(Allocation& allocation, bool landed);
   // Lets the trials serve what the request was served, and follows the policy that does best.
   void try_policies(const Allocation& allocation);
 
   CacheConfig config_;
   SlabAllocator allocator_;
   QuarantineTable quarantines_;
+  LifeRelay* relay_ = nullptr;  // the tree's policy, where there are tiers
   RadixTree tree_;
   TreeObservers observers_;
+  std::unique_ptr<Tiers> tiers_;  // nullptr: there are none
   AllocationTable allocations_;
   CursorTable cursors_;
   InteriorPlacement interior_;

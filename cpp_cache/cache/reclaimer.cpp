@@ -66,6 +66,7 @@ Eviction Reclaimer::described(const EvictionItem& item,
 }
 
 void Reclaimer::evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now) {
+  if (tiers_ != nullptr) tiers_->leaving(item);
   observers_.evicting(item);
   log_.add(item, described(item, allocation));
   const Freed freed = tree_.evict(item, now);
@@ -80,6 +81,7 @@ bool Reclaimer::empty_a_slab() {
     if (!is_emptiable(slab)) continue;
     for (const PageId from : allocator_.pages_in(slab)) {
       const PageId to = allocator_.take_page_outside(slab);
+      if (tiers_ != nullptr) tiers_->moving(tree_.home_of(from));
       tree_.move_page(from, to);
       allocator_.hand_over(to, Owner::kWorking, Owner::kTree);
       allocator_.give_back(from, Owner::kTree);

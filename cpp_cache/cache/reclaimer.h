@@ -10,6 +10,7 @@
 #include "core/cache_config.h"
 #include "core/ids.h"
 #include "events/eviction_log.h"
+#include "tiers/tiers.h"
 #include "tree/radix_tree.h"
 
 namespace tasuki::cache {
@@ -25,9 +26,9 @@ struct PageMove {
 // tree's.
 class Reclaimer {
  public:
-  Reclaimer(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree,
+  Reclaimer(const CacheConfig& config, SlabAllocator& allocator, RadixTree& tree, Tiers* tiers,
             TreeObservers& observers)
-      : config_(config), allocator_(allocator), tree_(tree), observers_(observers) {}
+      : config_(config), allocator_(allocator), tree_(tree), tiers_(tiers), observers_(observers) {}
 
   // Evicts for the allocation until so much fits; false, with nothing evicted, where it cannot.
   bool make_room(std::int64_t pages, std::int64_t slots, AllocationId allocation, Tick now);
@@ -57,6 +58,7 @@ class Reclaimer {
   const CacheConfig& config_;
   SlabAllocator& allocator_;
   RadixTree& tree_;
+  Tiers* tiers_;  // below the arena, if any
   TreeObservers& observers_;
   EvictionLog log_;
   std::vector<PageMove> moves_;

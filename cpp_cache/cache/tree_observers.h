@@ -14,14 +14,15 @@ namespace tasuki::cache {
 // nothing while nobody watches or looks.
 class TreeObservers {
  public:
-  explicit TreeObservers(const RadixTree& tree) : journal_(tree), census_(tree) {}
+  explicit TreeObservers(const RadixTree& tree) : tree_(tree), journal_(tree), census_(tree) {}
 
   EventJournal& journal() { return journal_; }
   TreeCensus& census() { return census_; }
 
-  // Called after the tree changed. The pages of `node` from `start` on, in tokens, got KV.
+  // Called after the tree changed. The pages of `node` from `start` on, in tokens, got KV. To who
+  // follows events, what a tier below the arena holds never went.
   void stored(NodeId node, std::int64_t start) {
-    journal_.stored(node, start);
+    if (tree_.node(node).kv_below == 0) journal_.stored(node, start);
     census_.stored(node, start);
   }
   void split(NodeId upper) {
@@ -29,16 +30,22 @@ class TreeObservers {
     census_.split(upper);
   }
   void state_stored(const StateKey& state) {
-    journal_.state_stored(state);
+    if (tree_.state_below(state).tiers == 0) journal_.state_stored(state);
     census_.state_stored(state.node);
   }
   // Called before.
   void evicting(const EvictionItem& item) {
-    journal_.evicting(item);
+    if (!stands_below(item)) journal_.evicting(item);
     census_.evicting(item);
   }
 
  private:
+  bool stands_below(const EvictionItem& item) const {
+    if (item.kind == EvictionKind::kLeafPages) return tree_.node(item.node).kv_below != 0;
+    return tree_.state_below({item.node, item.tail}).tiers != 0;
+  }
+
+  const RadixTree& tree_;
   EventJournal journal_;
   TreeCensus census_;
 };

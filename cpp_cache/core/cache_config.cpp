@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/errors.h"
+#include "core/ids.h"
 
 namespace tasuki::cache {
 
@@ -49,6 +50,24 @@ void CacheConfig::validate() const {
     throw InvalidArgument("slabs * blocks_per_slab must stay below 2^31: page ids are int32");
   }
   if (!(attention_cost >= 0)) throw InvalidArgument("attention_cost must be 0 or more");
+  if (tiers.size() > kMostTiers) {
+    throw InvalidArgument("at most " + std::to_string(kMostTiers) + " tiers stand below an arena");
+  }
+  for (const TierConfig& tier : tiers) {
+    if (tier.slabs < 1 || tier.slabs > kMaxIds / blocks_per_slab) {
+      throw InvalidArgument(
+          "a tier must have 1 slab or more, and slabs * blocks_per_slab below "
+          "2^31, not " +
+          std::to_string(tier.slabs) + " slabs");
+    }
+    if (!(tier.fixed_cost >= 0 && tier.page_cost >= 0 && tier.slot_cost >= 0)) {
+      throw InvalidArgument("the costs of a tier must be 0 or more");
+    }
+    if (tier.pages_a_second && !(*tier.pages_a_second >= 0)) {
+      throw InvalidArgument("pages_a_second of a tier must be 0 or more");
+    }
+  }
+  if (ranks < 1) throw InvalidArgument("ranks must be at least 1, not " + std::to_string(ranks));
   if (max_ghost_nodes < 0) {
     throw InvalidArgument("max_ghost_nodes must be 0 or more, not " +
                           std::to_string(max_ghost_nodes));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace tasuki::cache {
 
@@ -14,6 +15,17 @@ enum class PolicyKind : std::uint8_t { kLru, kValue, kAuto, kMarconi };
 std::optional<PolicyKind> policy_named(std::string_view name);
 std::string_view name_of(PolicyKind policy);
 
+// Memory below the arena, in slabs of the same shape. A load from it costs `fixed_cost`, and more
+// for each page and slot; a prefill of one token costs 1.
+struct TierConfig {
+  std::int64_t slabs;
+  double fixed_cost = 0;
+  double page_cost = 0;
+  double slot_cost = 0;
+  // Pages' worth that may be written in a second, in the long run; nullopt: any number.
+  std::optional<double> pages_a_second{};
+};
+
 struct CacheConfig {
   std::int64_t slabs;
   std::int64_t blocks_per_slab;  // stride of page ids from slab to slab
@@ -23,6 +35,9 @@ struct CacheConfig {
   PolicyKind policy = PolicyKind::kLru;
   // Prefill cost of a token for each token before it, where the token alone costs 1.
   double attention_cost = 0;
+  std::vector<TierConfig> tiers{};  // the nearest first; none: what the arena evicts is gone
+  // Who acknowledges each transfer between tiers: the processes that hold a part of every page.
+  std::int32_t ranks = 1;
 
   // Throws InvalidArgument naming the field that no arena can have.
   void validate() const;

@@ -1,7 +1,9 @@
 // Strong ids: a page is never mistaken for a slot, nor a node for either.
 #pragma once
 
+#include <bit>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,6 +19,8 @@ enum class AllocationId : std::int64_t {};  // never reused
 enum class CursorId : std::int64_t {};      // never reused
 enum class QuarantineId : std::int64_t {};  // never reused
 enum class WatchId : std::int64_t {};       // never reused
+enum class TransferId : std::int64_t {};    // never reused
+enum class TierId : std::uint8_t {};        // below the arena, the nearest is 0
 
 template <typename Id>
 constexpr std::underlying_type_t<Id> raw(Id id) {
@@ -34,8 +38,14 @@ struct StateKey {
 
 using Token = std::int32_t;
 using Tokens = std::span<const Token>;
-using Tick = std::uint64_t;  // of the logical clock: one a mutating call
+using Tick = std::uint64_t;     // of the logical clock: one a mutating call
+using TierBits = std::uint8_t;  // a set of tiers
 
 inline constexpr std::int64_t kPageTokens = 64;
+inline constexpr std::size_t kMostTiers = 4;
+
+constexpr TierBits bit_of(TierId tier) { return static_cast<TierBits>(1U << raw(tier)); }
+// REQUIRES: not empty.
+constexpr TierId nearest_of(TierBits tiers) { return static_cast<TierId>(std::countr_zero(tiers)); }
 
 }  // namespace tasuki::cache

@@ -2,11 +2,13 @@
 // nothing.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "core/checkpoint_kind.h"
+#include "core/ids.h"
 
 namespace tasuki::cache {
 
@@ -18,9 +20,21 @@ struct MissReasons {
   std::int64_t kv_evicted = 0;
   std::int64_t alignment = 0;  // stands, but page granularity or the cap at prompt - 1 cuts it
   std::int64_t in_flight = 0;  // a live allocation is computing these very tokens
+  std::int64_t below = 0;      // a tier below the arena has what a load would make usable
 
+  MissReasons& operator-=(const MissReasons& other) {
+    fresh -= other.fresh;
+    never_checkpointed -= other.never_checkpointed;
+    checkpoint_evicted -= other.checkpoint_evicted;
+    kv_evicted -= other.kv_evicted;
+    alignment -= other.alignment;
+    in_flight -= other.in_flight;
+    below -= other.below;
+    return *this;
+  }
   std::int64_t sum() const {
-    return fresh + never_checkpointed + checkpoint_evicted + kv_evicted + alignment + in_flight;
+    return fresh + never_checkpointed + checkpoint_evicted + kv_evicted + alignment + in_flight +
+           below;
   }
   MissReasons& operator+=(const MissReasons& other) {
     fresh += other.fresh;
@@ -29,6 +43,7 @@ struct MissReasons {
     kv_evicted += other.kv_evicted;
     alignment += other.alignment;
     in_flight += other.in_flight;
+    below += other.below;
     return *this;
   }
 };
@@ -49,6 +64,16 @@ struct PageMatch {
   MissReasons miss_reasons{};
 };
 
+// A state below the arena from which the prompt could resume, once it and the KV that the arena
+// lacks were loaded, each from the nearest place that has it.
+struct StoredState {
+  std::int64_t boundary = 0;
+  CheckpointKind kind = CheckpointKind::kTurnEnd;
+  TierId tier{};                                 // that has the state
+  std::array<std::int64_t, kMostTiers> pages{};  // to be loaded, by tier
+  double cost = 0;                               // of the load; prefill of one token is 1
+};
+
 struct Match {
   std::int64_t prompt_tokens = 0;
   std::int64_t kv_tokens = 0;
@@ -59,9 +84,14 @@ struct Match {
   PageMatch in_pages{};
   // Where its eviction is still remembered.
   std::optional<EvictedCheckpoint> evicted{};
+  // Deeper than usable_tokens, the deepest first.
+  std::vector<StoredState> stored{};
   // Of an allocation: where states inside a long first-seen prompt would pay. Ascending, whole
   // pages.
   std::vector<std::int64_t> interior_tokens{};
 };
+
+// The same request once the stored state was loaded.
+Match after_loading(Match match, const StoredState& stored);
 
 }  // namespace tasuki::cache

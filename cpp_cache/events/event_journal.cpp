@@ -128,9 +128,13 @@ void EventJournal::report_stored(NodeId id, std::int64_t start) {
 
 CacheEvent EventJournal::event_of(EventKind kind, const StateKey& ref) const {
   const Node& node = tree_.node(ref.node);
-  const Checkpoint& state = tree_.state(ref);
-  CacheEvent event{.sequence = 0, .kind = kind, .tokens = state.boundary};
-  if (kind == EventKind::kCheckpointStored) event.checkpoint = state.kind;
+  CacheEvent event{.sequence = 0, .kind = kind, .tokens = node.depth};
+  if (ref.tail)
+    event.tokens += static_cast<std::int64_t>(node.tails.find(*ref.tail)->tokens.size());
+  if (kind == EventKind::kCheckpointStored) {
+    event.checkpoint =
+        tree_.is_resident(ref) ? tree_.state(ref).kind : tree_.state_below(ref).checkpoint_kind();
+  }
   const Known host = at(node);
   event.root = host.hasher.root();
   if (ref.tail) {
@@ -207,12 +211,15 @@ std::vector<CacheEvent> EventJournal::snapshot(EventStream stream) {
         add(std::move(page));
       });
     }
-    if (node.checkpoint) add_state({node.id, std::nullopt});
+    if (node.checkpoint || node.checkpoint_below.tiers != 0) add_state({node.id, std::nullopt});
     for (const auto& [id, tail] : node.tails) {
-      if (tail.resident()) add_state({node.id, id});
+      if (!tail.is_ghost()) add_state({node.id, id});
     }
     // Below a ghost are only ghosts.
     for (const ChildEntry child : node.children) order.push_back(child.node);
+    for (const ChildEntry child : node.ghost_children) {
+      if (!tree_.node(child.node).is_ghost()) order.push_back(child.node);
+    }
   }
   return events;
 }

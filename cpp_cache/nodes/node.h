@@ -22,16 +22,18 @@ struct Node {
   std::uint64_t serial = 0;  // never reused: whether `id` is still the node that a cursor stood in
   std::unique_ptr<const std::string> salt;  // of a root
   std::vector<Token> tokens;                // of the edge; empty in a root
-  std::vector<PageId> pages;                // empty in a ghost
+  std::vector<PageId> pages;                // in the arena
   std::int64_t depth = 0;                   // tokens from the root to this node's end
   std::optional<Checkpoint> checkpoint{};
-  bool resident = false;            // false: a ghost, which remembers that its KV stood here
+  bool resident = false;            // in the arena
   bool checkpoint_evicted = false;  // a state stood at the end and was evicted since
+  TierBits kv_below = 0;            // tiers below the arena that hold the run's KV
+  StateBelow checkpoint_below{};    // and the state at its end
   // Tokens by which a long prompt that was first seen went on from here to its end.
   std::optional<std::uint16_t> long_prompt_beyond;
   TailList tails;
   ChildList children;                       // that are resident
-  ChildList ghost_children;                 // that are not
+  ChildList ghost_children;                 // that are not: ghosts, or below the arena
   RunTrie<NodeId> first_pages;              // of the resident children
   CompactVector<AllocationId> allocations;  // whose path ends inside this node
   std::uint64_t page_hash = 0;              // of its first page: see PageKey
@@ -40,6 +42,8 @@ struct Node {
 
   std::int64_t start() const { return depth - static_cast<std::int64_t>(tokens.size()); }
   bool is_root() const { return !parent.has_value(); }
+  // It holds KV nowhere, and remembers that it did.
+  bool is_ghost() const { return !resident && kv_below == 0; }
   // An allocation needs this node's KV: it stands here or below.
   bool is_protected() const { return !allocations.empty() || protected_children > 0; }
   // REQUIRES: no root.

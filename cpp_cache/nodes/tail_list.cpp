@@ -62,6 +62,16 @@ std::pair<PageId, SlotId> TailList::evict(TailId id, Tick now) {
   return held;
 }
 
+void TailList::revive(TailId id, PageId page, const Checkpoint& state) {
+  Tail& tail = body_->tails.at(id);
+  body_->gone.erase(tail.tokens);
+  body_->standing.insert(tail.tokens, &tail, tokens_of);
+  body_->pages.emplace(page, id);
+  ++body_->resident;
+  tail.page = page;
+  tail.state = state;
+}
+
 void TailList::forget(TailId id) {
   const auto gone = body_->tails.find(id);
   body_->gone.erase(gone->second.tokens);

@@ -25,16 +25,26 @@ struct Checkpoint {
   std::int32_t pins = 0;      // allocations that fork from it (of a tail: or whose page it took)
 };
 
+// The tiers below the arena that hold a state, and while there are any its kind.
+struct StateBelow {
+  TierBits tiers : 4 = 0;
+  std::uint8_t kind : 4 = 0;
+
+  CheckpointKind checkpoint_kind() const { return static_cast<CheckpointKind>(kind); }
+};
+
 // Fewer than a page of tokens after a node's end: their KV in one page, and the state after the
 // last.
 struct Tail {
   TailId id;
   std::vector<Token> tokens;
-  std::optional<PageId> page;       // nullopt: a ghost
-  std::optional<Checkpoint> state;  // nullopt: a ghost
+  std::optional<PageId> page;       // nullopt: not in the arena
+  std::optional<Checkpoint> state;  // nullopt: not in the arena
   Tick ghost_since = 0;
+  StateBelow below{};  // page and state
 
   bool resident() const { return page.has_value(); }
+  bool is_ghost() const { return !resident() && below.tiers == 0; }
 };
 
 // By what all tails of one node were weighed when they were last listed: see StateWorth.
@@ -86,7 +96,11 @@ class TailList {
   Checkpoint& state(TailId id) { return *body_->tails.at(id).state; }
   // REQUIRES: a resident tail has that page.
   void move_page(PageId from, PageId to);
-  // It becomes a ghost. Returns what it held. REQUIRES: it is resident.
+  void set_below(TailId id, StateBelow below) { body_->tails.at(id).below = below; }
+  // REQUIRES: it is not resident.
+  void revive(TailId id, PageId page, const Checkpoint& state);
+  void mark_ghost(TailId id, Tick now) { body_->tails.at(id).ghost_since = now; }
+  // It is not resident then. Returns what it held. REQUIRES: it is resident.
   std::pair<PageId, SlotId> evict(TailId id, Tick now);
   // REQUIRES: it is a ghost.
   void forget(TailId id);

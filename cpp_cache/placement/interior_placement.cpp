@@ -1,5 +1,6 @@
 #include "placement/interior_placement.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace tasuki::cache {
@@ -13,7 +14,8 @@ InteriorPlacement::InteriorPlacement(const CacheConfig& config, RadixTree& tree)
 std::optional<InteriorPlacement::LeftPrompt> InteriorPlacement::left_prompt(
     const Found& found) const {
   // Only who finds the KV could have used a state in it, as only they add to what pages earn.
-  if (!found.known || found.match.kv_tokens < found.known->depth) return std::nullopt;
+  if (!found.known || std::max(found.match.kv_tokens, found.standing) < found.known->depth)
+    return std::nullopt;
   const auto tokens = tree_.long_prompt_through(*found.known);
   if (!tokens || found.known->depth >= *tokens) return std::nullopt;
   return LeftPrompt{*tokens, found.known->depth};

@@ -47,6 +47,8 @@ class EvictionPolicy {
   // The state that stands in for a dropped one after inherited(); else the key itself.
   virtual StateKey waiting_for(const StateKey& key) const { return key; }
   virtual void forgotten(const StateKey& /*key*/) {}
+  // Whether the same path got a deeper state since.
+  virtual bool is_superseded(const StateKey& /*key*/) const { return false; }
   // Requests in its conversation so far; 0 where unknown.
   virtual std::int64_t turns(const StateKey& /*key*/) const { return 0; }
 };

@@ -25,4 +25,9 @@ std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind) {
   return std::make_unique<ValuePolicy>();
 }
 
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, const EvictionPolicy& arena) {
+  const ReuseModel* const learnt = arena.model();
+  return learnt != nullptr ? std::make_unique<ValuePolicy>(*learnt) : make_policy(kind);
+}
+
 }  // namespace tasuki::cache

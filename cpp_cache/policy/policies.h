@@ -9,5 +9,8 @@
 namespace tasuki::cache {
 
 std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind);
+// For a tier below: one that learns judges by what the arena's learnt, if that learns. REQUIRES:
+// `arena` outlives it.
+std::unique_ptr<EvictionPolicy> make_policy(PolicyKind kind, const EvictionPolicy& arena);
 
 }  // namespace tasuki::cache

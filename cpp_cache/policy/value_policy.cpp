@@ -209,6 +209,11 @@ void ValuePolicy::forgotten(const StateKey& key) {
   lives_.erase(found);
 }
 
+bool ValuePolicy::is_superseded(const StateKey& key) const {
+  const auto found = lives_.find(key);
+  return found != lives_.end() && found->second.traits.superseded;
+}
+
 std::int64_t ValuePolicy::turns(const StateKey& key) const {
   const auto found = lives_.find(key);
   if (found == lives_.end()) return 0;

@@ -43,6 +43,7 @@ class ValuePolicy final : public EvictionPolicy {
   void hinted(const StateKey& key, TurnHint hint) override;
   void inherited(const StateKey& dropped, const StateKey& heir) override;
   void forgotten(const StateKey& key) override;
+  bool is_superseded(const StateKey& key) const override;
   std::int64_t turns(const StateKey& key) const override;
   StateKey waiting_for(const StateKey& key) const override;
 

@@ -9,6 +9,7 @@
 #include "core/ids.h"
 #include "core/match.h"
 #include "nodes/node.h"
+#include "tiers/transfer.h"
 #include "trials/served.h"
 
 namespace tasuki::cache {
@@ -17,6 +18,12 @@ enum class AllocationState : std::uint8_t {
   kWorking,
   kGranted,  // a remote sender may write the own pages and working slots
   kClosed,   // a tail took the partial page: only release() may follow
+};
+
+// A state that is being loaded for it: what it starts from once that has landed.
+struct PendingLoad {
+  TierLoad plan;
+  StoredState stored;
 };
 
 // Invariants: pages never change while the allocation lives, they only grow; pages[i] is the tree's
@@ -45,6 +52,7 @@ struct Allocation {
   bool is_sampled = false;                 // the policies are tried with it
   std::vector<InsertedState> inserted{};   // states, in order, if it is sampled
   std::optional<StateKey> prompt_state{};  // that it inserted at its prompt's end
+  std::optional<PendingLoad> load{};       // it is granted until that has ended
   AllocationState state = AllocationState::kWorking;
 
   std::int64_t tokens() const { return first_kept + static_cast<std::int64_t>(kept.size()); }

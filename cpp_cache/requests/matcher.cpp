@@ -1,7 +1,9 @@
 #include "requests/matcher.h"
 
 #include <algorithm>
+#include <functional>
 #include <ranges>
+#include <vector>
 
 #include "core/common_tokens.h"
 
@@ -20,6 +22,7 @@ std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kP
 // Where each reason ends, in tokens from the start; one that ends before another began takes none.
 struct Ends {
   std::int64_t usable;
+  std::int64_t below;
   std::int64_t checkpoint_evicted;
   std::int64_t never_checkpointed;
   std::int64_t alignment;
@@ -29,7 +32,8 @@ struct Ends {
 };
 
 // From usable on, each reason takes the tokens up to where it ends:
-//   [usable, evicted state) checkpoint_evicted   [.., KV at or before the cap) never_checkpointed
+//   [usable, state in a tier) below   [.., evicted state) checkpoint_evicted   [.., KV at or before
+//   the cap) never_checkpointed
 //   [.., KV in part of a page or beyond the cap) alignment   [.., live allocation) in_flight
 //   [.., evicted KV) kv_evicted   [.., prompt) new
 MissReasons miss_reasons_between(const Ends& ends) {
@@ -41,6 +45,7 @@ MissReasons miss_reasons_between(const Ends& ends) {
     reason += stop - done;
     done = stop;
   };
+  take(miss_reasons.below, ends.below);
   take(miss_reasons.checkpoint_evicted, ends.checkpoint_evicted);
   take(miss_reasons.never_checkpointed, ends.never_checkpointed);
   take(miss_reasons.alignment, ends.alignment);
@@ -113,7 +118,9 @@ Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> 
   }
   for (const NodeId id : walk.path) {
     const Node& node = tree_.node(id);
-    if (node.resident) walk.resident = std::min(node.depth, walk.matched);
+    if (node.is_ghost()) break;
+    walk.standing = std::min(node.depth, walk.matched);
+    if (node.resident) walk.resident = walk.standing;
   }
   return walk;
 }
@@ -139,6 +146,7 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
   const auto look_inside = [&](const Node& node) {
     node.tails.for_each_start(from(prompt, node.depth), [&](const Tail& tail) {
       const std::int64_t end = node.depth + length(tail.tokens);
+      if (tail.below.tiers != 0 && !tail.resident()) return;
       if (tail.resident()) {
         survey.kv = std::max(survey.kv, end);
         stands(*tail.state, tail.id, node);
@@ -174,6 +182,55 @@ Matcher::Survey Matcher::survey(Tokens prompt, const Walk& walk) const {
     if (survey.in_pages.found) break;
   }
   return survey;
+}
+
+void Matcher::add_stored(Tokens prompt, const Walk& walk, std::int64_t usable, Found& found) const {
+  const std::int64_t cap = length(prompt) - 1;
+  for (const NodeId id : std::views::reverse(walk.path)) {
+    const Node& node = tree_.node(id);
+    if (node.depth > walk.standing) continue;
+    std::vector<const Tail*> tails;  // shortest first, but for those that stand before the others
+    node.tails.for_each_start(from(prompt, node.depth), [&](const Tail& tail) {
+      const std::int64_t end = node.depth + length(tail.tokens);
+      if (!tail.resident() && tail.below.tiers != 0 && end <= cap && end > usable) {
+        tails.push_back(&tail);
+      }
+    });
+    std::ranges::sort(tails, std::greater<>{},
+                      [](const Tail* tail) { return tail->tokens.size(); });
+    for (const Tail* const tail : tails) {
+      add_stored({id, tail->id}, node.depth + length(tail->tokens), walk, found);
+    }
+    if (node.depth <= usable) break;
+    if (!node.checkpoint && node.checkpoint_below.tiers != 0 && node.depth <= cap) {
+      add_stored({id, std::nullopt}, node.depth, walk, found);
+    }
+  }
+}
+
+void Matcher::add_stored(const StateKey& key, std::int64_t boundary, const Walk& walk,
+                         Found& found) const {
+  const StateBelow below = tree_.state_below(key);
+  StoredState stored{boundary, below.checkpoint_kind(), nearest_of(below.tiers)};
+  StoredPlace place{key, std::nullopt};
+  for (const NodeId id : walk.path) {
+    const Node& node = tree_.node(id);
+    if (node.resident) {
+      if (!node.is_root()) place.arena = Position{id, node.depth};
+    } else {
+      stored.pages[raw(nearest_of(node.kv_below))] += length(node.tokens) / kPageTokens;
+    }
+    if (id == key.node) break;
+  }
+  if (key.tail) ++stored.pages[raw(stored.tier)];
+  stored.cost = tiers_[raw(stored.tier)].slot_cost;
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    if (stored.pages[tier] == 0 && tier != raw(stored.tier)) continue;
+    stored.cost +=
+        tiers_[tier].fixed_cost + tiers_[tier].page_cost * static_cast<double>(stored.pages[tier]);
+  }
+  found.match.stored.push_back(stored);
+  found.stored.push_back(place);
 }
 
 // Tokens after the last whole page that a page in the tree shares with the prompt.
@@ -226,30 +283,42 @@ Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position
   match.checkpoint_kind = seen.kind;
   found.source = seen.source;
   if (seen.evicted_state > seen.usable) found.evicted = seen.evicted;
+  found.evicted_boundary = seen.evicted_state;
+  found.standing = path.standing;
+  if (!tiers_.empty()) add_stored(prompt, path, seen.usable, found);
   if (seen.source) found.usable = {seen.source->node, seen.usable_pages};
 
   const std::int64_t kv_pages = std::min(path.resident, whole_pages(seen.cap));
   if (kv_pages > 0) found.kv = tree_.cover(path.path.back(), kv_pages);
-  if (kv_pages > seen.usable) match.branch_tokens = kv_pages;
+  const std::int64_t standing_pages = std::min(path.standing, whole_pages(seen.cap));
+  if (standing_pages > seen.usable) match.branch_tokens = standing_pages;
 
   const std::int64_t in_flight = in_flight_end(prompt, path);
   match.miss_reasons = miss_reasons_between(
       {.usable = seen.usable,
-       .checkpoint_evicted = std::min(seen.evicted_state, seen.kv),
-       .never_checkpointed = seen.state_at_end ? 0 : kv_pages,
-       .alignment = std::max(seen.kv, path.resident + partial_page(prompt, path)),
+       .below = match.stored.empty() ? 0 : match.stored.front().boundary,
+       .checkpoint_evicted = std::min(seen.evicted_state, std::max(seen.kv, path.standing)),
+       .never_checkpointed = seen.state_at_end ? 0 : standing_pages,
+       .alignment = std::max({seen.kv, path.standing, path.resident + partial_page(prompt, path)}),
        .in_flight = in_flight,
        .kv_evicted = seen.evicted_kv,
        .prompt = match.prompt_tokens});
   const auto& pages = seen.in_pages;
+  std::int64_t stored_in_pages = 0;
+  for (const StoredState& stored : match.stored) {
+    if (stored.boundary % kPageTokens == 0) {
+      stored_in_pages = std::max(stored_in_pages, stored.boundary);
+    }
+  }
   match.in_pages = {.kv_tokens = path.resident,
                     .usable_tokens = pages.usable,
                     .checkpoint_kind = pages.kind,
                     .miss_reasons = miss_reasons_between(
                         {.usable = pages.usable,
-                         .checkpoint_evicted = std::min(pages.evicted_state, path.resident),
-                         .never_checkpointed = pages.state_at_end ? 0 : kv_pages,
-                         .alignment = path.resident,
+                         .below = stored_in_pages,
+                         .checkpoint_evicted = std::min(pages.evicted_state, path.standing),
+                         .never_checkpointed = pages.state_at_end ? 0 : standing_pages,
+                         .alignment = path.standing,
                          .in_flight = whole_pages(in_flight),
                          .kv_evicted = path.matched,
                          .prompt = match.prompt_tokens})};

@@ -6,27 +6,38 @@
 #include <string_view>
 #include <vector>
 
+#include "core/cache_config.h"
 #include "core/match.h"
 #include "requests/allocation_table.h"
 #include "tree/radix_tree.h"
 
 namespace tasuki::cache {
 
+// Where a stored state is, and where an allocation that loads it stands until then.
+struct StoredPlace {
+  StateKey state;
+  std::optional<Position> arena;  // end of the KV on its path that the arena has; nullopt: the root
+};
+
 // A match with the places that an allocation needs to pin it. Valid until the tree changes.
 struct Found {
   Match match;
-  std::optional<StateKey> source;   // state at usable_tokens; nullopt: none
-  Position usable;                  // end of the whole pages below source. REQUIRES: source
-  std::optional<StateKey> evicted;  // a state deeper than source that would have served
-  std::optional<Position> kv;       // end of the KV in whole pages at or before prompt - 1
-  std::optional<Position> known;    // end of the whole pages seen before, evicted ones included
+  std::optional<StateKey> source;     // state at usable_tokens; nullopt: none
+  Position usable;                    // end of the whole pages below source. REQUIRES: source
+  std::optional<StateKey> evicted;    // a state deeper than source that would have served
+  std::optional<Position> kv;         // end of the KV in whole pages at or before prompt - 1
+  std::optional<Position> known;      // end of the whole pages seen before, evicted ones included
+  std::int64_t standing = 0;          // tokens of known that stand somewhere
+  std::int64_t evicted_boundary = 0;  // tokens that `evicted` covered
+  std::vector<StoredPlace> stored{};  // of match.stored
 };
 
 // Owns nothing; changes nothing. Does not know ids' owners.
 class Matcher {
  public:
-  Matcher(const RadixTree& tree, const AllocationTable& allocations)
-      : tree_(tree), allocations_(allocations) {}
+  Matcher(const RadixTree& tree, const AllocationTable& allocations,
+          const std::vector<TierConfig>& tiers)
+      : tree_(tree), allocations_(allocations), tiers_(tiers) {}
 
   // `start`: a position whose path is known to be the prompt's, so that nothing before it is
   // compared. REQUIRES: prompt is not empty; start, if any, is alive and of that salt.
@@ -36,17 +47,22 @@ class Matcher {
   struct Walk {
     std::vector<NodeId> path;   // from the root down
     std::int64_t matched = 0;   // whole pages, ghosts included
-    std::int64_t resident = 0;  // whole pages whose KV stands
+    std::int64_t resident = 0;  // whole pages whose KV the arena has
+    std::int64_t standing = 0;  // and those whose KV stands in some tier
   };
   struct Survey;
 
   Walk walk(Tokens prompt, NodeId root, std::optional<Position> start) const;
   Survey survey(Tokens prompt, const Walk& walk) const;
+  // What stands below the arena deeper than `usable`, the deepest first.
+  void add_stored(Tokens prompt, const Walk& walk, std::int64_t usable, Found& found) const;
+  void add_stored(const StateKey& key, std::int64_t boundary, const Walk& walk, Found& found) const;
   std::int64_t partial_page(Tokens prompt, const Walk& walk) const;
   std::int64_t in_flight_end(Tokens prompt, const Walk& walk) const;
 
   const RadixTree& tree_;
   const AllocationTable& allocations_;
+  const std::vector<TierConfig>& tiers_;
 };
 
 }  // namespace tasuki::cache

@@ -22,6 +22,11 @@ std::int64_t ReuseReports::used(const Found& found, const std::optional<StateKey
   return turns;
 }
 
+void ReuseReports::put_on_probation(const StateKey& state) {
+  tree_.put_on_probation(state);
+  if (tiers_ != nullptr) tiers_->put_on_probation(state);
+}
+
 void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
                             const InsertedState& what) {
   EvictionPolicy& policy = tree_.policy();
@@ -34,7 +39,7 @@ void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
   }
   // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
   if (what.boundary < half_slot_tokens_ || what.kind == CheckpointKind::kInterior) {
-    tree_.put_on_probation(state);
+    put_on_probation(state);
   }
   if (what.kind == CheckpointKind::kPromptEnd) allocation.prompt_state = state;
   if (what.kind != CheckpointKind::kTurnEnd || !allocation.prompt_state) return;
@@ -44,7 +49,7 @@ void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
   const Node& host = tree_.node(prompt_end.node);
   if (!host.checkpoint || prompt_end == state) return;
   const bool is_short = what.boundary - host.depth < half_slot_tokens_;
-  tree_.put_on_probation(is_short ? state : prompt_end);
+  put_on_probation(is_short ? state : prompt_end);
 }
 
 }  // namespace tasuki::cache

@@ -9,6 +9,7 @@
 #include "requests/allocation.h"
 #include "requests/cursor_table.h"
 #include "requests/matcher.h"
+#include "tiers/tiers.h"
 #include "tree/radix_tree.h"
 
 namespace tasuki::cache {
@@ -16,9 +17,11 @@ namespace tasuki::cache {
 // Owns nothing. Decides nothing but which of a turn's two ends goes first.
 class ReuseReports {
  public:
-  ReuseReports(const CacheConfig& config, RadixTree& tree, CursorTable& cursors)
+  // tiers: below the arena, if any.
+  ReuseReports(const CacheConfig& config, RadixTree& tree, Tiers* tiers, CursorTable& cursors)
       : half_slot_tokens_(config.pages_per_slab * kPageTokens / 2),
         tree_(tree),
+        tiers_(tiers),
         cursors_(cursors) {}
 
   // A request was admitted with `source`, and would have used what `found` lost were it still
@@ -28,8 +31,11 @@ class ReuseReports {
   void inserted(Allocation& allocation, const StateKey& state, const InsertedState& what);
 
  private:
+  void put_on_probation(const StateKey& state);
+
   std::int64_t half_slot_tokens_;
   RadixTree& tree_;
+  Tiers* tiers_;
   CursorTable& cursors_;
 };
 

@@ -175,7 +175,7 @@ void RadixTree::unhang(Node& parent, const Node& child) {
 
 bool RadixTree::growable(const Node& node) const {
   return !node.is_root() && node.resident && node.is_bare() && !node.checkpoint &&
-         !node.checkpoint_evicted;
+         !node.checkpoint_evicted && node.kv_below == 0;
 }
 
 void RadixTree::grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now) {
@@ -200,6 +200,7 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
   upper.parent = lower.parent;
   upper.depth = depth;
   upper.resident = lower.resident;
+  upper.kv_below = lower.kv_below;
   upper.last_use = lower.last_use;
   upper.tokens.assign(lower.tokens.begin(), lower.tokens.begin() + cut);
   upper.page_hash = lower.page_hash;
@@ -211,7 +212,7 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
     lower.pages.erase(lower.pages.begin(), lower.pages.begin() + pages);
     homes_.put(upper);
     ++resident_nodes_;
-  } else {
+  } else if (lower.is_ghost()) {
     upper.ghost_since = lower.ghost_since;
     ghosts_.remove({lower.ghost_since, id, std::nullopt}, cut + lower.depth - depth);
     ghosts_.add({lower.ghost_since, id, std::nullopt}, lower.depth - depth);
@@ -227,7 +228,9 @@ NodeId RadixTree::split(NodeId id, std::int64_t depth) {
 void RadixTree::revive(NodeId ghost, std::vector<PageId> pages, Tick now) {
   Node& node = at(ghost);
   Node& parent = at(*node.parent);
-  ghosts_.remove({node.ghost_since, ghost, std::nullopt}, node.depth - node.start());
+  if (node.is_ghost()) {
+    ghosts_.remove({node.ghost_since, ghost, std::nullopt}, node.depth - node.start());
+  }
   candidates_.withdraw(parent);
   unhang(parent, node);
   node.resident = true;
@@ -258,12 +261,20 @@ TailId RadixTree::attach_tail(NodeId id, Tokens tokens, PageId page, SlotId slot
                               const Birth& birth, Tick now) {
   Node& node = at(id);
   candidates_.withdraw(node);
-  if (const Tail* ghost = node.tails.find(tokens)) forget_tail(node, *ghost);
+  const Tail* gone = node.tails.find(tokens);
+  if (gone != nullptr && gone->is_ghost()) {
+    forget_tail(node, *gone);
+    gone = nullptr;
+  }
   const auto boundary = node.depth + static_cast<std::int64_t>(tokens.size());
-  const auto tail = static_cast<TailId>(next_tail_++);
+  const TailId tail = gone != nullptr ? gone->id : static_cast<TailId>(next_tail_++);
+  const Checkpoint state{slot, birth.kind, boundary, now};
   policy().born({id, tail}, birth);
-  node.tails.add(
-      {tail, {tokens.begin(), tokens.end()}, page, Checkpoint{slot, birth.kind, boundary, now}});
+  if (gone != nullptr) {
+    node.tails.revive(tail, page, state);
+  } else {
+    node.tails.add({tail, {tokens.begin(), tokens.end()}, page, state});
+  }
   ++states_;
   ++pages_;
   homes_.put(page, id);
@@ -325,18 +336,22 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
   switch (item.kind) {
     case EvictionKind::kCheckpoint:
       freed.slot = node.checkpoint->slot;
-      candidates_.pass_on_checkpoint(node);
+      if (node.checkpoint_below.tiers == 0) {
+        candidates_.pass_on_checkpoint(node);
+        node.checkpoint_evicted = true;
+      }
       node.checkpoint.reset();
-      node.checkpoint_evicted = true;
       --states_;
       candidates_.weigh_below(node);
       break;
     case EvictionKind::kTail: {
-      candidates_.pass_on_tail(node, *item.tail);
+      const Tail& tail = *node.tails.find(*item.tail);
+      const bool is_lost = tail.below.tiers == 0;
+      if (is_lost) candidates_.pass_on_tail(node, *item.tail);
       const auto [page, slot] = node.tails.evict(*item.tail, now);
       freed.pages.push_back(page);
       freed.slot = slot;
-      ghosts_.add({now, node.id, item.tail}, length(*node.tails.find(*item.tail)));
+      if (is_lost) ghosts_.add({now, node.id, item.tail}, length(tail));
       --states_;
       --pages_;
       candidates_.weigh_below(node);
@@ -350,8 +365,7 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
       hang(parent, node);
       candidates_.list(parent);
       freed.pages = std::exchange(node.pages, {});
-      node.ghost_since = now;
-      ghosts_.add({now, node.id, std::nullopt}, node.depth - node.start());
+      if (node.is_ghost()) become_ghost(node, now);
       --resident_nodes_;
       pages_ -= static_cast<std::int64_t>(freed.pages.size());
       if (parent.resident_children() == 1) candidates_.weigh_below(parent);
@@ -361,6 +375,53 @@ Freed RadixTree::evict(const EvictionItem& item, Tick now) {
   candidates_.list(node);
   trim_ghosts();
   return freed;
+}
+
+void RadixTree::become_ghost(Node& node, Tick now) {
+  node.ghost_since = now;
+  ghosts_.add({now, node.id, std::nullopt}, node.depth - node.start());
+}
+
+void RadixTree::set_kv_below(NodeId id, TierBits tiers, Tick now) {
+  Node& node = at(id);
+  node.kv_below = tiers;
+  if (!node.is_ghost()) return;
+  become_ghost(node, now);
+  trim_ghosts();
+}
+
+StateBelow RadixTree::state_below(const StateKey& state) const {
+  const Node& host = node(state.node);
+  if (!state.tail) return host.checkpoint_below;
+  const Tail* const tail = host.tails.find(*state.tail);
+  return tail == nullptr ? StateBelow{} : tail->below;
+}
+
+bool RadixTree::is_resident(const StateKey& state) const {
+  const Node& host = node(state.node);
+  if (!state.tail) return host.checkpoint.has_value();
+  const Tail* const tail = host.tails.find(*state.tail);
+  return tail != nullptr && tail->resident();
+}
+
+void RadixTree::set_state_below(const StateKey& state, StateBelow below, Tick now) {
+  Node& node = at(state.node);
+  candidates_.withdraw(node, state.tail);
+  if (state.tail) {
+    node.tails.set_below(*state.tail, below);
+  } else {
+    node.checkpoint_below = below;
+  }
+  if (below.tiers == 0 && !is_resident(state)) {
+    if (state.tail) {
+      node.tails.mark_ghost(*state.tail, now);
+      ghosts_.add({now, node.id, state.tail}, length(*node.tails.find(*state.tail)));
+    } else {
+      node.checkpoint_evicted = true;
+    }
+  }
+  candidates_.list(node, state.tail);
+  trim_ghosts();
 }
 
 void RadixTree::drop_node(NodeId id) {

@@ -31,11 +31,12 @@ struct Freed {
 // node it stands in. Thread rule: single-threaded, as PrefixCache.
 //
 // Invariants: edges are whole pages and no two siblings share a first page; a ghost has only ghosts
-// below it; a node is an eviction candidate exactly if it is resident, unprotected, without state,
-// tail or child; a state is one exactly if it is unpinned. A split keeps the id, state, tails and
-// children on the deeper part. A node's lists hold its resident children and its ghosts apart, and
-// the first pages of the resident ones, so that whatever number hangs on a node one of them is
-// found, added or taken, and the nearest to a run found, in O(log n).
+// below it; a tier that holds a run or a state holds all runs above it; a node is an eviction
+// candidate exactly if it is resident, unprotected, without state, tail or child; a state is one
+// exactly if it is unpinned. A split keeps the id, state, tails and children on the deeper part. A
+// node's lists hold its resident children and its ghosts apart, and the first pages of the resident
+// ones, so that whatever number hangs on a node one of them is found, added or taken, and the
+// nearest to a run found, in O(log n).
 class RadixTree {
  public:
   // REQUIRES: shape passed validate().
@@ -104,6 +105,8 @@ class RadixTree {
 
   // Moving: the same KV under another id. A page under an allocation stays where it is.
   bool movable(PageId page) const;
+  // REQUIRES: the tree holds the page.
+  NodeId home_of(PageId page) const { return homes_.of(page); }
   // REQUIRES: movable(from).
   void move_page(PageId from, PageId to);
 
@@ -112,8 +115,16 @@ class RadixTree {
   std::optional<double> score(const EvictionItem& item) const {
     return candidates_.policy().score(item);
   }
+  // What a tier below still holds is no ghost.
   Freed evict(const EvictionItem& item, Tick now);
   void forget_ghosts();
+
+  // Copies below the arena, as who keeps them says. What stands nowhere then is a ghost.
+  void set_kv_below(NodeId id, TierBits tiers, Tick now);
+  void set_state_below(const StateKey& state, StateBelow below, Tick now);
+  // Tiers that hold the state. REQUIRES: the node is alive.
+  StateBelow state_below(const StateKey& state) const;
+  bool is_resident(const StateKey& state) const;
 
   // Counts.
   std::int64_t resident_nodes() const { return resident_nodes_; }
@@ -130,6 +141,7 @@ class RadixTree {
   // Into the parent's lists and out of them; the child stands, or is a ghost, as it says.
   void hang(Node& parent, const Node& child);
   void unhang(Node& parent, const Node& child);
+  void become_ghost(Node& node, Tick now);
   void drop_node(NodeId id);
   void forget(const Ghost& ghost);
   void forget_tail(Node& host, const Tail& ghost);

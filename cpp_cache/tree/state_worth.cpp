@@ -1,5 +1,9 @@
 #include "tree/state_worth.h"
 
+#include <algorithm>
+
+#include "core/prefill_cost.h"
+
 namespace tasuki::cache {
 
 // The deepest state above the node that a request for the node's path could resume from.
@@ -21,10 +25,11 @@ std::int64_t StateWorth::boundary_above(const Node& node) const {
   return fallback ? nodes_[fallback->node].state(fallback->tail).boundary : 0;
 }
 
-double StateWorth::prefill_between(std::int64_t from, std::int64_t to) const {
-  const auto start = static_cast<double>(from);
-  const auto end = static_cast<double>(to);
-  return (end - start) * (1 + attention_cost_ * (end + start) / 2);
+double StateWorth::cost_of_loss(double prefill, TierBits below, std::int64_t pages) const {
+  if (below == 0) return prefill;
+  const TierConfig& next = tiers_[raw(nearest_of(below))];
+  return std::min(prefill,
+                  next.fixed_cost + next.slot_cost + next.page_cost * static_cast<double>(pages));
 }
 
 // Pages that only the path to this node's end needs: its own, and those above up to the next state
@@ -45,10 +50,12 @@ std::int64_t StateWorth::pages_alone(const Node& node) const {
 
 Worth StateWorth::of_checkpoint(const Node& node) const {
   Worth worth;
-  worth.gain = prefill_between(boundary_above(node), node.checkpoint->boundary);
-  worth.pages = pages_per_slab_;
   worth.paths_below = node.resident_children() + node.tails.resident();
-  if (worth.paths_below == 0) worth.pages += pages_alone(node);
+  const std::int64_t pages = worth.paths_below == 0 ? pages_alone(node) : 0;
+  worth.pages = pages_per_slab_ + pages;
+  worth.gain = cost_of_loss(
+      prefill_between(attention_cost_, boundary_above(node), node.checkpoint->boundary),
+      node.checkpoint_below.tiers, pages);
   return worth;
 }
 
@@ -59,7 +66,8 @@ TailWeighing StateWorth::weighing(const Node& node) const {
 
 Worth StateWorth::of_tail(const TailWeighing& weighing, const Tail& tail) const {
   Worth worth;
-  worth.gain = prefill_between(weighing.above, tail.state->boundary);
+  worth.gain = cost_of_loss(prefill_between(attention_cost_, weighing.above, tail.state->boundary),
+                            tail.below.tiers, weighing.pages_alone + 1);
   worth.pages = pages_per_slab_ + 1 + weighing.pages_alone;
   return worth;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/cache_config.h"
 #include "nodes/node_pool.h"
@@ -16,7 +17,8 @@ class StateWorth {
   StateWorth(const NodePool& nodes, const CacheConfig& shape)
       : nodes_(nodes),
         pages_per_slab_(shape.pages_per_slab),
-        attention_cost_(shape.attention_cost) {}
+        attention_cost_(shape.attention_cost),
+        tiers_(shape.tiers) {}
 
   // What the loss of the state would cost and free. REQUIRES: the node has one at its end.
   Worth of_checkpoint(const Node& node) const;
@@ -33,13 +35,15 @@ class StateWorth {
  private:
   std::optional<StateKey> state_above(const Node& node) const;
   std::int64_t boundary_above(const Node& node) const;
-  double prefill_between(std::int64_t from, std::int64_t to) const;
+  // What it takes to have the state again: from the next place, or computed.
+  double cost_of_loss(double prefill, TierBits below, std::int64_t pages) const;
   std::int64_t pages_alone(const Node& node) const;
   std::optional<StateKey> heir_above(const Node& node) const;
 
   const NodePool& nodes_;
   std::int64_t pages_per_slab_;
   double attention_cost_;
+  std::vector<TierConfig> tiers_;
 };
 
 }  // namespace tasuki::cache

@@ -58,8 +58,8 @@ void TreeCheck::check_run(const Node& node) const {
           who + " has not one page a run of tokens");
   if (!node.resident) {
     require(!node.checkpoint && node.tails.resident() == 0, 2, who + " has state but no KV");
-    require(tree_.ghosts().contains({node.ghost_since, node.id, std::nullopt}), 3,
-            who + " is an unlisted ghost");
+    require(tree_.ghosts().contains({node.ghost_since, node.id, std::nullopt}) == node.is_ghost(),
+            node.is_ghost() ? 3 : 8, who + " is listed as a ghost exactly if it is one");
   }
   if (node.is_root()) {
     require(tree_.root(*node.salt) == node.id, 2, who + " is a root that no salt leads to");
@@ -76,6 +76,9 @@ void TreeCheck::check_children(const Node& node) const {
             name(child) + " is not the one found by its first page");
     require(child.resident == stands, 3, name(child) + " is in the wrong list of its parent");
     require(node.resident || !child.resident, 3, name(child) + " outlived the KV above it");
+    require(!node.is_ghost() || child.is_ghost(), 3, name(child) + " stands below a ghost");
+    require(node.is_root() || (child.kv_below & ~node.kv_below) == 0, 9,
+            name(child) + " has a copy in a tier that lacks the run above it");
     require(!stands || node.first_pages.nearest(child.first_page()) == child.id, 2,
             name(child) + " is not the nearest to its own first page");
     if (child.is_protected()) ++guarded;
@@ -99,15 +102,22 @@ void TreeCheck::check_states(const Node& node) const {
     require((node.checkpoint->pins == 0) == candidates.lists_checkpoint(node), 3,
             who + ": its state is a candidate exactly if unpinned");
   }
+  require(((node.checkpoint_below.tiers | node.kv_below) == node.kv_below), 9,
+          who + " has a copy of its state in a tier that lacks its KV");
+  require(node.checkpoint_below.tiers == 0 || !node.checkpoint_evicted, 8,
+          who + " forgot a state that a tier holds");
   std::int64_t resident = 0;
   for (const auto& [id, tail] : node.tails) {
+    require(node.is_root() || (tail.below.tiers & ~node.kv_below) == 0, 9,
+            who + " has a copy of a tail in a tier that lacks its KV");
     const auto length = static_cast<std::int64_t>(tail.tokens.size());
     require(node.tails.find(tail.tokens) == &tail, 2,
             who + " has a tail that is not found by its tokens");
     require(length > 0 && length < kPageTokens, 2, who + " has a tail of a whole page");
     if (!tail.resident()) {
-      require(tree_.ghosts().contains({tail.ghost_since, node.id, tail.id}), 3,
-              who + " has an unlisted ghost of a tail");
+      require(tree_.ghosts().contains({tail.ghost_since, node.id, tail.id}) == tail.is_ghost(),
+              tail.is_ghost() ? 3 : 8,
+              who + " has a tail that is listed as a ghost exactly if it is one");
       continue;
     }
     ++resident;
@@ -126,7 +136,7 @@ void TreeCheck::check_states(const Node& node) const {
 
 void TreeCheck::count(const Node& node) {
   if (node.resident && !node.is_root()) ++resident_;
-  if (!node.resident) {
+  if (node.is_ghost()) {
     ++ghosts_;
     ghost_tokens_ += node.depth - node.start();
   }
@@ -136,7 +146,7 @@ void TreeCheck::count(const Node& node) {
   for (const auto& [id, tail] : node.tails) {
     if (tail.resident()) {
       count_state(node, *tail.state, 1);
-    } else {
+    } else if (tail.is_ghost()) {
       ++ghosts_;
       ghost_tokens_ += static_cast<std::int64_t>(tail.tokens.size());
     }

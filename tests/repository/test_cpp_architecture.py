@@ -8,10 +8,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "cpp_cache"
 LEVEL = {
-    "bindings": 7,
-    "cache": 6,
-    "placement": 5,
-    "requests": 4,
+    "bindings": 8,
+    "cache": 7,
+    "placement": 6,
+    "requests": 5,
+    "tiers": 4,
     "fleet": 4,
     "events": 3,
     "view": 3,

@@ -1,0 +1,293 @@
+// One test an invariant of cache/prefix_cache.h from 7 on, by its number, and how tiers choose.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/errors.h"
+#include "tests/cache_life.h"
+
+using namespace tasuki::cache;
+
+namespace {
+
+CacheConfig tiered(std::int64_t slabs, std::vector<TierConfig> tiers, std::int32_t ranks = 1) {
+  CacheConfig config = small_arena(slabs);
+  config.tiers = std::move(tiers);
+  config.ranks = ranks;
+  return config;
+}
+
+CacheConfig with_host(std::int64_t slabs = 8, std::int32_t ranks = 1) {
+  return tiered(slabs, {TierConfig{20}}, ranks);
+}
+
+// Everything that waits is written, and acknowledged.
+std::int64_t write_all(PrefixCache& cache, bool is_good = true) {
+  std::int64_t writes = 0;
+  while (const auto write = cache.next_write()) {
+    cache.acknowledge(write->id, is_good);
+    cache.check_integrity();
+    ++writes;
+  }
+  return writes;
+}
+
+AllocationTerms loading(const std::vector<Token>& tokens, double wait = 0) {
+  AllocationTerms asked = terms(tokens);
+  asked.load_wait = wait;
+  return asked;
+}
+
+// Nothing but what allocations hold is left in the arena: it is asked for all of its slabs.
+void crowd_out(PrefixCache& cache) {
+  const std::int64_t most = cache.capacity_tokens(1);
+  const auto stranger = prompt({99}, 0);
+  const AllocationId id = cache.allocate(stranger, "x", {most, 1, std::nullopt}).value();
+  cache.check_integrity();
+  cache.release(id);
+}
+
+}  // namespace
+
+TEST_CASE("invariant 7: a copy is of use after its last acknowledgement, if all were good") {
+  for (const bool is_good : {true, false}) {
+    PrefixCache cache = make_prefix_cache(with_host(8, 2));
+    const auto tokens = prompt({1, 2, 3});
+    serve(cache, tokens, 192);
+    const TierWrite write = cache.next_write().value();
+    CHECK(write.pages.size() == 3);
+    cache.check_integrity();
+    CHECK(cache.stats().tiers[0].slots.working == 1);
+    cache.acknowledge(write.id, is_good);
+    CHECK(cache.stats().tiers[0].slots.tree == 0);
+    cache.acknowledge(write.id, true);
+    cache.check_integrity();
+    CHECK_THROWS_AS(cache.acknowledge(write.id, true), InvalidArgument);
+    CHECK(cache.stats().tiers[0].slots.tree == (is_good ? 1 : 0));
+    CHECK(cache.stats().tiers[0].failed_transfers == (is_good ? 0 : 1));
+    crowd_out(cache);
+    const Match match = cache.match(tokens, "", std::nullopt);
+    CHECK(match.usable_tokens == 0);
+    CHECK(match.stored.size() == (is_good ? 1 : 0));
+    CHECK(match.miss_reasons.below == (is_good ? 192 : 0));
+    CHECK(match.miss_reasons.sum() == match.prompt_tokens);
+  }
+}
+
+TEST_CASE("invariant 7: what is loaded is the arena's after its last acknowledgement") {
+  for (const bool is_good : {true, false}) {
+    PrefixCache cache = make_prefix_cache(with_host());
+    const auto tokens = prompt({1, 2, 3}, 20);
+    serve(cache, tokens, 202);
+    CHECK(write_all(cache) == 1);
+    crowd_out(cache);
+    const AllocationId id = cache.allocate(tokens, "", loading(tokens)).value();
+    const PendingLoad load = cache.allocation(id).load.value();
+    CHECK(load.plan.pages.size() == 4);
+    CHECK(load.stored.boundary == 202);
+    CHECK(load.plan.target == cache.allocation(id).working_slots.front());
+    CHECK(cache.allocation(id).cached_tokens == 0);
+    CHECK_THROWS_AS(cache.release(id), InvalidArgument);
+    CHECK_THROWS_AS(cache.accept_received(id), InvalidArgument);
+    CHECK(cache.match(tokens, "", std::nullopt).kv_tokens == 0);
+    cache.check_integrity();
+    cache.acknowledge(load.plan.id, is_good);
+    cache.check_integrity();
+    CHECK(!cache.allocation(id).load);
+    CHECK(cache.allocation(id).cached_tokens == (is_good ? 202 : 0));
+    CHECK(cache.allocation(id).match.usable_tokens == (is_good ? 202 : 0));
+    CHECK(cache.allocation(id).match.miss_reasons.sum() ==
+          static_cast<std::int64_t>(tokens.size()) - (is_good ? 202 : 0));
+    CHECK(cache.match(tokens, "", std::nullopt).kv_tokens == (is_good ? 192 : 0));
+    CHECK(cache.stats().usable_tokens == (is_good ? 202 : 0));
+    cache.release(id);
+    cache.check_integrity();
+    // Nobody tries again what could not be loaded.
+    CHECK(cache.match(tokens, "", std::nullopt).stored.size() == (is_good ? 1 : 0));
+  }
+}
+
+TEST_CASE("invariant 8: what the arena evicts and a tier has is no ghost and no event") {
+  PrefixCache cache = make_prefix_cache(with_host());
+  const WatchId watch = cache.journal().open(EventStream::kAll, 1000);
+  cache.journal().drain(watch);
+  const auto tokens = prompt({1, 2, 3}, 20);
+  serve(cache, tokens, 202);
+  CHECK(cache.journal().drain(watch).events.size() == 4);
+  write_all(cache);
+  crowd_out(cache);
+  CHECK(cache.stats().pages.tree == 0);
+  CHECK(cache.stats().ghost_nodes == 0);
+  CHECK(cache.journal().drain(watch).events.empty());
+  // Who comes later learns the same.
+  const WatchId late = cache.journal().open(EventStream::kAll, 1000);
+  CHECK(cache.journal().drain(late).events.size() == 4);
+  const AllocationId id = cache.allocate(tokens, "", loading(tokens)).value();
+  cache.acknowledge(cache.allocation(id).load->plan.id, true);
+  cache.release(id);
+  CHECK(cache.journal().drain(watch).events.empty());
+  cache.check_integrity();
+}
+
+TEST_CASE("invariant 8: what the last tier drops is a ghost and an event, once") {
+  PrefixCache cache = make_prefix_cache(tiered(8, {TierConfig{4}}));
+  const WatchId watch = cache.journal().open(EventStream::kAll, 1000);
+  cache.journal().drain(watch);
+  const auto first = prompt({1, 2, 3});
+  serve(cache, first, 192);
+  write_all(cache);
+  crowd_out(cache);
+  cache.journal().drain(watch);
+  serve(cache, prompt({4, 5, 6}), 192);
+  serve(cache, prompt({7, 8, 9}), 192);
+  cache.journal().drain(watch);
+  write_all(cache);
+  std::int64_t removed = 0;
+  for (const CacheEvent& event : cache.journal().drain(watch).events) {
+    const bool is_gone =
+        event.kind == EventKind::kPageRemoved || event.kind == EventKind::kCheckpointRemoved;
+    CHECK(is_gone);
+    ++removed;
+  }
+  CHECK(removed == 4);
+  const Match match = cache.match(first, "", std::nullopt);
+  CHECK(match.stored.empty());
+  CHECK(match.miss_reasons.kv_evicted == 192);
+  CHECK(cache.stats().ghost_nodes > 0);
+  cache.check_integrity();
+}
+
+TEST_CASE("invariant 9: a split divides copies, and leaves the state with the deeper part") {
+  PrefixCache cache = make_prefix_cache(with_host(12));
+  const auto first = prompt({1, 2, 3});
+  serve(cache, first, 192);
+  write_all(cache);
+  serve(cache, prompt({1, 2, 4}), 192);
+  cache.check_integrity();
+  write_all(cache);
+  CHECK(cache.stats().tiers[0].written_pages == 4);
+  crowd_out(cache);
+  // Below the arena too.
+  serve(cache, prompt({1, 5}), 128);
+  cache.check_integrity();
+  CHECK(cache.match(first, "", std::nullopt).stored.front().boundary == 192);
+  CHECK(cache.match(prompt({1, 2, 4}), "", std::nullopt).stored.front().pages[0] >= 2);
+}
+
+TEST_CASE("invariant 9: a split while a copy is written") {
+  for (const bool is_good : {true, false}) {
+    PrefixCache cache = make_prefix_cache(with_host(12));
+    serve(cache, prompt({1, 2, 3}), 192);
+    const TierWrite write = cache.next_write().value();
+    serve(cache, prompt({1, 2, 4}), 192);
+    cache.check_integrity();
+    // Its path is being written: it waits for that.
+    CHECK(!cache.next_write());
+    cache.acknowledge(write.id, is_good);
+    cache.check_integrity();
+    CHECK(write_all(cache) == 1);
+    CHECK(cache.stats().tiers[0].written_pages == (is_good ? 4 : 3));
+  }
+}
+
+TEST_CASE("invariant 10: what a load reads stays, whatever the tier must make room for") {
+  PrefixCache cache = make_prefix_cache(tiered(12, {TierConfig{4}}));
+  const auto tokens = prompt({1, 2, 3});
+  serve(cache, tokens, 192);
+  write_all(cache);
+  crowd_out(cache);
+  const AllocationId id = cache.allocate(tokens, "", loading(tokens)).value();
+  const TransferId load = cache.allocation(id).load->plan.id;
+  for (Token page = 4; page < 12; ++page) serve(cache, prompt({page, page, page}), 192);
+  write_all(cache);
+  CHECK(cache.match(tokens, "", std::nullopt).stored.size() == 1);
+  cache.flush();
+  cache.check_integrity();
+  CHECK(cache.match(tokens, "", std::nullopt).stored.size() == 1);
+  // Given up: its ids are quarantined, and what it read may go.
+  const QuarantineId quarantine = cache.quarantine(id);
+  cache.check_integrity();
+  cache.flush();
+  CHECK(cache.match(tokens, "", std::nullopt).stored.empty());
+  cache.acknowledge(load, true);
+  cache.free_quarantined(quarantine);
+  cache.check_integrity();
+}
+
+TEST_CASE("invariant 11: no allocation waits for a write, and what it took is not of use") {
+  PrefixCache cache = make_prefix_cache(with_host());
+  const auto tokens = prompt({1, 2, 3}, 20);
+  serve(cache, tokens, 202);
+  const TierWrite write = cache.next_write().value();
+  crowd_out(cache);
+  cache.check_integrity();
+  CHECK(cache.stats().tiers[0].abandoned_writes == 1);
+  // Its ids are nobody else's until it says so.
+  CHECK(cache.stats().tiers[0].pages.working == 4);
+  CHECK(cache.stats().tiers[0].slots.working == 1);
+  cache.acknowledge(write.id, true);
+  cache.check_integrity();
+  CHECK(cache.stats().tiers[0].slabs_free == 20);
+  CHECK(cache.match(tokens, "", std::nullopt).stored.empty());
+}
+
+TEST_CASE("a state is loaded where that is sooner than its prefill, and the cheapest one") {
+  const auto tokens = prompt({1, 2, 3});
+  const auto loads = [&](const TierConfig& tier, double wait) {
+    PrefixCache cache = make_prefix_cache(tiered(8, {tier}));
+    serve(cache, tokens, 192);
+    write_all(cache);
+    crowd_out(cache);
+    const AllocationId id = cache.allocate(tokens, "", loading(tokens, wait)).value();
+    return cache.allocation(id).load.has_value();
+  };
+  CHECK(loads({20, 10, 1, 20}, 0));
+  CHECK(loads({20, 10, 1, 20}, 158));
+  CHECK(!loads({20, 10, 1, 20}, 159));  // 192 tokens at 1 each
+  CHECK(!loads({20, 200, 0, 0}, 0));
+}
+
+TEST_CASE("the arena gives up what a tier has before what it would compute again") {
+  CacheConfig config = tiered(5, {TierConfig{20, 1, 0.1, 1}});
+  config.policy = PolicyKind::kValue;
+  PrefixCache cache = make_prefix_cache(config);
+  const auto kept = prompt({4, 5, 6});
+  serve(cache, prompt({1, 2, 3}), 192);
+  write_all(cache);
+  serve(cache, kept, 192);
+  const AllocationId id = cache.allocate(prompt({7}), "", {192, 1, std::nullopt}).value();
+  cache.release(id);
+  CHECK(cache.match(kept, "", std::nullopt).usable_tokens == 192);
+  CHECK(cache.match(prompt({1, 2, 3}), "", std::nullopt).stored.size() == 1);
+}
+
+TEST_CASE("a host that is full passes on to the disk what is worth it") {
+  PrefixCache cache = make_prefix_cache(tiered(12, {TierConfig{4}, TierConfig{40}}));
+  const auto first = prompt({1, 2, 3});
+  serve(cache, first, 192);
+  write_all(cache);
+  serve(cache, prompt({4, 5, 6}), 192);
+  serve(cache, prompt({7, 8, 9}), 192);
+  write_all(cache);
+  CHECK(cache.stats().tiers[1].written_slots >= 1);
+  crowd_out(cache);
+  const Match match = cache.match(first, "", std::nullopt);
+  REQUIRE(match.stored.size() == 1);
+  CHECK(raw(match.stored.front().tier) == 1);
+  const AllocationId id = cache.allocate(first, "", loading(first)).value();
+  cache.acknowledge(cache.allocation(id).load->plan.id, true);
+  CHECK(cache.allocation(id).cached_tokens == 192);
+  CHECK(cache.stats().tiers[1].loaded_slots == 1);
+  cache.release(id);
+  cache.check_integrity();
+}
+
+TEST_CASE("a disk without budget is not written") {
+  PrefixCache cache = make_prefix_cache(tiered(12, {TierConfig{4}, TierConfig{40, 0, 0, 0, 0.0}}));
+  for (Token page = 1; page < 9; ++page) serve(cache, prompt({page, page, page}), 192);
+  write_all(cache);
+  CHECK(cache.stats().tiers[1].written_slots == 0);
+  CHECK(cache.stats().tiers[1].refused_writes > 0);
+}

@@ -1,0 +1,112 @@
+// One tier below the arena: its ids, its copies, and which of them it would drop.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "alloc/slab_allocator.h"
+#include "core/cache_config.h"
+#include "policy/eviction_policy.h"
+#include "tiers/copy_table.h"
+#include "tiers/tier_worth.h"
+#include "tree/radix_tree.h"
+
+namespace tasuki::cache {
+
+// Ids of a tier that nobody else holds.
+struct TierIds {
+  std::vector<PageId> pages{};
+  std::optional<SlotId> slot{};
+};
+
+// Owns the tier's allocator, copies and policy, and says in the tree's nodes what it holds of use.
+// Ids under a copy are the tree's, under a reserved one working. Does not know other tiers, nor
+// transfers. Nothing is moved to empty a slab: a slot is room for a slot, and a slab of pages is
+// one again when all of them went.
+//
+// Invariants: a run with a copy has one above it, or a root; a state has one of its run's. Listed
+// is exactly what could be dropped alone: a present state that no load reads, and a present run
+// without readers, states, and copies right below.
+class LowerTier {
+ public:
+  // REQUIRES: all of them outlive it.
+  LowerTier(const CacheConfig& config, TierId tier, std::unique_ptr<EvictionPolicy> policy,
+            RadixTree& tree);
+  LowerTier(const LowerTier&) = delete;
+  LowerTier& operator=(const LowerTier&) = delete;
+
+  TierId id() const { return id_; }
+  const TierConfig& config() const { return config_.tiers[raw(id_)]; }
+  const CopyTable& copies() const { return copies_; }
+  const SlabAllocator& allocator() const { return allocator_; }
+  EvictionPolicy& policy() { return *policy_; }
+  const EvictionPolicy& policy() const { return *policy_; }
+  std::optional<EvictionItem> run_item(NodeId id) const;
+  std::optional<EvictionItem> state_item(const StateKey& key) const;
+
+  bool fits(std::int64_t pages, std::int64_t slots) const { return allocator_.fits(pages, slots); }
+  // Whether the tier could hold so much if it were empty.
+  bool could_hold(std::int64_t pages, std::int64_t slots) const;
+  std::optional<EvictionItem> victim() const { return policy_->victim(); }
+
+  // Room for copies that are about to be written: the state first, then the runs of its path that
+  // the tier lacks, from the root down. REQUIRES: it fits.
+  void reserve_run(NodeId id);
+  void reserve_state(const StateKey& key, const StateCopy& like);
+  // REQUIRES: they are reserved, and for a run the one above is present.
+  void settle_run(NodeId id, Tick now);
+  void settle_state(const StateKey& key, Tick now);
+  // None from now on; the ids are the caller's, to be given back. REQUIRES: they are reserved, and
+  // nothing below is.
+  TierIds cancel_run(NodeId id);
+  TierIds cancel_state(const StateKey& key);
+  void give_back(const TierIds& ids);
+
+  // Drops what is listed. passes_on: nothing else holds the state.
+  void drop(const EvictionItem& item, bool passes_on, Tick now);
+  // Of use, and not listed, until it stays.
+  void leave(const StateKey& key);
+  void stay(const StateKey& key);
+
+  // Keeps a run and all above it, or a state, while somebody reads it.
+  void hold_run(NodeId id) { change_run(id, 1); }
+  void let_run(NodeId id) { change_run(id, -1); }
+  void hold_state(const StateKey& key) { change_state(key, 1); }
+  void let_state(const StateKey& key) { change_state(key, -1); }
+
+  void touch(const StateKey& key, Tick now);
+  void set_probation(const StateKey& key, bool probationary);
+  // After the tree split a node: `upper` is new. Returns the deeper part where its copy is
+  // reserved.
+  std::optional<NodeId> split(NodeId upper);
+
+ private:
+  void list_run(NodeId id);
+  void withdraw_run(NodeId id);
+  void list_state(const StateKey& key);
+  void withdraw_state(const StateKey& key);
+  void change_run(NodeId id, std::int32_t readers);
+  void change_state(const StateKey& key, std::int32_t readers);
+  void drop_run(NodeId id, Tick now);
+  void drop_state(const StateKey& key, Tick now);
+  void free_run(NodeId id);
+  TierIds take_out_state(const StateKey& key);
+  // Lists the nearest states below again, whose worth a change of a state here altered.
+  void weigh_below(NodeId top);
+  void mark_run(NodeId id, bool holds, Tick now);
+  void mark_state(const StateKey& key, const StateCopy* copy, Tick now);
+
+  const CacheConfig& config_;
+  TierId id_;
+  RadixTree& tree_;
+  SlabAllocator allocator_;
+  CopyTable copies_;
+  std::unique_ptr<EvictionPolicy> policy_;
+  TierWorth worth_;
+};
+
+}  // namespace tasuki::cache

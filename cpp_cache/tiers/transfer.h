@@ -1,0 +1,57 @@
+// A copy between two tiers, from the decision to its last acknowledgement.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/ids.h"
+#include "tiers/lower_tier.h"
+
+namespace tasuki::cache {
+
+// What is to be copied down, as ids. from: nullopt for the arena.
+struct TierWrite {
+  TransferId id;
+  std::optional<TierId> from;
+  TierId to;
+  std::vector<std::pair<PageId, PageId>> pages{};  // from, to; a tail's page is the last
+  std::pair<SlotId, SlotId> slot;
+};
+
+// What is to be loaded for an allocation: into its own pages and its first working slot.
+struct PageLoad {
+  TierId from;
+  PageId source;
+  PageId target;
+};
+struct TierLoad {
+  TransferId id;
+  std::vector<PageLoad> pages{};  // in logical order; a tail's page is the last
+  TierId state_from;
+  SlotId source;
+  SlotId target;
+};
+
+// A state and the runs of its path that the tier lacked.
+struct WriteInFlight {
+  std::optional<TierId> from;
+  TierId to;
+  StateKey state;
+  std::vector<NodeId> runs{};  // from the root down
+  bool is_abandoned = false;   // the ids below are held until the last acknowledgement
+  std::vector<TierIds> orphans{};
+};
+
+// What a load keeps where it is.
+struct LoadInFlight {
+  AllocationId allocation;
+  TierId from;  // of the state
+  StateKey state;
+  std::vector<std::pair<TierId, NodeId>> runs{};  // the deepest that is read of each tier
+  std::array<std::int64_t, kMostTiers> pages{};   // by tier
+};
+
+}  // namespace tasuki::cache
