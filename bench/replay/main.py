@@ -8,8 +8,10 @@ from pathlib import Path
 from tasuki.model.known_models import PUBLISHED
 from tasuki.utils.config.flags import FlagParser
 
-from .replay import replay
+from .replay import replay, replay_tiers
 from .report import as_text
+from .tier_report import tier_text
+from .tiers import Tiers
 from .trace import load_trace
 
 POLICIES = ("lru", "marconi", "value", "auto")
@@ -22,11 +24,22 @@ def main(argv: Sequence[str]) -> int:
         "--model", default="35b-a3b", help=f"{', '.join(PUBLISHED)} or a checkpoint folder"
     )
     parser.add_argument("--gb", type=float, default=32.0, help="bytes of the cache, GiB")
+    parser.add_argument("--tiers", help="instead of --gb: arena, host[, disk] as 64,1024,8192, GiB")
+    parser.add_argument(
+        "--disk-write-mb", type=float, help="the disk's write budget, MB/s; none by default"
+    )
     parser.add_argument("--policy", choices=POLICIES, default="auto", help="eviction policy")
     parser.add_argument("--limit", type=int, help="requests to replay; all by default")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     values = parser.parse_args(argv)
 
-    result = replay(load_trace(values.file, values.limit), values.model, values.gb, values.policy)
-    sys.stdout.write(json.dumps(result) + "\n" if values.json else as_text(result))
+    tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_mb)
+    trace = load_trace(values.file, values.limit)
+    if tiers is None:
+        result = replay(trace, values.model, values.gb, values.policy)
+        text = as_text(result)
+    else:
+        result = replay_tiers(trace, values.model, tiers, values.policy)
+        text = as_text(result) + tier_text(result)
+    sys.stdout.write(json.dumps(result) + "\n" if values.json else text)
     return 0

@@ -17,6 +17,7 @@ from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, PrefixC
 from .prompts import Prompts
 from .rules import ReplayRules
 from .trace import Trace, TraceRequest
+from .transfers import Transfers
 
 _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
 
@@ -39,8 +40,16 @@ class Tally:
 class Player:
     """Borrows the tree. Thread rule: one thread."""
 
-    def __init__(self, tree: PrefixCache, flops: PrefillFlops, rules: ReplayRules) -> None:
+    def __init__(
+        self,
+        tree: PrefixCache,
+        flops: PrefillFlops,
+        rules: ReplayRules,
+        transfers: Transfers | None = None,
+    ) -> None:
+        """transfers: between the tree's tiers, where it has some."""
         self._tree = tree
+        self._transfers = transfers
         self._flops = flops
         self._rules = rules
 
@@ -68,8 +77,12 @@ class Player:
         tally.prompt_tokens += request.prompt_tokens
         tally.flops += self._flops.of(request.prompt_tokens)
         tree.advance_to(request.timestamp_ms)
+        transfers = self._transfers
         try:
-            allocation = tree.allocate(prompt, capacity_tokens=len(tokens), working_slots=1)
+            if transfers is None:
+                allocation = tree.allocate(prompt, capacity_tokens=len(tokens), working_slots=1)
+            else:
+                allocation = transfers.allocate(prompt, len(tokens), request.timestamp_ms)
         except ImpossibleRequest:
             allocation = None
         if allocation is None:
@@ -97,6 +110,8 @@ class Player:
                 allocation, forwarded, allocation.working_slots[0], CheckpointKind.TURN_END, hint
             )
         tree.release(allocation)
+        if transfers is not None:
+            transfers.write()
 
 
 def _add(sums: dict[str, int], more: dict[str, int]) -> None:

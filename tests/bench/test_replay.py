@@ -11,7 +11,8 @@ import pytest
 
 from tasuki.bench.replay.errors import ReplayError
 from tasuki.bench.replay.prompts import Prompts
-from tasuki.bench.replay.replay import replay
+from tasuki.bench.replay.replay import replay, replay_tiers
+from tasuki.bench.replay.tiers import Tiers
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli
 from tasuki.model.config import ModelConfig
@@ -162,6 +163,64 @@ def test_the_command_prints_json_and_a_waterfall(
 def test_the_command_names_a_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay-trace", "absent.jsonl"]) == 1
     assert "absent.jsonl" in capsys.readouterr().err
+
+
+def crowded(folder: Path) -> Path:
+    """Eight conversations in turn, of three turns each: more than an arena of 1 GiB holds."""
+    path = folder / "crowded.jsonl"
+    rows = []
+    for turn in range(3):
+        for session in range(8):
+            blocks = [10_000 * (session + 1) + block for block in range(100 * (turn + 1))]
+            more = {"session_id": session, "agent": 0, "stop": "end_turn"}
+            rows.append(line(1000 * len(rows), 6400 * (turn + 1), 40, blocks, **more))
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path
+
+
+@pytest.mark.parametrize("policy", ["lru", "value", "auto"])
+def test_what_the_arena_cannot_keep_comes_back_from_the_host(tmp_path: Path, policy: str) -> None:
+    trace = load_trace(crowded(tmp_path))
+    alone = replay(trace, "35b-a3b", 1, policy)
+    whole = replay(trace, "35b-a3b", 65, policy)
+    tiered = replay_tiers(trace, "35b-a3b", Tiers(1, (64,)), policy)
+    assert alone["flops_saved"] < 0.5 * whole["flops_saved"]
+    assert tiered["flops_saved"] == pytest.approx(whole["flops_saved"])
+    assert tiered["hit_rate"] + sum(tiered["causes"].values()) == pytest.approx(1)
+    assert tiered["written_bytes"]["host"] > 0
+    # What a load brought stands in the arena as long as any other.
+    assert 0 < tiered["loaded_bytes"]["host"] < tiered["written_bytes"]["host"] * 3
+
+
+def test_what_the_host_cannot_keep_comes_back_from_the_disk(tmp_path: Path) -> None:
+    trace = load_trace(crowded(tmp_path))
+    host = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5,)), "value")
+    disk = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64)), "value")
+    unwritten = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64), disk_write_mb=0), "value")
+    assert host["flops_saved"] < disk["flops_saved"]
+    assert disk["loaded_bytes"]["disk"] > 0 < disk["disk_drive_writes_per_day"]
+    assert unwritten["written_bytes"]["disk"] == 0
+    assert unwritten["refused_writes"]["disk"] > 0
+    assert unwritten["flops_saved"] == host["flops_saved"]
+
+
+def test_the_command_prints_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay-trace", str(crowded(tmp_path)), "--tiers", "1,8,16"]
+    assert cli.main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tiers"] == {"arena": 1, "host": 8, "disk": 16}
+    assert result["loaded_bytes"].keys() == result["written_bytes"].keys() == {"host", "disk"}
+    assert 0 < result["flops_saved"] < 1 > result["hit_rate"] > 0
+    assert cli.main(arguments) == 0
+    assert "drive writes a day" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sizes", ["64", "64,x", "64,0", "1,2,3,4", "64,nan", "64,-1"])
+def test_odd_tiers_are_refused(
+    trace_file: Path, capsys: pytest.CaptureFixture[str], sizes: str
+) -> None:
+    assert cli.main(["replay-trace", str(trace_file), "--tiers", sizes]) == 1
+    assert f"--tiers {sizes}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
