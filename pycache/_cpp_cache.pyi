@@ -237,6 +237,8 @@ class Allocation:
     load: Final[TierLoad | None]
     """Of allocate_or_load(), until it has ended: match and cached_tokens then say what it
     brought."""
+    is_void: Final[bool]
+    """Its load did not land: release it and allocate again. It counts as no request."""
     tokens: Final[int]
     """Tokens known to the allocation: the prompt and what append() added."""
     capacity_tokens: Final[int]
@@ -575,7 +577,7 @@ class PrefixCache:
     def acknowledge(self, transfer: int, is_good: bool) -> None:
         """Once for each rank, all of which are awaited. After the last one what was written is of
         use, or what was loaded is the tree's, if all are good; an allocation whose load did not
-        land has what the arena had. InvalidArgument where the transfer has ended."""
+        land is void. InvalidArgument where the transfer has ended."""
     def drain_evictions(self) -> list[Eviction]:
         """Those since the last call, oldest first; at most 4096 are remembered."""
     def flush(self) -> int:

@@ -69,6 +69,10 @@ void bind_allocations(py::module_& module) {
                                if (!load) return std::nullopt;
                                return load->plan;
                              })
+      .def_property_readonly("is_void",
+                             [](const AllocationHandle& handle) {
+                               return handle.get().state == AllocationState::kVoid;
+                             })
       .def_property_readonly(
           "cached_tokens",
           [](const AllocationHandle& handle) { return handle.get().cached_tokens; })

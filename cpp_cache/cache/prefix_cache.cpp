@@ -214,11 +214,14 @@ void PrefixCache::begin_load(Allocation& allocation, const PlannedLoad& load) {
 
 void PrefixCache::end_load(Allocation& allocation, bool landed) {
   hand_over(allocation, Owner::kGranted, Owner::kWorking);
-  allocation.state = AllocationState::kWorking;
   const StoredState stored = allocation.load->stored;
   allocation.load.reset();
   ++room_version_;
-  if (!landed) return;
+  if (!landed) {
+    leave_void(allocation);
+    return;
+  }
+  allocation.state = AllocationState::kWorking;
   const std::int64_t whole = stored.boundary / kPageTokens * kPageTokens;
   if (whole > allocation.standing.depth) {
     stand_at(allocation, {inserter_.insert_path(allocation, whole, clock_), whole});
@@ -230,6 +233,17 @@ void PrefixCache::end_load(Allocation& allocation, bool landed) {
   allocation.match = after_loading(std::move(allocation.match), stored);
   usable_tokens_ += allocation.match.usable_tokens;
   miss_reasons_ += allocation.match.miss_reasons;
+}
+
+// It has KV of the arena to where the load was to begin, and no state there to go on from; what it
+// could have started from instead is pinned by nobody.
+void PrefixCache::leave_void(Allocation& allocation) {
+  allocation.state = AllocationState::kVoid;
+  allocation.cached_tokens = 0;
+  --allocated_requests_;
+  prompt_tokens_ -= allocation.match.prompt_tokens;
+  usable_tokens_ -= allocation.match.usable_tokens;
+  miss_reasons_ -= allocation.match.miss_reasons;
 }
 
 std::optional<TierWrite> PrefixCache::next_write() {
@@ -283,7 +297,7 @@ bool PrefixCache::extend(AllocationId id, std::int64_t capacity) {
 
 void PrefixCache::append(AllocationId id, Tokens tokens) {
   Allocation& allocation = allocations_.at(id);
-  if (allocation.state == AllocationState::kClosed) allocations_.working(id, "append");
+  if (allocation.state != AllocationState::kGranted) allocations_.working(id, "append");
   allocation.kept.insert(allocation.kept.end(), tokens.begin(), tokens.end());
 }
 

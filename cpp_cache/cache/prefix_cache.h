@@ -21,11 +21,9 @@
 //  9. Each tier is closed upwards: it has all runs above one that it has, and the KV of each of its
 //     states. So the nearest place of a path's runs never comes nearer on the way down.
 // 10. What a load reads stays where it is until that ends; what it writes is its allocation's. What
-// a
-//     write brings is written to ids of nobody else's until every acknowledgement has come.
+//     a write brings is written to ids of nobody else's until every acknowledgement has come.
 // 11. A write pins nothing in the arena: where its source is evicted or moved it is abandoned. So
-// no
-//     allocation ever waits for one.
+//     no allocation ever waits for one.
 // 12. Transfers end by calls: 5 holds with tiers too.
 //
 // Cost: match O(tokens) of memory compare cold, O(new tokens) through a cursor; allocate and
@@ -120,8 +118,9 @@ class PrefixCache {
 
   // Tiers below the arena. What an allocation loads (Allocation::load) is copied by the caller, who
   // then acknowledges it; until it has ended the allocation is as if granted: nothing may be
-  // inserted, and it can be quarantined. A load that has not landed leaves it what the arena had.
-  // The same of a write, which the caller asks for when it likes.
+  // inserted, and it can be quarantined. One whose load did not land is void and counts as no
+  // request: the caller releases it and allocates again. The same of a write, which the caller asks
+  // for when it likes.
   std::optional<TierWrite> next_write();
   // Once for each rank, all of which are awaited. Throws InvalidArgument where the transfer has
   // ended.
@@ -175,6 +174,7 @@ class PrefixCache {
   void choose_load(Found& found, const AllocationTerms& terms, AdmissionPlan& plan) const;
   void begin_load(Allocation& allocation, const PlannedLoad& load);
   void end_load(Allocation& allocation, bool landed);
+  void leave_void(Allocation& allocation);
   // Lets the trials serve what the request was served, and follows the policy that does best.
   void try_policies(const Allocation& allocation);
 

@@ -18,6 +18,7 @@ enum class AllocationState : std::uint8_t {
   kWorking,
   kGranted,  // a remote sender may write the own pages and working slots
   kClosed,   // a tail took the partial page: only release() may follow
+  kVoid,     // what it was to start from was not loaded: only release() may follow
 };
 
 // A state that is being loaded for it: what it starts from once that has landed.

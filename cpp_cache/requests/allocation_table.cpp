@@ -42,6 +42,10 @@ Allocation& AllocationTable::working(AllocationId id, std::string_view verb) {
   if (allocation.state == AllocationState::kClosed) {
     throw InvalidArgument(name(id, verb) + " inserted a tail: only release may follow");
   }
+  if (allocation.state == AllocationState::kVoid) {
+    throw InvalidArgument(name(id, verb) +
+                          " starts from a load that failed: release it and allocate again");
+  }
   return allocation;
 }
 

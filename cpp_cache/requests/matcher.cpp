@@ -32,8 +32,8 @@ struct Ends {
 };
 
 // From usable on, each reason takes the tokens up to where it ends:
-//   [usable, state in a tier) below   [.., evicted state) checkpoint_evicted   [.., KV at or before
-//   the cap) never_checkpointed
+//   [usable, state in a tier) below   [.., evicted state) checkpoint_evicted
+//   [.., KV at or before the cap) never_checkpointed
 //   [.., KV in part of a page or beyond the cap) alignment   [.., live allocation) in_flight
 //   [.., evicted KV) kv_evicted   [.., prompt) new
 MissReasons miss_reasons_between(const Ends& ends) {

@@ -102,11 +102,55 @@ TEST_CASE("invariant 7: what is loaded is the arena's after its last acknowledge
           static_cast<std::int64_t>(tokens.size()) - (is_good ? 202 : 0));
     CHECK(cache.match(tokens, "", std::nullopt).kv_tokens == (is_good ? 192 : 0));
     CHECK(cache.stats().usable_tokens == (is_good ? 202 : 0));
+    CHECK((cache.allocation(id).state == AllocationState::kVoid) == !is_good);
     cache.release(id);
     cache.check_integrity();
     // Nobody tries again what could not be loaded.
     CHECK(cache.match(tokens, "", std::nullopt).stored.size() == (is_good ? 1 : 0));
   }
+}
+
+// Its KV stands in the arena and its state does not: whoever went on behind the KV without the
+// state would answer something else.
+TEST_CASE("a load that did not land leaves nothing to go on from") {
+  PrefixCache cache = make_prefix_cache(with_host());
+  const auto tokens = prompt({1, 2, 3, 4}, 20);
+  serve(cache, tokens, 64);
+  serve(cache, tokens, 256);
+  CHECK(write_all(cache) == 2);
+  // The state of the first page alone is used again: that of the last goes first.
+  cache.release(cache.allocate(prompt({1}, 5), "", terms(prompt({1}, 5))).value());
+  const std::int64_t free_slabs = cache.stats().slabs_free;
+  const auto stranger = prompt({99}, 0);
+  const AllocationId crowd =
+      cache.allocate(stranger, "x", {64, free_slabs + 1, std::nullopt}).value();
+  cache.release(crowd);
+  const CacheStats before = cache.stats();
+  const AllocationId id = cache.allocate(tokens, "", loading(tokens)).value();
+  const PendingLoad load = cache.allocation(id).load.value();
+  REQUIRE(cache.allocation(id).standing.depth == 256);
+  REQUIRE(cache.allocation(id).match.usable_tokens == 64);
+  cache.acknowledge(load.plan.id, false);
+  cache.check_integrity();
+  const Allocation& left = cache.allocation(id);
+  CHECK(left.state == AllocationState::kVoid);
+  CHECK(left.cached_tokens == 0);
+  const SlotId slot = left.working_slots.front();
+  const auto end = static_cast<std::int64_t>(tokens.size());
+  CHECK_THROWS_AS(cache.insert(id, 256, slot, CheckpointKind::kTurnEnd), InvalidArgument);
+  CHECK_THROWS_AS(cache.extend(id, end + 64), InvalidArgument);
+  CHECK_THROWS_AS(cache.append(id, tokens), InvalidArgument);
+  CHECK_THROWS_AS(cache.grant(id), InvalidArgument);
+  CHECK(cache.stats().prompt_tokens == before.prompt_tokens);
+  CHECK(cache.stats().allocated_requests == before.allocated_requests);
+  cache.release(id);
+  cache.check_integrity();
+  // The next one begins where the arena has both.
+  const AllocationId next = cache.allocate(tokens, "", loading(tokens)).value();
+  CHECK(!cache.allocation(next).load);
+  CHECK(cache.allocation(next).cached_tokens == 64);
+  CHECK(cache.allocation(next).cow_source_slot.has_value());
+  cache.release(next);
 }
 
 TEST_CASE("invariant 8: what the arena evicts and a tier has is no ghost and no event") {

@@ -145,9 +145,29 @@ class TierMachine(RuleBasedStateMachine):
             self.pages[None, target] = self.pages.get((tier, source), LOST)
         tier, source, target = load.state
         self.slots[None, target] = self.slots.get((tier, source), LOST)
+        counted = self.tree.stats().prompt_tokens
         self.acknowledge(load.id, is_good)
-        assert (allocations[0].cached_tokens > 0) >= is_good
-        self.finish(allocations, salt, prompt)
+        assert [each.is_void for each in allocations] == [not is_good] * len(self.twins)
+        if is_good:
+            assert allocations[0].cached_tokens > 0
+            self.finish(allocations, salt, prompt)
+            return
+        assert allocations[0].cached_tokens == 0
+        assert self.tree.stats().prompt_tokens == counted - len(prompt)
+        for twin, each in zip(self.twins, allocations, strict=True):
+            twin.release(each)
+        self.compute(prompt, salt)
+
+    def compute(self, prompt: Prefix, salt: bytes) -> None:
+        """From what the arena has."""
+        held = [
+            twin.allocate(array(prompt), salt=salt, capacity_tokens=len(prompt), working_slots=1)
+            for twin in self.twins
+        ]
+        self.move()
+        allocations = [each for each in held if each is not None]
+        if allocations:
+            self.finish(allocations, salt, prompt)
 
     @precondition(lambda self: self.loading)
     @rule()
