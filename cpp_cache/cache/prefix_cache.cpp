@@ -170,8 +170,10 @@ std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_vie
   if (plan.load) begin_load(allocation, *plan.load);
   allocation.turns = reports_.used(found, plan.load ? plan.load->state : plan.source);
   allocation.is_sampled = trials_ && trials_->samples(salt, prompt);
+  // No copy of the match but where a load changes it.
   allocation.match.interior_tokens =
-      interior_.place(left, plan.load ? after_loading(plan.match, plan.load->stored) : plan.match);
+      plan.load ? interior_.place(left, after_loading(plan.match, plan.load->stored))
+                : interior_.place(left, plan.match);
   if (!has_clock_) now_ms_ += 1000;
   ++allocated_requests_;
   prompt_tokens_ += plan.match.prompt_tokens;
