@@ -153,7 +153,7 @@ def test_two_ranks_that_add_up_in_the_hook_answer_as_one(name: str) -> None:
         assert int(left.argmax()) == int(want.argmax())
     # Each keeps its own heads' share of states and pages, under the same ids.
     assert (first.slots, first.pages) == (second.slots, second.pages) == (one.slots, one.pages)
-    for view, heads, id in (("ssm", 0, one.slots[0]), ("kv", 2, one.pages[0])):
+    for view, heads, id in (("ssm", 0, one.slots[0]), ("kv", 0, one.pages[0])):
         arenas = [request.workspace.arena for request in (one, first, second)]
         for want, *shares in zip(*(getattr(arena, view) for arena in arenas), strict=True):
             together = torch.cat([share[id] for share in shares], heads)

@@ -104,7 +104,7 @@ def test_a_call_s_target_that_is_no_time_is_refused(http: HttpFront, seconds: fl
 
 def test_the_clients_targets_are_those_of_the_call() -> None:
     request = generate_request(
-        Prompt(token_ids=[1]), "", b"", (), 0, 1, None, Targets(0.5, answer=9), {}
+        Prompt(token_ids=[1]), "", b"", (), 0, 1, None, (), Targets(0.5, answer=9), {}
     )
     assert read_targets(request.targets) == m.Targets(0.5, None, 9)
 

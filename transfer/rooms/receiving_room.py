@@ -145,6 +145,8 @@ class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]
                 self._tasks.start(partial(self._verify, sent))
         except TransferError as error:
             self.put(Verified(error))
+        except Exception as error:
+            self.put(Broke(error))
 
     def mark_lost(self, reason: str) -> str:
         """Move, and log why. Returns the reason, fit to be shown: it may be the peer's words."""
