@@ -122,17 +122,6 @@ def test_a_decode_node_that_fails_on_the_way_holds_nobody_up(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["before_post", "before_done"])
-def test_a_holder_that_fails_on_the_way_ends_all_the_same(
-    undisturbed: list[tuple[int, ...]], place: str
-) -> None:
-    with world(prefill=f"sender.{place}=raise") as nodes:
-        assert nodes.holder.stop() == 0
-        assert states_taken(nodes) == 0
-        assert answered(nodes.decode, 2).token_ids == undisturbed[2]
-
-
-@pytest.mark.slow
 def test_without_decode_nodes_its_end_waits_for_nobody() -> None:
     with world() as nodes:
         for node in (nodes.decode, nodes.first):
