@@ -256,13 +256,20 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
     verifies = parts.runner is None and parts.arena.bytes.device.type == "cpu"
-    if not verifies and config.speculate in ("prediction", "tree"):
+    if not verifies and config.speculate not in ("auto", "off"):
         raise EngineConfigError(
             f"speculate is {config.speculate}, and drafts are verified on a CPU only, as yet: "
             "leave it out, or give --device cpu"
         )
+    if config.speculate == "mtp" and not parts.layout.draft_layers:
+        raise EngineConfigError(
+            "speculate is mtp, and the arena has no draft layer: give a checkpoint with mtp.*, and "
+            "--draft-layer auto"
+        )
     most = config.draft_tokens if verifies and config.speculate != "off" else 0
-    return Speculation(most, from_tree=config.speculate == "tree")
+    return Speculation(
+        most, from_tree=config.speculate == "tree", by_layer=config.speculate == "mtp"
+    )
 
 
 def _assemble(

@@ -124,9 +124,9 @@ class EngineConfig:
     speculate: str = option(
         "auto",
         "what answers are drafted from, so that a step may give several tokens of one, all of them "
-        "the same as without: prediction, what a request says of its answer; tree, that and what "
-        "stands elsewhere behind the same tokens; auto: predictions, where drafts can be verified "
-        "(on a CPU, as yet); off: nothing",
+        "the same as without: prediction, what a request says of its answer; mtp, that and the "
+        "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
+        "auto: predictions, where drafts can be verified (on a CPU, as yet); off: nothing",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(

@@ -251,6 +251,9 @@ class Engine:
         for row, item in enumerate(forward.prompts, count):
             if item.live:
                 sampled = drawn.at(row) if item.num_sampled else None
+                if item.guesses and item.request.drafting is not None:
+                    behind = len(item.request.output) + 1
+                    item.request.drafting.guessed(drawn.guessed[row], behind)
                 self._commit_prompt(item, sampled, drawn.scores.get(row))
 
     def _commit_answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
@@ -275,19 +278,21 @@ class Engine:
         for row, item in enumerate(drafted, first):
             if not item.live:
                 continue
-            request, behind = item.request, drawn.behind[row]
+            request, behind = item.request, drawn.behind.get(row, ())
             tokens = [drawn.at(row), *behind]
             tokens = tokens[: self._handover.until_end(request, tokens)]
             if not all_sound(tokens):
                 self._handover.reject(request, unsound(request))
                 continue
             assert request.drafting is not None
-            request.drafting.verified(len(item.drafts), min(len(behind), len(tokens)))
+            if item.drafts:
+                request.drafting.verified(len(item.drafts), min(len(behind), len(tokens)))
+            request.drafting.guessed(drawn.guessed.get(row, ()), len(request.output) + len(tokens))
             item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
             counted.append((item, tokens))
-        if not counted:
-            return
-        self._plans.fold(tuple(Fold(item.lane, len(tokens)) for item, tokens in counted))
+        folds = tuple(Fold(item.lane, len(tokens)) for item, tokens in counted if item.drafts)
+        if folds:
+            self._plans.fold(folds)
         self._scheduler.running.acquit([item.request for item, _ in counted])
         for item, tokens in counted:
             for token in tokens:

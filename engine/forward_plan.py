@@ -131,6 +131,15 @@ class Fold:
 
 
 @dataclass(frozen=True)
+class Guess:
+    """Behind the last token that the plan's row draws, the model's draft layer is to propose so
+    many. What it writes of them is written over by the forwards that compute them."""
+
+    row: int
+    count: int
+
+
+@dataclass(frozen=True)
 class PlanRows:
     """What the forward computes: columns [8, n] int32, a row a sequence. positions: of the first
     token. lengths: tokens. Both are upper bounds where the flags say that the value is on the
@@ -180,6 +189,7 @@ class ForwardPlan:
     checkpoints: tuple[RowCheckpoint, ...] = ()
     scored: tuple[ScoredRow, ...] = ()
     folds: tuple[Fold, ...] = ()
+    guesses: tuple[Guess, ...] = ()
 
     def encode(self) -> bytes:
         counts = (
@@ -192,6 +202,7 @@ class ForwardPlan:
             len(self.checkpoints),
             len(self.scored),
             len(self.folds),
+            len(self.guesses),
         )
         pages = [item.pages for item in self.new_pages]
         lists: list[int] = [number for copy in self.copies for number in copy]
@@ -204,6 +215,8 @@ class ForwardPlan:
             lists += (row.row, row.count, row.top, row.following)
         for fold in self.folds:
             lists += (fold.lane, fold.count)
+        for guess in self.guesses:
+            lists += (guess.row, guess.count)
         parts = [
             _HEAD.pack(self.number, *counts),
             np.array(lists, dtype=_WIRE).tobytes(),
@@ -216,7 +229,7 @@ class ForwardPlan:
 
 
 _WIRE = np.dtype("<i4")
-_HEAD = struct.Struct("<Q9I")
+_HEAD = struct.Struct("<Q10I")
 _JOINED = struct.Struct("<iIIddiIIII")
 
 
@@ -299,7 +312,7 @@ class _Reader:
 def decode_plan(data: bytes) -> ForwardPlan:
     """What encode() was called on. Raises PlanError where the bytes are not a plan's."""
     reader = _Reader(data)
-    number, copies, left, joined, grown, rows, tokens, marks, scored, folds = _HEAD.unpack(
+    number, copies, left, joined, grown, rows, tokens, marks, scored, folds, guesses = _HEAD.unpack(
         reader.bytes(_HEAD.size)
     )
     copied = reader.tuples(copies, 3)
@@ -308,6 +321,7 @@ def decode_plan(data: bytes) -> ForwardPlan:
     marked = reader.tuples(marks, 3)
     scores = reader.tuples(scored, 4)
     folded = reader.tuples(folds, 2)
+    guessed = reader.tuples(guesses, 2)
     columns = reader.ints(COLUMNS * rows).reshape(COLUMNS, -1)
     ids = reader.ints(tokens)
     new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
@@ -326,4 +340,5 @@ def decode_plan(data: bytes) -> ForwardPlan:
         checkpoints=tuple(RowCheckpoint(*mark) for mark in marked),
         scored=tuple(ScoredRow(*item) for item in scores),
         folds=tuple(Fold(*item) for item in folded),
+        guesses=tuple(Guess(*item) for item in guessed),
     )

@@ -6,7 +6,7 @@ Owns the lanes and what it keeps of sequences; shares model and arena. Thread ru
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.draft_tokens import DraftStart, draft_tokens
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import LayerHooks
 from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
@@ -115,9 +116,10 @@ class CpuRunner:
             verified.extend(head(torch.tensor(places)).float() for places in drafted)
 
         hooks: LayerHooks = self._hooks
-        if drafted:
-            places = [place for row in drafted for place in row]
-            hooks = InputsOfRows(hooks, self._with_state, torch.tensor(places))
+        places = torch.tensor([place for row in drafted for place in row], dtype=torch.int64)
+        inputs = InputsOfRows(self._hooks, self._with_state, places, self._model.config.layers)
+        if drafted or plan.guesses:
+            hooks = inputs
         with torch.inference_mode():
             logits = self._model.forward(
                 batch, self._arena, hooks, *((score,) if plan.scored or drafted else ())
@@ -126,14 +128,57 @@ class CpuRunner:
         drawing = (rows.num_sampled.astype(bool) & ~rows.verifies).nonzero()[0]
         for row, token in zip(drawing.tolist(), self._draw(rows, drawing, logits), strict=True):
             results[row] = token
-        behind = {}
-        if isinstance(hooks, InputsOfRows):
-            self._hold(rows, slices, verifying, hooks)
-            for row, found in zip(verifying, verified, strict=True):
-                results[row], *more = self._verify(rows, row, found, slices[row].token_ids[1:])
-                behind[row] = tuple(more)
-        scores = {row: found.values() for row, found in scored.items()}
-        return replace(DrawnTokens.of(results), scores=scores, behind=behind)
+        behind: dict[int, tuple[Sampled, ...]] = {}
+        first = 0
+        for row, of_row, found in zip(verifying, drafted, verified, strict=True):
+            last = first + len(of_row)
+            kept = {layer: x[first:last] for layer, x in inputs.inputs.items()}
+            held = HeldRow(slices[row], int(rows.write_slots[row]), kept)
+            self._held.hold(int(rows.lanes[row]), held)
+            results[row], *more = self._verify(rows, row, found, slices[row].token_ids[1:])
+            behind[row] = tuple(more)
+            first = last
+        return replace(
+            DrawnTokens.of(results),
+            scores={row: found.values() for row, found in scored.items()},
+            behind=behind,
+            guessed=self._guess(plan, rows, slices, starts, results, behind, inputs.hidden),
+        )
+
+    def _guess(
+        self,
+        plan: ForwardPlan,
+        rows: ResolvedRows,
+        slices: Sequence[SequenceSlice],
+        starts: Sequence[int],
+        results: Sequence[Sampled | None],
+        behind: Mapping[int, tuple[Sampled, ...]],
+        hidden: torch.Tensor | None,
+    ) -> dict[int, tuple[int, ...]]:
+        """What the plan's guesses ask for, by row. hidden [T, width]: of the forward."""
+        if not plan.guesses:
+            return {}
+        assert hidden is not None, "the arena has no draft layer"
+        wanted = []
+        for guess in plan.guesses:
+            row = guess.row
+            drawn = [results[row], *behind.get(row, ())]
+            last = starts[row] + len(drawn) - 1 if row in behind else starts[row + 1] - 1
+            token = drawn[-1]
+            assert token is not None, "a guess behind a row of which nothing is drawn"
+            wanted.append(
+                DraftStart(
+                    token.token,
+                    int(rows.starts[row]) + last - starts[row] + 1,
+                    hidden[last],
+                    slices[row].pages,
+                    slices[row].read_slot,
+                    self._sequences.sampling(int(rows.lanes[row])),
+                    guess.count,
+                )
+            )
+        found = draft_tokens(self._model, self._arena, wanted)
+        return {guess.row: drafts for guess, drafts in zip(plan.guesses, found, strict=True)}
 
     def _draw(
         self, rows: ResolvedRows, drawing: NDArray[np.int64], logits: torch.Tensor
@@ -173,18 +218,3 @@ class CpuRunner:
             if place == len(drafts) or token.token != drafts[place]:
                 break
         return found
-
-    def _hold(
-        self,
-        rows: ResolvedRows,
-        slices: Sequence[SequenceSlice],
-        verifying: Sequence[int],
-        hooks: InputsOfRows,
-    ) -> None:
-        first = 0
-        for row in verifying:
-            last = first + len(slices[row].token_ids)
-            inputs = {layer: x[first:last] for layer, x in hooks.inputs.items()}
-            held = HeldRow(slices[row], int(rows.write_slots[row]), inputs)
-            self._held.hold(int(rows.lanes[row]), held)
-            first = last

@@ -17,7 +17,8 @@ class DrawnTokens:
     """By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
     row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
     want any. scores: of those rows whose prompts are scored. behind: of those rows that verify
-    drafts, what was drawn behind each draft that held."""
+    drafts, what was drawn behind each draft that held. guessed: of rows with a Guess, what may
+    follow."""
 
     tokens: Ints
     logprobs: NDArray[np.float64]
@@ -25,6 +26,7 @@ class DrawnTokens:
     tops: Mapping[int, TopLogprobs] = field(default_factory=dict)
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     behind: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)
+    guessed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":

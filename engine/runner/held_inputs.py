@@ -35,19 +35,24 @@ class HeldRow:
 
 @dataclass
 class InputsOfRows(LayerHooks):
-    """Copies of what the mixers of `layers` are given of these rows, beside other hooks."""
+    """Copies of what the mixers of `layers` are given of these rows, beside other hooks. whole: all
+    rows that the layer numbered so is given."""
 
     hooks: LayerHooks
     layers: frozenset[int]
     rows: Tensor
+    whole: int
     inputs: dict[int, Tensor] = field(default_factory=dict)
+    hidden: Tensor | None = None
 
     def before_layer(self, layer: int) -> None:
         self.hooks.before_layer(layer)
 
     def mixer_inputs(self, layer: int, projected: Tensor) -> None:
         self.hooks.mixer_inputs(layer, projected)
-        if layer in self.layers:
+        if layer == self.whole:
+            self.hidden = projected
+        if layer in self.layers and len(self.rows):
             self.inputs[layer] = projected[self.rows]
 
     def cache_written(self, layer: int) -> None:

@@ -175,6 +175,10 @@ class SequenceStates:
             raise PlanError(
                 f"plan {plan.number} has {len(plan.tokens)} tokens for rows of {ends[-1]} tokens"
             )
+        for guess in plan.guesses:
+            if starts[guess.row] + lengths[guess.row] + guess.count > capacity[guess.row]:
+                lane = lanes[guess.row]
+                raise PlanError(f"plan {plan.number} gives lane {lane} guesses beyond its pages")
         self._kept[_POSITIONS, lanes] = starts + lengths
         self._kept[_PENDING, lanes] = np.where(verifies, 0, num_sampled)
         return ResolvedRows(

@@ -14,6 +14,7 @@ from tasuki.engine.forward_plan import (
     ON_LANE,
     Fold,
     ForwardPlan,
+    Guess,
     Ints,
     JoinedSequence,
     NewPages,
@@ -66,9 +67,12 @@ class ForwardPlanner:
         tokens = self._answer_rows(answers, columns[:, :first], changes)
         checkpoints: list[RowCheckpoint] = []
         scored: list[ScoredRow] = []
+        guesses: list[Guess] = []
         for row, item in enumerate(forward.sequences, first):
             tokens += self._sequence_row(item, columns[:, row], changes)
             scored += _scored(row, item)
+            if item.guesses:
+                guesses.append(Guess(row, item.guesses))
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
         if self._joined_count > len(forward):
@@ -83,6 +87,7 @@ class ForwardPlanner:
             np.array(tokens, dtype=np.int32),
             tuple(checkpoints),
             tuple(scored),
+            guesses=tuple(guesses),
         )
 
     def stores_alone(self, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()) -> ForwardPlan:

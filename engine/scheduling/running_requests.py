@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.progress import Lanes, ProgressTable
 from tasuki.engine.request import Active, Prefilling, Request
+from tasuki.engine.speculation.drafting import Drafting
 
 from .scheduled_forward import AnswerRows
 
@@ -49,8 +50,8 @@ class RunningRequests(Collection[Request]):
         self.prompts: list[Request] = []
         self.held: dict[str, Held] = {}
         """By caller; none is empty."""
-        self.drafting: dict[Request, None] = {}
-        """Those for whose answers something may be drafted, in the same order."""
+        self.drafting: dict[Request, Drafting] = {}
+        """Of those for whose answers something may be drafted, in the same order."""
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -81,7 +82,7 @@ class RunningRequests(Collection[Request]):
         if request.suspect:
             self._suspects.append(request)
         if request.drafting is not None:
-            self.drafting[request] = None
+            self.drafting[request] = request.drafting
         self.held.setdefault(request.caller, Held()).rows += 1
         self.grown(request, state)
 

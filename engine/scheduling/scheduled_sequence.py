@@ -12,7 +12,8 @@ class ScheduledSequence:
     The forward reads the working slot of index read_index and writes the one of write_index.
     num_sampled: tokens that it draws; some only where it reaches the last token there is. drafts:
     those of its tokens that nobody drew yet, its last ones; then it draws at most num_sampled, and
-    how many of its tokens count shows when it lands."""
+    how many of its tokens count shows when it lands. guesses: tokens that the model's draft layer
+    is to propose behind what is drawn."""
 
     request: Request
     active: Active
@@ -23,6 +24,7 @@ class ScheduledSequence:
     num_sampled: int
     checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
     drafts: tuple[int, ...] = ()
+    guesses: int = 0
 
     @property
     def write_slot(self) -> int:
@@ -37,7 +39,7 @@ class ScheduledSequence:
     def decodes(self) -> bool:
         """Whether it is one token of an answer given here, so that it may run in a decode graph."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
-        return one and self.active.answers_here and not self.checkpoints
+        return one and self.active.answers_here and not self.checkpoints and not self.drafts
 
     @property
     def live(self) -> bool:

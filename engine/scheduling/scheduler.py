@@ -143,38 +143,46 @@ class Scheduler:
         return bool(self.running.drafting)
 
     def _draft(self, lanes: Lanes) -> list[ScheduledSequence]:
-        """Rows with drafts, of requests that have the next forward's rows. REQUIRES: nothing of
-        theirs is in flight."""
+        """Rows with drafts, or behind which some are to be guessed, of requests that have the next
+        forward's rows. REQUIRES: nothing of theirs is in flight."""
         if not self.running.drafting:
             return []
         turns = set(lanes.tolist())
         found = []
-        for request in self.running.drafting:
+        for request, drafting in self.running.drafting.items():
             state = request.state
             if isinstance(state, Decoding) and state.progress.lane in turns:
-                drafts = self._drafts(request, state)
-                if drafts:
-                    found.append(self._drafted(request, state, drafts))
+                left = request.final_length - request.length
+                drafts = drafting.propose(request.output, left)
+                if drafts or drafting.guesses:
+                    found.append(self._drafted(request, state, drafts, drafting.guesses))
         return found
 
-    def _drafts(self, request: Request, state: Decoding) -> tuple[int, ...]:
-        """As many as its answer and its pages have room for; makes room where there is some."""
-        assert request.drafting is not None
-        length = request.length
-        drafts = request.drafting.propose(request.output, request.final_length - length)
-        if length + len(drafts) > state.allocation.capacity_tokens:
-            self._cache.extend(state.allocation, length + len(drafts))
-            self.running.grown(request, state)
-        return drafts[: state.allocation.capacity_tokens - length]
-
     def _drafted(
-        self, request: Request, state: Decoding, drafts: tuple[int, ...]
+        self, request: Request, state: Decoding, drafts: tuple[int, ...], guesses: int
     ) -> ScheduledSequence:
-        start, read, written = request.length - 1, state.progress.slot, state.next_index
-        stop, num_sampled = request.length + len(drafts), 1 + len(drafts)
+        """With as many drafts and guesses as its pages have room for; makes room where there is
+        some."""
+        length = request.length
+        wanted = min(length + len(drafts) + 1 + guesses, request.final_length + 1)
+        if wanted > state.allocation.capacity_tokens:
+            self._cache.extend(state.allocation, wanted)
+            self.running.grown(request, state)
+        room = state.allocation.capacity_tokens - length
+        drafts = drafts[:room]
+        start, read, written = length - 1, state.progress.slot, state.next_index
+        stop, num_sampled = length + len(drafts), 1 + len(drafts)
         state.progress.schedule(stop, written, num_sampled)
         return ScheduledSequence(
-            request, state, start, stop, read, written, num_sampled, drafts=drafts
+            request,
+            state,
+            start,
+            stop,
+            read,
+            written,
+            num_sampled,
+            drafts=drafts,
+            guesses=max(0, min(guesses, room - len(drafts) - 1)),
         )
 
     def _admit_waiting(self) -> None:
@@ -312,8 +320,20 @@ class Scheduler:
         progress.schedule(stop, written, num_sampled)
         if is_whole:
             self.running.prompt_scheduled(request, state)
+        guesses = 0
+        if num_sampled and state.answers_here and request.drafting is not None:
+            room = state.allocation.capacity_tokens - stop - 1
+            guesses = max(0, min(request.drafting.guesses, room))
         return ScheduledSequence(
-            request, state, start, stop, read, written, num_sampled, tuple(kept)
+            request,
+            state,
+            start,
+            stop,
+            read,
+            written,
+            num_sampled,
+            tuple(kept),
+            guesses=guesses,
         )
 
 

@@ -7,10 +7,11 @@ from typing import Protocol
 
 
 class DraftSource(Enum):
-    """What a draft was taken from. prediction: what the request said its answer would be. tree:
-    tokens that stand elsewhere behind the same ones."""
+    """What a draft was taken from. prediction: what the request said its answer would be. mtp:
+    the model's own draft layer. tree: tokens that stand elsewhere behind the same ones."""
 
     PREDICTION = "prediction"
+    MTP = "mtp"
     TREE = "tree"
 
 

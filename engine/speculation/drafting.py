@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .drafter import Drafter, DraftSource
+from .mtp_drafter import MtpDrafter
 
 
 @dataclass
@@ -18,14 +19,28 @@ class Drafting:
     """The first of the drafters that has something to propose does. Thread rule: the engine
     loop's."""
 
-    def __init__(self, drafters: Sequence[Drafter], most: int) -> None:
-        """most: drafts of one forward."""
+    def __init__(
+        self, drafters: Sequence[Drafter], most: int, mtp: MtpDrafter | None = None
+    ) -> None:
+        """most: drafts of one forward. mtp: of the drafters the one that the model's draft layer
+        guesses for."""
         self._most = most
+        self._mtp = mtp
         self._drafters = drafters
         self._proposing = drafters[0]
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
         }
+
+    @property
+    def guesses(self) -> int:
+        """Tokens that the model's draft layer is to propose beside each forward."""
+        return 0 if self._mtp is None else self._most
+
+    def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
+        """It proposed these; so many tokens of the answer stand before them."""
+        if self._mtp is not None:
+            self._mtp.guessed(tokens, behind)
 
     @property
     def total(self) -> DraftCount:

@@ -9,11 +9,12 @@ from tasuki.engine.forward_plan import Ints
 
 from .drafter import Drafter
 from .drafting import Drafting
+from .mtp_drafter import MtpDrafter
 from .prediction import PredictionDrafter
 from .suffix_index import ANCHOR_TOKENS, SuffixIndex
 from .tree_drafter import TreeDrafter
 
-SpeculateName = Literal["auto", "prediction", "tree", "off"]
+SpeculateName = Literal["auto", "mtp", "tree", "prediction", "off"]
 _LEFT_TOKENS = 1 << 19
 """Of ended requests that the tree drafter looks through: 18 MiB."""
 
@@ -22,10 +23,14 @@ class Speculation:
     """Owns what ended requests left for drafts of others, where `from_tree`. Thread rule: the
     engine loop's."""
 
-    def __init__(self, draft_tokens: int = 0, *, from_tree: bool = False) -> None:
-        """draft_tokens: of a forward and request at most; 0: nothing is drafted. from_tree: also of
-        requests that say nothing of their answers."""
+    def __init__(
+        self, draft_tokens: int = 0, *, from_tree: bool = False, by_layer: bool = False
+    ) -> None:
+        """draft_tokens: of a forward and request at most; 0: nothing is drafted. from_tree,
+        by_layer: also of requests that say nothing of their answers, the latter by the model's
+        draft layer."""
         self._draft_tokens = draft_tokens
+        self._by_layer = by_layer
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
@@ -33,12 +38,17 @@ class Speculation:
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
+        mtp = None
+        # What a grammar allows the layer does not see.
+        if self._by_layer and message.sampling.grammar is None:
+            mtp = MtpDrafter()
+            drafters.append(mtp)
         if self._left is not None:
             most = message.sampling.max_new_tokens
             drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left))
         if not drafters or not self._draft_tokens:
             return None
-        return Drafting(drafters, self._draft_tokens)
+        return Drafting(drafters, self._draft_tokens, mtp)
 
     def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
         """A request's prompt and answer, which others may find. known: how many of the first were

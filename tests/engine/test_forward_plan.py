@@ -2,6 +2,7 @@
 
 import struct
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from tasuki.engine.forward_plan import (
     ON_LANE,
     Fold,
     ForwardPlan,
+    Guess,
     JoinedSequence,
     NewPages,
     PlanError,
@@ -86,6 +88,7 @@ def a_plan() -> ForwardPlan:
         tokens=ints(100, 101, 102),
         checkpoints=(RowCheckpoint(0, 2, 11),),
         folds=(Fold(2, 1), Fold(8, 3)),
+        guesses=(Guess(1, 4),),
     )
 
 
@@ -242,6 +245,21 @@ def test_a_row_outside_of_what_its_sequence_has_is_refused(
     )
     with pytest.raises(error, match=why):
         states.apply(plan)
+
+
+def test_guesses_stay_within_the_pages() -> None:
+    for count, fits in ((61, True), (62, False)):
+        states = SequenceStates(8)
+        plan = ForwardPlan(
+            0,
+            joined=(joined(0),),
+            new_pages=(NewPages(0, ints(5)),),
+            rows=plan_rows(ROW),
+            tokens=ints(1, 2, 3),
+            guesses=(Guess(0, count),),
+        )
+        with nullcontext() if fits else pytest.raises(PlanError, match="guesses beyond its pages"):
+            states.apply(plan)
 
 
 def test_a_lane_is_joined_once_and_left_once() -> None:

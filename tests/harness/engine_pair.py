@@ -2,11 +2,12 @@
 over a loopback wire whose speed a test chooses."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -172,8 +173,9 @@ def engine_pair(
     faults: Faults = no_faults,
     chunk_tokens: int = 64,
     wire: WireSettings | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[EnginePair]:
-    """REQUIRES: the two have equal weights and layouts."""
+    """settings: of the decode engine. REQUIRES: the two have equal weights and layouts."""
     fabric = LoopbackFabric()
     link = LoopbackTransport(fabric, "prefill", faults)
     target = LoopbackTransport(fabric, "decode")
@@ -197,7 +199,7 @@ def engine_pair(
     said: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
     early = build_early_start(decode_parts, receiver.barrier, lambda: said.put(m.EarlyStepEnded()))
     prefill = Lone(config, Role.PREFILL, prefill_parts, sender)
-    decode = Lone(config, Role.DECODE, decode_parts, early=early)
+    decode = Lone(replace(config, **settings), Role.DECODE, decode_parts, early=early)
     decode.post(m.PeersChanged(True))
     sender.start()
     receiver.start()

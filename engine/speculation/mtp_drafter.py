@@ -1,0 +1,28 @@
+"""Drafts that the model's own draft layer made beside the forward before (model/draft_tokens.py).
+
+Owns the newest ones, and behind how much of the answer they stand. Thread rule: the engine loop's.
+"""
+
+from collections.abc import Sequence
+
+from .drafter import DraftSource
+
+
+class MtpDrafter:
+    def __init__(self) -> None:
+        self._guessed: tuple[int, ...] = ()
+        self._behind = 0
+
+    @property
+    def source(self) -> DraftSource:
+        return DraftSource.MTP
+
+    def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
+        """So many tokens of the answer stand before them."""
+        self._guessed, self._behind = tokens, behind
+
+    def propose(self, output: Sequence[int], most: int) -> list[int]:
+        return list(self._guessed[:most]) if len(output) == self._behind else []
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """The next ones come whatever became of these."""
