@@ -65,7 +65,7 @@ def test_every_view_fits_and_is_drawn(page: str, width: int, scheme: str) -> Non
         ):
             seen.show(view)
             seen.page.wait_for_selector(drawn)
-            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width, view
+            seen.assert_fits(width)
             assert seen.page.evaluate(TOO_WIDE) == [], view
             if (view, width, scheme) in PICTURES:
                 picture(seen, PICTURES[view, width, scheme])
@@ -162,7 +162,7 @@ def test_a_thousand_nodes_are_leafed_through() -> None:
         seen.page.click("#after")
         seen.page.wait_for_selector("#matched:has-text('51 to 100 shown')")
         assert seen.text("#node-rows tbody tr:first-child a") != first
-        assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+        seen.assert_fits(390)
         assert not seen.complaints
 
 
@@ -191,7 +191,7 @@ def test_words_of_a_node_are_never_markup() -> None:
             assert HOSTILE in seen.text(f"#{place}")
             for width in (1280, 390):
                 sized(seen, width)
-                assert seen.page.evaluate("document.documentElement.scrollWidth") <= width, view
+                seen.assert_fits(width)
         assert seen.page.locator("img, main script").count() == 0
         assert not seen.complaints and not seen.foreign
 

@@ -175,7 +175,7 @@ def test_a_telephone_shows_every_view_from_its_top_and_whole(demo: Demo) -> None
         for view in ("overview", "handovers", "faults", "requests"):
             seen.show(view)
             seen.page.wait_for_function("document.body.dataset.ended")
-            assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, view
+            seen.assert_fits(390)
         assert seen.page.evaluate("window.scrollY") == 0
         shown = seen.page.locator("#request-rows tbody td").first.bounding_box()
         assert shown is not None and shown["height"] < 40, "an id stands in one line"
@@ -197,7 +197,7 @@ def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
         for view in ("overview", "tree", "sessions", "handovers", "faults", "requests"):
             seen.show(view)
             seen.page.wait_for_selector(f"#{view}:not([hidden]) :is(td, rect)")
-            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width, view
+            seen.assert_fits(width)
         seen.show("overview")
         assert seen.page.evaluate(RIGHTMOST) <= width, "no number is cut off"
         seen.show("requests")

@@ -27,6 +27,13 @@ class Opened:
         page.on("console", lambda said: self._heard(said.type, said.text))
         page.on("request", lambda request: self._asked(request.url))
 
+    def assert_fits(self, width: int) -> None:
+        """The page is no wider. A table that is drawn as the window changes takes its place a frame
+        later."""
+        self.page.wait_for_function(
+            "width => document.documentElement.scrollWidth <= width", arg=width
+        )
+
     def show(self, view: str) -> None:
         self.page.click(f"#tab-{view}")
 
