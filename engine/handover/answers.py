@@ -309,8 +309,9 @@ class Answers(Handover):
         """What the next turn may resume at, if it can be found."""
         if request.findable:
             keep_state(self._cache, request, active, hint)
-            cached = 0 if request.hit is None else request.hit.usable_tokens
-            self._speculation.ended(request.tokens(), request.salt, cached)
+            if self._speculation.remembers:
+                cached = 0 if request.hit is None else request.hit.usable_tokens
+                self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
         """REQUIRES: the request holds nothing any more."""

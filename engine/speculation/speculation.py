@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-import numpy as np
-
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
 
@@ -50,9 +48,14 @@ class Speculation:
             return None
         return Drafting(drafters, self._draft_tokens, mtp)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether others may find what a request leaves."""
+        return self._left is not None
+
     def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
         """A request's prompt and answer, which others may find. known: how many of the first were
-        there before."""
-        if self._left is not None:
-            self._left.begin(salt)
-            self._left.append(np.asarray(tokens[max(0, known - ANCHOR_TOKENS) :], dtype=np.int32))
+        there before. REQUIRES: it remembers."""
+        assert self._left is not None
+        self._left.begin(salt)
+        self._left.append(tokens[max(0, known - ANCHOR_TOKENS) :])

@@ -65,18 +65,14 @@ def plan_gdn(
     saves: Sequence[tuple[int, int, int]],
     stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """saves: (sequence, tokens of this forward, slot). stepped: sequences that go token by
-    token."""
+    """saves: (sequence, tokens of this forward, slot). stepped: sequences that go token by token,
+    as those of one token do anyhow."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
 
     starts = [sum(lengths[:sequence]) for sequence in range(len(lengths))]
-    single = [
-        sequence
-        for sequence, length in enumerate(lengths)
-        if length == 1 and sequence not in stepped
-    ]
+    single = [sequence for sequence, length in enumerate(lengths) if length == 1]
     singles = None
     if single:
         row_of = {sequence: row for row, sequence in enumerate(single)}
@@ -89,11 +85,13 @@ def plan_gdn(
         )
     runs, steps = [], []
     for sequence, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        if length == 1:
+            continue
         marks = sorted((offset, slot) for owner, offset, slot in saves if owner == sequence)
         if sequence in stepped:
             slot = int(read_slots[sequence])
             steps.append(SteppedPlan(start, start + length, slot, tuple(marks)))
-        elif length > 1:
+        else:
             runs.append(_plan_run(start, length, read_slots[sequence], marks))
     return GdnPlan(singles, tuple(runs), tuple(steps))
 
