@@ -278,15 +278,14 @@ class Engine:
         for row, item in enumerate(drafted, first):
             if not item.live:
                 continue
-            request, behind = item.request, drawn.behind.get(row, ())
-            tokens = [drawn.at(row), *behind]
-            tokens = tokens[: self._handover.until_end(request, tokens)]
+            request, found = item.request, drawn.all_at(row)
+            tokens = found[: self._handover.until_end(request, found)]
             if not all_sound(tokens):
                 self._handover.reject(request, unsound(request))
                 continue
             assert request.drafting is not None
             if item.drafts:
-                request.drafting.verified(len(item.drafts), min(len(behind), len(tokens)))
+                request.drafting.verified(len(item.drafts), min(len(found) - 1, len(tokens)))
             request.drafting.guessed(drawn.guessed.get(row, ()), len(request.output) + len(tokens))
             item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
             counted.append((item, tokens))

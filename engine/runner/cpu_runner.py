@@ -6,7 +6,7 @@ Owns the lanes and what it keeps of sequences; shares model and arena. Thread ru
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -138,12 +138,15 @@ class CpuRunner:
             results[row], *more = self._verify(rows, row, found, slices[row].token_ids[1:])
             behind[row] = tuple(more)
             first = last
-        return replace(
+        drawn = replace(
             DrawnTokens.of(results),
             scores={row: found.values() for row, found in scored.items()},
             behind=behind,
-            guessed=self._guess(plan, rows, slices, starts, results, behind, inputs.hidden),
         )
+        if not plan.guesses:
+            return drawn
+        assert inputs.hidden is not None, "the arena has no draft layer"
+        return replace(drawn, guessed=self._guess(plan, rows, slices, starts, drawn, inputs.hidden))
 
     def _guess(
         self,
@@ -151,26 +154,20 @@ class CpuRunner:
         rows: ResolvedRows,
         slices: Sequence[SequenceSlice],
         starts: Sequence[int],
-        results: Sequence[Sampled | None],
-        behind: Mapping[int, tuple[Sampled, ...]],
-        hidden: torch.Tensor | None,
+        drawn: DrawnTokens,
+        hidden: torch.Tensor,
     ) -> dict[int, tuple[int, ...]]:
-        """What the plan's guesses ask for, by row. hidden [T, width]: of the forward."""
-        if not plan.guesses:
-            return {}
-        assert hidden is not None, "the arena has no draft layer"
+        """What the plan's guesses ask for, by row. hidden [T, width]: of the forward, whose rows
+        begin at `starts`."""
         wanted = []
         for guess in plan.guesses:
-            row = guess.row
-            drawn = [results[row], *behind.get(row, ())]
-            last = starts[row] + len(drawn) - 1 if row in behind else starts[row + 1] - 1
-            token = drawn[-1]
-            assert token is not None, "a guess behind a row of which nothing is drawn"
+            row, tokens = guess.row, drawn.all_at(guess.row)
+            held = len(tokens) if rows.verifies[row] else int(rows.lengths[row])
             wanted.append(
                 DraftStart(
-                    token.token,
-                    int(rows.starts[row]) + last - starts[row] + 1,
-                    hidden[last],
+                    tokens[-1].token,
+                    int(rows.starts[row]) + held,
+                    hidden[starts[row] + held - 1],
                     slices[row].pages,
                     slices[row].read_slot,
                     self._sequences.sampling(int(rows.lanes[row])),

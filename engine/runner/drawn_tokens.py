@@ -64,6 +64,11 @@ class DrawnTokens:
             self.tops.get(row, ()),
         )
 
+    def all_at(self, row: int) -> list[Sampled]:
+        """What was drawn of the row, in order: more than one token where drafts held. REQUIRES: as
+        of at()."""
+        return [self.at(row), *self.behind.get(row, ())]
+
     @property
     def sound(self) -> NDArray[np.bool_]:
         """[n]: whether the token was drawn from numbers."""

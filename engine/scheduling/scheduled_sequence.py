@@ -39,7 +39,7 @@ class ScheduledSequence:
     def decodes(self) -> bool:
         """Whether it is one token of an answer given here, so that it may run in a decode graph."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
-        return one and self.active.answers_here and not self.checkpoints and not self.drafts
+        return one and self.active.answers_here and not self.checkpoints
 
     @property
     def live(self) -> bool:

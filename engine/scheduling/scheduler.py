@@ -155,21 +155,23 @@ class Scheduler:
                 left = request.final_length - request.length
                 drafts = drafting.propose(request.output, left)
                 if drafts or drafting.guesses:
-                    found.append(self._drafted(request, state, drafts, drafting.guesses))
+                    self._make_room(request, state, len(drafts) + 1 + drafting.guesses)
+                    found.append(self._drafted(request, state, drafts))
         return found
 
-    def _drafted(
-        self, request: Request, state: Decoding, drafts: tuple[int, ...], guesses: int
-    ) -> ScheduledSequence:
-        """With as many drafts and guesses as its pages have room for; makes room where there is
-        some."""
-        length = request.length
-        wanted = min(length + len(drafts) + 1 + guesses, request.final_length + 1)
+    def _make_room(self, request: Request, state: Decoding, tokens: int) -> None:
+        """For so many more, if there is some that nobody has, and never past the end."""
+        wanted = min(request.length + tokens, request.final_length + 1)
         if wanted > state.allocation.capacity_tokens:
             self._cache.extend(state.allocation, wanted)
             self.running.grown(request, state)
-        room = state.allocation.capacity_tokens - length
-        drafts = drafts[:room]
+
+    def _drafted(
+        self, request: Request, state: Decoding, drafts: tuple[int, ...]
+    ) -> ScheduledSequence:
+        """With as many drafts and guesses as its pages have room for."""
+        length = request.length
+        drafts = drafts[: state.allocation.capacity_tokens - length]
         start, read, written = length - 1, state.progress.slot, state.next_index
         stop, num_sampled = length + len(drafts), 1 + len(drafts)
         state.progress.schedule(stop, written, num_sampled)
@@ -182,7 +184,7 @@ class Scheduler:
             written,
             num_sampled,
             drafts=drafts,
-            guesses=max(0, min(guesses, room - len(drafts) - 1)),
+            guesses=_guesses(request, state, stop),
         )
 
     def _admit_waiting(self) -> None:
@@ -321,20 +323,19 @@ class Scheduler:
         if is_whole:
             self.running.prompt_scheduled(request, state)
         guesses = 0
-        if num_sampled and state.answers_here and request.drafting is not None:
-            room = state.allocation.capacity_tokens - stop - 1
-            guesses = max(0, min(request.drafting.guesses, room))
+        if num_sampled and state.answers_here:
+            guesses = _guesses(request, state, stop)
         return ScheduledSequence(
-            request,
-            state,
-            start,
-            stop,
-            read,
-            written,
-            num_sampled,
-            tuple(kept),
-            guesses=guesses,
+            request, state, start, stop, read, written, num_sampled, tuple(kept), guesses=guesses
         )
+
+
+def _guesses(request: Request, state: Active, stop: int) -> int:
+    """Tokens that its draft layer may propose behind those before `stop` and the one drawn there,
+    as far as its pages go."""
+    if request.drafting is None:
+        return 0
+    return max(0, min(request.drafting.guesses, state.allocation.capacity_tokens - stop - 1))
 
 
 def _computes(request: Request) -> bool:

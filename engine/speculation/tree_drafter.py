@@ -49,7 +49,7 @@ class TreeDrafter:
         return own or self._left.follow(self._tail, self._salt, most)
 
     def verified(self, drafted: int, accepted: int) -> None:
-        if accepted == drafted:
-            self._length = 2 * drafted if drafted == self._length else self._length
+        if accepted == drafted == self._length:
+            self._length *= 2
         elif not accepted:
             self._length = max(1, self._length // 2)
