@@ -74,6 +74,12 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
         )
 
 
+def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
+    """As of the Submit. What is no token of the model is never drawn. Raises PromptTooLong."""
+    check_length("prediction", len(tokens), codec)
+    return np.array(tokens, dtype=np.int32)
+
+
 def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
     """What the headers x-slo-* say. headers: the values of one. Raises InvalidField."""
     given = {}

@@ -11,7 +11,7 @@ from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import CallContext, InvalidRequest
-from tasuki.server.request_checks import forks_of, read_request_id
+from tasuki.server.request_checks import checked_prediction, forks_of, read_request_id
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
 from tasuki.utils.loops.together import together
@@ -19,7 +19,6 @@ from tasuki.utils.loops.together import together
 from .auth import grpc_request_context, metadata_targets, patience_of
 from .request_reader import (
     read_choices,
-    read_prediction,
     read_prompt,
     read_sampling,
     read_targets,
@@ -70,7 +69,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             targets=read_targets(request.targets).or_else(metadata_targets(context)),
             prompt_logprobs=request.prompt_logprobs if asks_scores else None,
             forks=forks_of(request_id, choices, sampling.seed),
-            prediction=read_prediction(request.prediction, self._codec),
+            prediction=checked_prediction(request.prediction, self._codec),
         )
         scores: list[PromptScored] = []
         taken = [scores.append if asks_scores else None]

@@ -85,12 +85,6 @@ def read_messages(messages: pb.Messages) -> list[ChatMessage]:
     return [ChatMessage(item.role, item.content) for item in messages.items]
 
 
-def read_prediction(prediction: Sequence[int], codec: TextCodec) -> Tokens:
-    """As of the Submit. What is no token of the model is never drawn. Raises PromptTooLong."""
-    check_length("prediction", len(prediction), codec)
-    return np.array(prediction, dtype=np.int32)
-
-
 def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
     for mark in marks:
         if not 0 < mark <= prompt_tokens:

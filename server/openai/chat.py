@@ -10,7 +10,7 @@ from aiohttp import web
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
 from tasuki.server.replies.scored_prompt import ScoredPrompt
-from tasuki.server.request_checks import check_length
+from tasuki.server.request_checks import check_length, checked_prediction
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import placed
@@ -125,7 +125,7 @@ def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:
     if given.text("type") != "content":
         raise InvalidField("prediction.type", 'must be "content"')
     text = read_content(given.get("content"), "prediction.content", optional=False)
-    check_length("prediction", len(text) // codec.require_tokenizer().longest_token, codec)
-    tokens = codec.require_tokenizer().encode(text)
-    check_length("prediction", len(tokens), codec)
-    return np.array(tokens, dtype=np.int32)
+    tokenizer = codec.require_tokenizer()
+    # No text so long is worth encoding.
+    check_length("prediction", len(text) // tokenizer.longest_token, codec)
+    return checked_prediction(tokenizer.encode(text), codec)
