@@ -1,6 +1,7 @@
 """Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import CopyKind
+from tasuki.pycache.packed_tree import TreeNode
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
@@ -189,6 +191,13 @@ class Lone:
     def stats(self) -> m.StatsReply:
         self.post(m.StatsQuery(0))
         return self.all_said(m.StatsReply)[-1]
+
+    def tree(self) -> list[TreeNode]:
+        """All that the cache holds, but for how long nobody has used it."""
+        self.post(m.TreeQuery(0, 10_000))
+        view = self.all_said(m.TreeReply)[-1].view
+        assert view is not None
+        return [replace(node, unused=0) for node in view]
 
     def assert_at_rest(self) -> None:
         """Nothing is held by a dead request, and every id is accounted for."""

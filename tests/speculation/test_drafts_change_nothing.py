@@ -46,7 +46,7 @@ def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
     assert [[token for token, _ in t.top] for t in mine] == [
         [token for token, _ in t.top] for t in theirs
     ]
-    assert tree_of(engine) == tree_of(plain)
+    assert engine.tree() == plain.tree()
     ends = [node.finished("r") for node in (engine, plain)]
     assert ends[0].reason is ends[1].reason
     answer = [t.token for t in theirs]
@@ -54,13 +54,6 @@ def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
     assert engine.ask("t2", second, 3) == plain.ask("t2", second, 3)
     assert engine.hit("t2") == plain.hit("t2")
     engine.assert_at_rest()
-
-
-def tree_of(engine: Lone) -> object:
-    engine.post(m.TreeQuery(0, 10_000))
-    view = engine.all_said(m.TreeReply)[-1].view
-    assert view is not None
-    return [replace(node, unused=0) for node in view]
 
 
 def any_pattern(seed: int) -> Iterator[int]:

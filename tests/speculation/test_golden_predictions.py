@@ -1,35 +1,19 @@
 """Every golden with itself as its prediction, whole and broken in places that are drawn anew each
 run: the golden's tokens, and drafts accepted as they hold."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 
-from tasuki.engine.build import EngineParts, build_parts
-from tasuki.engine.config import EngineConfig
-from tests.harness.engines import Lone, engine_config
-from tests.harness.goldens import MODELS, cases_of, reference_dir
-
-
-@cache
-def _parts(config: EngineConfig) -> EngineParts:
-    return build_parts(config)
-
-
-def cold(model: str, most: int) -> Lone:
-    plain = engine_config(reference_dir(model), prefill_chunk_tokens=64)
-    parts = _parts(plain)
-    return Lone(
-        engine_config(reference_dir(model), prefill_chunk_tokens=64, draft_tokens=most), parts=parts
-    )
+from tests.harness.engine_goldens import cold_engine
+from tests.harness.goldens import MODELS, cases_of
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh_seed: int) -> None:
     generator = np.random.default_rng(fresh_seed)
-    engine, rejected = cold(model, most), 0
+    engine = cold_engine(model, "cpu", prefill_chunk_tokens=64, draft_tokens=most)
+    rejected = 0
     for name, case in cases_of(model).items():
         prediction = np.array(case.greedy, dtype=np.int32)
         new = len(case.greedy)

@@ -1,7 +1,6 @@
 """The model's own draft layer as the drafter: the answers and the tree without it, drafts that are
 what the layer expects, and as many accepted behind a cached prompt as behind a computed one."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -43,14 +42,7 @@ def drafting(most: int = 3, **changes: object) -> Lone:
 def plain(sampling: SamplingParams) -> tuple[list[int], object]:
     """Its answer, and what it leaves in the tree."""
     engine = Lone(engine_config(reference_dir(MODEL), speculate="off"), parts=parts())
-    return engine.ask("r", CASE.prompt, NEW, sampling=sampling), left_in(engine)
-
-
-def left_in(engine: Lone) -> object:
-    engine.post(m.TreeQuery(0, 10_000))
-    view = engine.all_said(m.TreeReply)[-1].view
-    assert view is not None
-    return [replace(node, unused=0) for node in view]
+    return engine.ask("r", CASE.prompt, NEW, sampling=sampling), engine.tree()
 
 
 @pytest.mark.parametrize("most", [1, 2, 4])
@@ -59,7 +51,7 @@ def test_answers_and_trees_are_those_without_it(most: int, sampling: SamplingPar
     engine = drafting(most)
     answer, tree = plain(sampling)
     assert engine.ask("r", CASE.prompt, NEW, sampling=sampling) == answer
-    assert left_in(engine) == tree
+    assert engine.tree() == tree
     usage = engine.finished("r").usage
     assert usage.drafted_tokens >= usage.accepted_tokens
     assert usage.accepted_prediction_tokens is None
