@@ -47,16 +47,14 @@ class PredictionDrafter:
 
     def _follow(self, last: Sequence[int]) -> None:
         """The answer's last token, behind those before it."""
-        at = self._place
-        goes_along = at < len(self._prediction) and self._prediction[at] == last[-1]
-        self._place = at + 1
-        if goes_along and self._missed < 2:
-            self._missed = 0
-            return
-        self._missed += 1
-        found = self._find(last) if self._missed > 1 else None
-        if found is not None:
-            self._place, self._missed = found, 0
+        if self._missed < 2:
+            place = self._place
+            goes_along = place < len(self._prediction) and self._prediction[place] == last[-1]
+            self._place, self._missed = place + 1, 0 if goes_along else self._missed + 1
+        if self._missed > 1:
+            found = self._find(last)
+            if found is not None:
+                self._place, self._missed = found, 0
 
     def _find(self, last: Sequence[int]) -> int | None:
         """Behind the place nearest to this one at which these tokens stand."""

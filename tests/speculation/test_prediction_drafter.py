@@ -51,6 +51,16 @@ def test_what_is_new_or_gone_is_passed_over(length: int) -> None:
         assert drafted - accepted <= 9
 
 
+@pytest.mark.parametrize("length", [20, 400, 5000])
+def test_an_answer_that_begins_with_reasoning_is_found_behind_it(length: int) -> None:
+    """However long it thinks: the place that was lost stays where it was."""
+    thought = [token + 200 for token in prompt(length, seed=5)]
+    forwards, drafted, accepted = verified(ANSWER, thought + ANSWER, 3)
+    assert accepted >= 40
+    assert drafted - accepted <= 4
+    assert forwards <= length + 20
+
+
 def test_of_another_text_one_step_is_lost() -> None:
     _, drafted, accepted = verified(prompt(60, seed=3), [token + 200 for token in ANSWER], 4)
     assert (drafted, accepted) == (4, 0)
