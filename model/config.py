@@ -10,16 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import MODEL_KINDS, CacheLayout, LayerKind
 
 from .config_fields import ConfigFields, ModelConfigError
 from .rope_settings import RopeSettings, Yarn
 
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
-
-_OF_MODELS = (LayerKind.FULL, LayerKind.GDN)
-"""A draft layer stands apart in a config."""
 
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
@@ -216,7 +213,7 @@ class _Reader:
             raise self._text.error(
                 "layer_types", "does not list num_hidden_layers entries", "make the two agree"
             )
-        known = {kind.value: kind for kind in _OF_MODELS}
+        known = {kind.value: kind for kind in MODEL_KINDS}
         if not all(isinstance(name, str) and name in known for name in names):
             raise self._text.error(
                 "layer_types", f"holds a kind other than {', '.join(known)}", "remove it"
@@ -247,7 +244,7 @@ class _Reader:
         return tuple(sorted(ids))
 
     def _check(self, config: ModelConfig) -> None:
-        for kind in _OF_MODELS:
+        for kind in MODEL_KINDS:
             if kind not in config.layer_kinds:
                 raise self._text.error(
                     "layer_types",

@@ -9,7 +9,7 @@ mrope's sections change nothing: the positions of text are equal in all of them.
 import math
 from dataclasses import dataclass
 
-from tasuki.pycache.layout import LayerKind
+from tasuki.pycache.layout import MODEL_KINDS
 
 from .config_fields import ConfigFields
 
@@ -58,7 +58,7 @@ class RopeSettings:
         kind = rope.get(named, "default")
         if kind not in ("default", "yarn"):
             raise rope.error(named, f"is {kind!r}", "only 'default' and 'yarn' are supported")
-        for layer in (LayerKind.FULL, LayerKind.GDN):
+        for layer in MODEL_KINDS:
             if layer.value in rope:
                 raise rope.error(layer.value, "is for one kind of layer", "give one for all layers")
         yarn = _yarn(rope, text) if kind == "yarn" else None

@@ -36,6 +36,10 @@ class LayerKind(Enum):
         return self is not LayerKind.FULL
 
 
+MODEL_KINDS = (LayerKind.FULL, LayerKind.GDN)
+"""Of the layers that a model's config lists: a draft layer stands apart."""
+
+
 @dataclass(frozen=True)
 class Span:
     """`length` bytes of the arena from `offset`."""
