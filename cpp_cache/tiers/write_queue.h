@@ -21,24 +21,17 @@ class WriteQueue {
   static constexpr std::size_t kMost = 4096;
 
   void push(const Waiting& waiting) {
-    if (waiting_.size() == kMost) {
-      waiting_.pop_front();
-      ++dropped_;
-    }
+    if (waiting_.size() == kMost) waiting_.pop_front();
     waiting_.push_back(waiting);
   }
-  bool empty() const { return waiting_.empty(); }
   std::int64_t size() const { return static_cast<std::int64_t>(waiting_.size()); }
   // REQUIRES: not empty.
   const Waiting& front() const { return waiting_.front(); }
   void pop() { waiting_.pop_front(); }
   void clear() { waiting_.clear(); }
-  // That were never written because too many waited.
-  std::int64_t dropped() const { return dropped_; }
 
  private:
   std::deque<Waiting> waiting_;
-  std::int64_t dropped_ = 0;
 };
 
 }  // namespace tasuki::cache
