@@ -245,11 +245,11 @@ void LowerTier::touch(const StateKey& key, Tick now) {
   list_state(key);
 }
 
-void LowerTier::set_probation(const StateKey& key, bool probationary) {
+void LowerTier::put_on_probation(const StateKey& key) {
   StateCopy* const copy = copies_.state(key);
   if (copy == nullptr) return;
   withdraw_state(key);
-  copy->held.probationary = probationary;
+  copy->held.probationary = true;
   list_state(key);
 }
 

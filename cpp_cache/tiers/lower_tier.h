@@ -79,7 +79,7 @@ class LowerTier {
   void let_state(const StateKey& key) { change_state(key, -1); }
 
   void touch(const StateKey& key, Tick now);
-  void set_probation(const StateKey& key, bool probationary);
+  void put_on_probation(const StateKey& key);
   // After the tree split a node: `upper` is new. Returns the deeper part where its copy is
   // reserved.
   std::optional<NodeId> split(NodeId upper);

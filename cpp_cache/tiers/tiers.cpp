@@ -134,7 +134,7 @@ void Tiers::used(const StateKey& state, Tick now) {
 }
 
 void Tiers::put_on_probation(const StateKey& state) {
-  for (const auto& tier : tiers_) tier->set_probation(state, true);
+  for (const auto& tier : tiers_) tier->put_on_probation(state);
 }
 
 void Tiers::expect_no_use(const StateKey& state) {
