@@ -73,10 +73,8 @@ void LowerTier::weigh_below(NodeId top) {
     const NodeId id = order[next];
     const NodeCopies& held = *copies_.find(id);
     const auto again = [this](const StateKey& key) {
-      const auto item = state_item(key);
-      if (!item) return;
-      policy_->remove(*item);
-      policy_->add(*item, worth_.of(key));
+      withdraw_state(key);
+      list_state(key);
     };
     for (const auto& [tail, copy] : held.tails) again({id, tail});
     if (next > 0 && held.checkpoint) {

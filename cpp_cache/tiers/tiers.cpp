@@ -104,16 +104,12 @@ void Tiers::leaving(const EvictionItem& item) {
 void Tiers::moving(NodeId home) {
   const NodeCopies* const held = at(TierId{}).copies().find(home);
   if (held == nullptr) return;
-  const auto stop = [this](WriteInFlight& write) {
-    const StateKey state = write.state;
-    abandon(write);
-    queue_.push({state, tree_.node(state.node).serial});
-  };
   for (auto& [id, transfer] : transfers_) {
     auto* const write = std::get_if<WriteInFlight>(&transfer.what);
     if (write == nullptr || write->is_abandoned || write->from) continue;
     if (write->state.node == home || std::ranges::find(write->runs, home) != write->runs.end()) {
-      stop(*write);
+      abandon(*write);
+      queue_.push({write->state, tree_.node(write->state.node).serial});
     }
   }
 }
