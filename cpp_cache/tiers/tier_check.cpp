@@ -32,13 +32,17 @@ class TierCheck {
     for (const auto& [id, transfer] : tiers_.transfers_) {
       if (const auto* write = std::get_if<WriteInFlight>(&transfer.what)) {
         read_write(*write);
-      } else if (!transfer.is_abandoned) {
-        const auto& load = std::get<LoadInFlight>(transfer.what);
-        if (load.from == tier_.id()) ++state_readers_[load.state];
-        for (const auto& [tier, run] : load.runs) {
-          if (tier == tier_.id()) ++run_readers_[run];
-        }
+      } else {
+        read_load(std::get<LoadInFlight>(transfer.what));
       }
+    }
+  }
+
+  void read_load(const LoadInFlight& load) {
+    if (load.is_abandoned) return;
+    if (load.from == tier_.id()) ++state_readers_[load.state];
+    for (const auto& [tier, run] : load.runs) {
+      if (tier == tier_.id()) ++run_readers_[run];
     }
   }
 

@@ -50,7 +50,7 @@ bool Tiers::is_read() const {
     if (const auto* write = std::get_if<WriteInFlight>(&transfer.what)) {
       return write->from.has_value();
     }
-    return !transfer.is_abandoned;
+    return !std::get<LoadInFlight>(transfer.what).is_abandoned;
   });
 }
 
@@ -114,13 +114,16 @@ void Tiers::moving(NodeId home) {
   }
 }
 
+std::vector<TierIds> Tiers::cancel(const WriteInFlight& write) {
+  LowerTier& tier = at(write.to);
+  std::vector<TierIds> ids{tier.cancel_state(write.state)};
+  for (const NodeId run : std::views::reverse(write.runs)) ids.push_back(tier.cancel_run(run));
+  return ids;
+}
+
 // A write reads what its source gave up: what it brings is dropped, and nobody waits for it.
 void Tiers::abandon(WriteInFlight& write) {
-  LowerTier& tier = at(write.to);
-  write.orphans.push_back(tier.cancel_state(write.state));
-  for (const NodeId run : std::views::reverse(write.runs)) {
-    write.orphans.push_back(tier.cancel_run(run));
-  }
+  write.orphans = cancel(write);
   write.is_abandoned = true;
   ++counts_[raw(write.to)].abandoned_writes;
 }
@@ -204,8 +207,8 @@ Tiers::Begun Tiers::begin_write(std::optional<TierId> from, TierId to, const Sta
   if (copy.page) write.pages.emplace_back(*like.page, *copy.page);
   write.slot = {like.held.slot, copy.held.slot};
   budgets_[raw(to)].spend(pages + config_.pages_per_slab);
-  transfers_.emplace(write.id, Transfer{WriteInFlight{from, to, state, std::move(runs)},
-                                        config_.ranks, true, false, pages});
+  transfers_.emplace(
+      write.id, Transfer{WriteInFlight{from, to, state, std::move(runs), pages}, config_.ranks});
   begun_.push_back(std::move(write));
   return Begun::kYes;
 }
@@ -316,8 +319,9 @@ void Tiers::let_go(const LoadInFlight& load) {
 void Tiers::abandon_load(TransferId id) {
   const auto found = transfers_.find(id);
   if (found == transfers_.end()) return;
-  let_go(std::get<LoadInFlight>(found->second.what));
-  found->second.is_abandoned = true;
+  auto& load = std::get<LoadInFlight>(found->second.what);
+  let_go(load);
+  load.is_abandoned = true;
 }
 
 std::optional<EndedLoad> Tiers::acknowledge(TransferId id, bool is_good, Tick now) {
@@ -330,11 +334,11 @@ std::optional<EndedLoad> Tiers::acknowledge(TransferId id, bool is_good, Tick no
   const Transfer ended = std::move(found->second);
   transfers_.erase(found);
   if (const auto* write = std::get_if<WriteInFlight>(&ended.what)) {
-    settle(*write, ended.is_good, ended.pages, now);
+    settle(*write, ended.is_good, now);
     return std::nullopt;
   }
   const auto& load = std::get<LoadInFlight>(ended.what);
-  if (ended.is_abandoned) return std::nullopt;
+  if (load.is_abandoned) return std::nullopt;
   let_go(load);
   if (ended.is_good) {
     ++counts_[raw(load.from)].loaded_slots;
@@ -349,7 +353,7 @@ std::optional<EndedLoad> Tiers::acknowledge(TransferId id, bool is_good, Tick no
   return EndedLoad{load.allocation, ended.is_good};
 }
 
-void Tiers::settle(const WriteInFlight& write, bool is_good, std::int64_t pages, Tick now) {
+void Tiers::settle(const WriteInFlight& write, bool is_good, Tick now) {
   LowerTier& tier = at(write.to);
   TierCounts& counts = counts_[raw(write.to)];
   if (write.is_abandoned) {
@@ -359,12 +363,11 @@ void Tiers::settle(const WriteInFlight& write, bool is_good, std::int64_t pages,
   if (is_good) {
     for (const NodeId run : write.runs) tier.settle_run(run, now);
     tier.settle_state(write.state, now);
-    counts.written_pages += pages;
+    counts.written_pages += write.pages;
     ++counts.written_slots;
   } else {
     ++counts.failed_transfers;
-    tier.give_back(tier.cancel_state(write.state));
-    for (const NodeId run : std::views::reverse(write.runs)) tier.give_back(tier.cancel_run(run));
+    for (const TierIds& ids : cancel(write)) tier.give_back(ids);
   }
   if (!write.from) return;
   // It was to make room: the copy above goes, unless a load reads it.

@@ -80,8 +80,6 @@ class Tiers {
     std::variant<WriteInFlight, LoadInFlight> what;
     std::int32_t awaited;
     bool is_good = true;
-    bool is_abandoned = false;  // a load that holds nothing
-    std::int64_t pages = 0;
   };
   enum class Begun : std::uint8_t { kYes, kLater, kNever };
 
@@ -95,7 +93,9 @@ class Tiers {
   void drop(TierId tier, const EvictionItem& item, Tick now);
   // Whether only this tier holds the item.
   bool is_last_place(TierId tier, const EvictionItem& item) const;
-  void settle(const WriteInFlight& write, bool is_good, std::int64_t pages, Tick now);
+  void settle(const WriteInFlight& write, bool is_good, Tick now);
+  // Reserves nothing for it any more; the ids are the caller's.
+  std::vector<TierIds> cancel(const WriteInFlight& write);
   void abandon(WriteInFlight& write);
   void end_unstarted(TransferId id, Tick now);
   WriteInFlight* write_of(TierId to, const StateKey& state);

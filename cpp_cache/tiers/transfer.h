@@ -41,6 +41,7 @@ struct WriteInFlight {
   TierId to;
   StateKey state;
   std::vector<NodeId> runs{};  // from the root down
+  std::int64_t pages = 0;      // that are copied
   bool is_abandoned = false;   // the ids below are held until the last acknowledgement
   std::vector<TierIds> orphans{};
 };
@@ -52,6 +53,7 @@ struct LoadInFlight {
   StateKey state;
   std::vector<std::pair<TierId, NodeId>> runs{};  // the deepest that is read of each tier
   std::array<std::int64_t, kMostTiers> pages{};   // by tier
+  bool is_abandoned = false;                      // it keeps nothing any more
 };
 
 }  // namespace tasuki::cache
