@@ -122,6 +122,7 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         transfer = demo.usages[TURNS - 1].transfer
         assert transfer is not None
         # A bar a window on each track; the demo's answer was pulled before its next turn.
+        assert demo.usages[TURNS - 1].pulled is not None, demo.usages[TURNS - 1]
         pull = demo.decode.client.explain(request or "").pull
         pulled = len(pull.sender.windows)
         assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (
