@@ -1,0 +1,198 @@
+"""The states behind the tokens of rows with drafts that hold, from what was kept of those tokens:
+all layers of many rows in two launches.
+
+A program owns one value head of one row and layer: it reads the head's state, takes the tokens one
+after another by the arithmetic of `gdn_verify`, and stores it once. One kernel serves every count,
+so that a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of
+their own. Twin: `TorchOperators.gdn` of the same tokens, `stepped`, which stores the state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .kept_inputs import KeptInputs
+from .step import inputs_of, places_of_state, step
+
+_WARPS = 8
+_CHANNELS = 256
+_CHANNEL_WARPS = 4
+
+
+@dataclass(frozen=True)
+class FoldRows:
+    """One a row, [n] int32 on the device. places: in what is kept. counts: tokens that hold, 1 or
+    more. read_slots: of the state before the row. write_slots: of the state behind those tokens;
+    no slot of the others, but maybe the row's own read slot."""
+
+    places: Tensor
+    counts: Tensor
+    read_slots: Tensor
+    write_slots: Tensor
+
+
+def gdn_fold(
+    kept: KeptInputs,
+    config: ModelConfig,
+    conv: Sequence[Tensor],
+    ssm: Sequence[Tensor],
+    folds: FoldRows,
+) -> None:
+    """Store the states of all layers. conv, ssm: a layer each, views of one arena as for
+    `gdn_verify`, every layer as far behind the one before. Raises ValueError where they are not."""
+    layers, rows = len(ssm), len(folds.counts)
+    conv_step, ssm_step = _step_of(conv), _step_of(ssm)
+    tables = (folds.places, folds.counts, folds.read_slots, folds.write_slots)
+    _columns_kernel[(triton.cdiv(config.conv_channels, _CHANNELS), rows, layers)](
+        kept.raw,
+        kept.places,
+        kept.tokens,
+        conv[0],
+        conv[0].stride(0),
+        conv_step,
+        *tables,
+        CHANNELS=config.conv_channels,
+        COLUMNS=config.conv_width - 1,
+        PADDED=triton.next_power_of_2(config.conv_width - 1),
+        BLOCK=_CHANNELS,
+        num_warps=_CHANNEL_WARPS,
+    )
+    _states_kernel[(config.value_heads, rows, layers)](
+        kept.mixed,
+        kept.scalars,
+        kept.places,
+        kept.tokens,
+        ssm[0],
+        ssm[0].stride(0),
+        ssm_step,
+        *tables,
+        KEY_HEADS=config.key_heads,
+        VALUE_HEADS=config.value_heads,
+        KEY_DIM=config.key_dim,
+        VALUE_DIM=config.value_dim,
+        LINE=min(128 // ssm[0].element_size(), config.key_dim),
+        num_warps=_WARPS,
+    )
+
+
+def _step_of(views: Sequence[Tensor]) -> int:
+    """Elements from one layer's view to the next one's."""
+    offsets = [view.storage_offset() for view in views]
+    steps = {after - before for before, after in zip(offsets, offsets[1:], strict=False)}
+    if len(steps) > 1 or len({view.untyped_storage().data_ptr() for view in views}) > 1:
+        raise ValueError(f"layers' views lie {sorted(steps)} elements apart: they must be equally")
+    return steps.pop() if steps else 0
+
+
+@triton.jit(do_not_specialize=["kept_places", "kept_tokens"])
+def _columns_kernel(
+    raw,
+    kept_places,
+    kept_tokens,
+    conv,
+    conv_stride,
+    layer_stride,
+    places,
+    counts,
+    read_slots,
+    write_slots,
+    CHANNELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(1)
+    layer = tl.program_id(2).to(tl.int64)
+    place = tl.load(places + row)
+    count = tl.load(counts + row)
+    read = tl.load(read_slots + row).to(tl.int64)
+    write = tl.load(write_slots + row).to(tl.int64)
+    conv += layer * layer_stride
+    raw += ((layer * kept_places + place) * kept_tokens) * CHANNELS
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, PADDED)
+    inside = (channel < CHANNELS)[:, None] & (column < COLUMNS)[None, :]
+    within = channel[:, None] * COLUMNS + column[None, :]
+    token = count - COLUMNS + column
+    fresh = tl.load(
+        raw + token[None, :] * CHANNELS + channel[:, None],
+        mask=inside & (token >= 0)[None, :],
+        other=0.0,
+    )
+    stored = tl.load(
+        conv + read * conv_stride + within + count,
+        mask=inside & (token < 0)[None, :],
+        other=0.0,
+    )
+    # In place, a column must not be overwritten while another thread has it still to read.
+    tl.debug_barrier()
+    columns = tl.where((token >= 0)[None, :], fresh.to(conv.dtype.element_ty), stored)
+    tl.store(conv + write * conv_stride + within, columns, mask=inside)
+
+
+@triton.jit(do_not_specialize=["kept_places", "kept_tokens"])
+def _states_kernel(
+    mixed,
+    scalars,
+    kept_places,
+    kept_tokens,
+    ssm,
+    ssm_stride,
+    layer_stride,
+    places,
+    counts,
+    read_slots,
+    write_slots,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    layer = tl.program_id(2).to(tl.int64)
+    place = tl.load(places + row)
+    count = tl.load(counts + row)
+    read = tl.load(read_slots + row).to(tl.int64)
+    write = tl.load(write_slots + row).to(tl.int64)
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    NUMBERS: tl.constexpr = 2 * KEY_HEADS + 2 * VALUE_HEADS
+    at = (layer * kept_places + place) * kept_tokens
+    within = head * (VALUE_DIM * KEY_DIM) + places_of_state(KEY_DIM, VALUE_DIM, LINE)
+    ssm += layer * layer_stride
+    state = tl.load(ssm + read * ssm_stride + within).to(tl.float32)
+    for _ in range(count):
+        _, k, v, decay, beta = inputs_of(
+            mixed + at * CHANNELS,
+            scalars + at * NUMBERS,
+            head,
+            KEY_HEADS,
+            VALUE_HEADS,
+            KEY_DIM,
+            VALUE_DIM,
+            LINE,
+        )
+        state, _ = step(state, k, v, decay, beta)
+        state = state.to(ssm.dtype.element_ty).to(tl.float32)
+        at += 1
+    tl.store(ssm + write * ssm_stride + within, state.to(ssm.dtype.element_ty))
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "LINE": 32}
+    sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
+    tables = "places counts read_slots write_slots"
+    return [
+        KernelSpec.of(
+            "gdn_fold_states", _states_kernel, heads, _WARPS, fp32="scalars ssm", i32=tables
+        ),
+        KernelSpec.of("gdn_fold_columns", _columns_kernel, sizes, _CHANNEL_WARPS, i32=tables),
+    ]

@@ -1,0 +1,165 @@
+"""The first launch of a GDN layer over rows with drafts: the convolution of every token, the gates,
+and what a fold will need of them.
+
+A program owns heads of one token, of q, k or v, and reads its window anew: of tokens before it in
+the row, and of the slot's columns before those. So each window is summed as `gdn_step_inputs` sums
+it, and nothing depends on how many tokens a row has. No slot is written. Slots and counts are read
+before the kernel ahead has ended, which may not write them. Twin: the same steps of
+`TorchOperators.gdn`.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig
+from tasuki.model.weights.layers import GdnWeights
+from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from ..math import sigmoid, silu, softplus
+from .kept_inputs import LayerInputs
+
+_HEADS = 2
+_WARPS = 2
+
+
+def verify_inputs(
+    projected: Tensor,
+    weights: GdnWeights,
+    config: ModelConfig,
+    conv: Tensor,
+    read_slots: Tensor,
+    counts: Tensor,
+    rows: Tensor,
+    kept: LayerInputs,
+) -> None:
+    """Fills the first counts[r] tokens of place r of `kept`, for each of the first rows[0] rows.
+
+    projected [B * T, ...]: T tokens a row, arguments else as of `gdn_verify`.
+    """
+    batch, heads = len(counts), 2 * config.key_heads + config.value_heads
+    tokens = projected.shape[0] // batch
+    _kernel[(triton.cdiv(heads, _HEADS), tokens, batch)](
+        projected,
+        projected.stride(0),
+        weights.conv,
+        weights.decay_rate,
+        weights.dt_bias,
+        conv,
+        conv.stride(0),
+        read_slots,
+        counts,
+        rows,
+        kept.raw,
+        kept.mixed,
+        kept.scalars,
+        kept.raw.shape[1],
+        KEY_HEADS=config.key_heads,
+        VALUE_HEADS=config.value_heads,
+        KEY_DIM=config.key_dim,
+        VALUE_DIM=config.value_dim,
+        DIM=max(config.key_dim, config.value_dim),
+        HEADS=_HEADS,
+        WIDTH=config.conv_width,
+        TAPS=triton.next_power_of_2(config.conv_width),
+        num_warps=_WARPS,
+        **dependent(projected),
+    )
+
+
+@triton.jit(do_not_specialize=["kept_tokens"])
+def _kernel(
+    projected,
+    projected_stride,
+    weight,
+    decay_rate,
+    dt_bias,
+    conv,
+    conv_stride,
+    read_slots,
+    counts,
+    rows,
+    raw,
+    mixed,
+    scalars,
+    kept_tokens,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # The next launch reads states until it waits, which this one does not touch.
+    if DEPENDENT:
+        start_next()
+    place = tl.program_id(1)
+    row = tl.program_id(2)
+    live = (row < tl.load(rows)) & (place < tl.load(counts + row))
+    if not live:
+        if DEPENDENT:
+            wait()
+        return
+    read = tl.load(read_slots + row).to(tl.int64)
+    KEYS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM
+    CHANNELS: tl.constexpr = KEYS + VALUE_HEADS * VALUE_DIM
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]
+    is_key = head < 2 * KEY_HEADS
+    value_head = head - 2 * KEY_HEADS
+    is_value = (value_head >= 0) & (value_head < VALUE_HEADS)
+    element = tl.arange(0, DIM)[None, :]
+    channel = tl.where(is_key, head * KEY_DIM, KEYS + value_head * VALUE_DIM) + element
+    exists = (is_key & (element < KEY_DIM)) | (is_value & (element < VALUE_DIM))
+    tap = tl.arange(0, TAPS)[None, None, :]
+    inside = exists[:, :, None] & (tap < WIDTH)
+    # The token of the row that a tap lies over; before the row's first: the slot's columns.
+    back = place + tap - (WIDTH - 1)
+    column = channel[:, :, None] * (WIDTH - 1) + place + tap
+    stored = tl.load(conv + read * conv_stride + column, mask=inside & (back < 0), other=0.0)
+    taps = tl.load(weight + channel[:, :, None] * WIDTH + tap, mask=inside, other=0.0)
+    rate = tl.load(decay_rate + value_head, mask=is_value, other=0.0)
+    bias = tl.load(dt_bias + value_head, mask=is_value, other=0.0)
+    if DEPENDENT:
+        wait()
+
+    first = projected + (row * tl.num_programs(1)).to(tl.int64) * projected_stride
+    earlier = first + back.to(tl.int64) * projected_stride + channel[:, :, None]
+    fresh = tl.load(earlier, mask=inside & (back >= 0), other=0.0)
+    inputs = first + place.to(tl.int64) * projected_stride
+    gate = inputs + CHANNELS + VALUE_HEADS * VALUE_DIM + value_head
+    b = tl.load(gate, mask=is_value, other=0.0).to(tl.float32)
+    a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
+    window = tl.where(back >= 0, fresh, stored.to(fresh.dtype))
+    total = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=2)
+    # Rounded as the operator's output is, so that nothing is lost by keeping it so.
+    activated = silu(total).to(mixed.dtype.element_ty)
+    at = (row * kept_tokens + place).to(tl.int64)
+    token = tl.load(inputs + channel, mask=exists, other=0.0)
+    tl.store(raw + at * CHANNELS + channel, token, mask=exists)
+    tl.store(mixed + at * CHANNELS + channel, activated, mask=exists)
+    activated = activated.to(tl.float32)
+    length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None]
+    length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
+    to = scalars + at * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
+    tl.store(to, length, mask=is_key)
+    tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
+    tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
+    return [
+        KernelSpec.of(
+            "gdn_verify_inputs",
+            _kernel,
+            heads | {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "DEPENDENT": True},
+            _WARPS,
+            fp32="decay_rate dt_bias scalars",
+            i32="read_slots counts rows",
+        )
+    ]

@@ -1,0 +1,75 @@
+"""What the recurrence of rows with drafts is given, kept on the device from their forward to their
+fold: the rows write no slot, since how many of their tokens hold shows only later.
+
+Owns the buffers; knows no lane. What is kept are inputs and never updates: a fold computes these
+again from the state that it finds, or its error would grow with every token. Launches that share it
+share a stream. Invariant: place r holds row r of the last forward of such rows, and nobody else's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, float32
+
+from tasuki.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """One layer's part of `KeptInputs`, without the first dimension."""
+
+    raw: Tensor
+    mixed: Tensor
+    scalars: Tensor
+
+
+@dataclass(frozen=True)
+class KeptInputs:
+    """Of `places` rows with at most `tokens` tokens each, in every GDN layer.
+
+    raw [layers, places, tokens, conv_channels]: of the convolution, in the activations' dtype.
+    mixed: the same shape and dtype: silu of its output. scalars [layers, places, tokens, one over
+    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, a head each.
+    """
+
+    raw: Tensor
+    mixed: Tensor
+    scalars: Tensor
+
+    @staticmethod
+    def empty(
+        config: ModelConfig,
+        layers: int,
+        places: int,
+        tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "KeptInputs":
+        shape = (layers, places, tokens)
+        channels, numbers = config.conv_channels, scalars_a_token(config)
+        return KeptInputs(
+            raw=torch.empty(*shape, channels, dtype=dtype, device=device),
+            mixed=torch.empty(*shape, channels, dtype=dtype, device=device),
+            scalars=torch.empty(*shape, numbers, dtype=float32, device=device),
+        )
+
+    def layer(self, index: int) -> LayerInputs:
+        """Of the GDN layer of this number, counted without the others."""
+        return LayerInputs(self.raw[index], self.mixed[index], self.scalars[index])
+
+    @property
+    def places(self) -> int:
+        return self.raw.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        return self.raw.shape[2]
+
+
+def scalars_a_token(config: ModelConfig) -> int:
+    return 2 * config.key_heads + 2 * config.value_heads
+
+
+def kept_bytes(config: ModelConfig, layers: int, itemsize: int) -> int:
+    """Of one token of a row, in all layers. itemsize: of an activation."""
+    return layers * (2 * config.conv_channels * itemsize + 4 * scalars_a_token(config))

@@ -1,0 +1,168 @@
+"""Rows with drafts through a GDN layer, from in_proj's output to out_proj's input: as many decode
+steps as a row has tokens, but no slot is written.
+
+Two launches. `verify_inputs` makes what the recurrence is given, and keeps it for a fold. Then a
+program owns one value head of one row: it reads that head's state once and takes its tokens one
+after another, the state in registers. Twin: `TorchOperators.gdn` of sequences that are `stepped`
+and store nothing.
+
+No row may read a slot that another row writes. The kernel before this pair in the stream may not
+write slots, counts or rows: they are read while it still runs.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig
+from tasuki.model.weights.layers import GdnWeights
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+from tasuki.utils.triton.prefetch import prefetch
+
+from ..math import silu
+from .inputs import verify_inputs
+from .kept_inputs import LayerInputs
+from .step import inputs_of, places_of_state, step
+
+_WARPS = 8
+
+
+def gdn_verify(
+    projected: Tensor,
+    weights: GdnWeights,
+    config: ModelConfig,
+    conv: Tensor,
+    ssm: Tensor,
+    read_slots: Tensor,
+    counts: Tensor,
+    rows: Tensor,
+    kept: LayerInputs,
+) -> Tensor:
+    """[B * T, value_heads * value_dim] in projected's dtype. Of the first rows[0] rows, tokens from
+    counts[r] on give zeros; rows behind those are left unwritten.
+
+    projected [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
+    (a)]: row r has the T from r * T on; any stride. conv [slots, channels, width - 1] and ssm
+    [slots, value_heads, value_dim, key_dim] are views of the arena: dense but for the slot stride.
+    read_slots, counts [B] (1 to T) and rows [1]: int32, on the device. kept: of at least B places
+    and T tokens. Head dimensions are powers of two.
+    """
+    verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept)
+    batch, heads = len(counts), config.value_heads
+    output = projected.new_empty(projected.shape[0], heads * config.value_dim)
+    _kernel[(heads, batch)](
+        projected[:, config.conv_channels :],
+        projected.stride(0),
+        kept.mixed,
+        kept.scalars,
+        kept.mixed.shape[1],
+        weights.norm,
+        ssm,
+        ssm.stride(0),
+        read_slots,
+        counts,
+        rows,
+        output,
+        projected.shape[0] // batch,
+        config.norm_eps,
+        KEY_HEADS=config.key_heads,
+        VALUE_HEADS=heads,
+        KEY_DIM=config.key_dim,
+        VALUE_DIM=config.value_dim,
+        LINE=min(128 // ssm.element_size(), config.key_dim),
+        AHEAD=config.value_dim * config.key_dim * ssm.element_size(),
+        num_warps=_WARPS,
+        **dependent(projected),
+    )
+    return output
+
+
+@triton.jit(do_not_specialize=["kept_tokens", "tokens"])
+def _kernel(
+    z,
+    projected_stride,
+    mixed,
+    scalars,
+    kept_tokens,
+    norm,
+    ssm,
+    ssm_stride,
+    read_slots,
+    counts,
+    rows,
+    output,
+    tokens,
+    eps,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    LINE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    # Asked for together, so that padding is noticed without a second wait.
+    live = tl.load(rows)
+    read = tl.load(read_slots + row).to(tl.int64)
+    count = tl.load(counts + row)
+    if row >= live:
+        wait_for_inputs(DEPENDENT)
+        return
+    old = ssm + read * ssm_stride + head * (VALUE_DIM * KEY_DIM)
+    if DEPENDENT:
+        prefetch(old, AHEAD)
+    wait_for_inputs(DEPENDENT)
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    NUMBERS: tl.constexpr = 2 * KEY_HEADS + 2 * VALUE_HEADS
+    state = tl.load(old + places_of_state(KEY_DIM, VALUE_DIM, LINE)).to(tl.float32)
+    value = head * VALUE_DIM + tl.arange(0, VALUE_DIM)
+    scale = tl.load(norm + tl.arange(0, VALUE_DIM))
+    at = (row * kept_tokens).to(tl.int64)
+    token = (row * tokens).to(tl.int64)
+    for _ in range(count):
+        q, k, v, decay, beta = inputs_of(
+            mixed + at * CHANNELS,
+            scalars + at * NUMBERS,
+            head,
+            KEY_HEADS,
+            VALUE_HEADS,
+            KEY_DIM,
+            VALUE_DIM,
+            LINE,
+        )
+        # Over the old state, as the step's own sum is: S' q = decay (S q) + delta (k . q).
+        asked = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
+        state, delta = step(state, k, v, decay, beta)
+        # A decode step would have stored it, rounded, and the next one read that.
+        state = state.to(ssm.dtype.element_ty).to(tl.float32)
+        out = decay * asked + delta * tl.sum(k * q)
+        gate = tl.load(z + token * projected_stride + value)
+        gate = silu(gate.to(tl.float32)) * scale
+        out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * gate
+        to = output + token * (VALUE_HEADS * VALUE_DIM) + value
+        tl.store(to, out.to(output.dtype.element_ty))
+        at += 1
+        token += 1
+    # What follows in the model is computed for these tokens too, and may meet no NaN.
+    for _ in range(count, tokens):
+        to = output + token * (VALUE_HEADS * VALUE_DIM) + value
+        tl.store(to, tl.zeros([VALUE_DIM], output.dtype.element_ty))
+        token += 1
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
+    heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
+    return [
+        KernelSpec.of(
+            "gdn_verify",
+            _kernel,
+            heads | {"LINE": 32, "AHEAD": 65536, "DEPENDENT": True},
+            _WARPS,
+            fp32="scalars norm ssm",
+            i32="read_slots counts rows",
+        )
+    ]

@@ -1,0 +1,54 @@
+"""One token of the recurrence, on a head's state in registers: shared by rows with drafts and by
+folds, so that a state goes through the very same arithmetic in both. Device functions only.
+
+A head's state [value_dim, key_dim] is held as [value_dim, lines, line], a line of 128 bytes: as in
+`gdn_decode`, whose arithmetic this is.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def inputs_of(
+    mixed,
+    scalars,
+    head,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    """q, k [lines, line], v [value_dim], decay and beta of one head of the token kept there."""
+    LINES: tl.constexpr = KEY_DIM // LINE
+    KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
+    key_head = head // (VALUE_HEADS // KEY_HEADS)
+    line = tl.arange(0, LINES)[:, None] * LINE + tl.arange(0, LINE)[None, :]
+    key = mixed + key_head * KEY_DIM + line
+    # Other programs may have written them while this one waited.
+    q = tl.load(key, cache_modifier=".cg").to(tl.float32)
+    q *= tl.load(scalars + key_head, cache_modifier=".cg")
+    k = tl.load(key + KEYS, cache_modifier=".cg").to(tl.float32)
+    k *= tl.load(scalars + KEY_HEADS + key_head, cache_modifier=".cg")
+    value = mixed + 2 * KEYS + head * VALUE_DIM + tl.arange(0, VALUE_DIM)
+    v = tl.load(value, cache_modifier=".cg").to(tl.float32)
+    decay = tl.load(scalars + 2 * KEY_HEADS + head, cache_modifier=".cg")
+    beta = tl.load(scalars + 2 * KEY_HEADS + VALUE_HEADS + head, cache_modifier=".cg")
+    return q, k, v, decay, beta
+
+
+@triton.jit
+def step(state, k, v, decay, beta):
+    """(The state [value_dim, lines, line] behind the token, its update [value_dim])."""
+    read = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
+    delta = beta * (v - decay * read)
+    return state * decay + delta[:, None, None] * k[None, :, :], delta
+
+
+@triton.jit
+def places_of_state(KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, LINE: tl.constexpr):
+    """Where the elements of a head's state lie in it, [value_dim, lines, line]."""
+    row = tl.arange(0, VALUE_DIM)[:, None, None] * KEY_DIM
+    line = tl.arange(0, KEY_DIM // LINE)[None, :, None] * LINE
+    return row + line + tl.arange(0, LINE)[None, None, :]

@@ -1,0 +1,226 @@
+"""Rows with drafts through a GDN layer: the CPU path's outputs with no slot written; and folds, which
+leave what as many single steps would have left, bit by bit."""
+
+import pytest
+import torch
+
+from tasuki.model.batch import SequenceSlice
+from tasuki.model.ops.gdn.decode import gdn_decode
+from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
+from tasuki.model.ops.gdn.verify.rows import gdn_verify
+
+from .gdn import GdnCase, Heads, gdn_case, oracle
+from .tensors import close, count
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+
+SHAPES = pytest.mark.parametrize(
+    ("heads", "activations", "state", "tolerance"),
+    [
+        (Heads(1, 2, 64, 64), torch.float32, torch.float32, 2e-6),
+        (Heads(2, 6, 32, 32), torch.float32, torch.float32, 2e-6),
+        (Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 1e-2),
+        (Heads(1, 2, 32, 64, width=3), torch.bfloat16, torch.bfloat16, 1e-2),
+    ],
+    ids=["fp32", "ratio-3", "bf16", "bf16-state"],
+)
+
+COUNTS = tuple(range(1, 9)) if torch.cuda.is_available() else (1, 3)
+"""Tokens of a row; the interpreter takes a tenth of a second a token."""
+
+
+def int32(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def kept_of(case: GdnCase, places: int, tokens: int, layers: int = 1) -> KeptInputs:
+    dtype = case.weights.conv.dtype
+    return KeptInputs.empty(case.config, layers, places, tokens, dtype, case.conv.device)
+
+
+def verify(
+    case: GdnCase,
+    projected: torch.Tensor,
+    slots: list[int],
+    counts: list[int],
+    kept: KeptInputs,
+    rows: int | None = None,
+) -> torch.Tensor:
+    device = case.conv.device
+    return gdn_verify(
+        projected,
+        case.weights,
+        case.config,
+        case.conv,
+        case.ssm,
+        int32(slots, device),
+        int32(counts, device),
+        count(len(slots) if rows is None else rows, device),
+        kept.layer(0),
+    )
+
+
+def fold(
+    case: GdnCase, kept: KeptInputs, places: list[int], counts: list[int], *slots: list[int]
+) -> None:
+    tables = (int32(values, case.conv.device) for values in (places, counts, *slots))
+    gdn_fold(kept, case.config, [case.conv], [case.ssm], FoldRows(*tables))
+
+
+@SHAPES
+def test_rows_equal_the_cpu_path_and_write_no_slot(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    slots, counts, tokens = [0, 4, 3], [4, 1, 2], 4
+    case.fill(slots)
+    # The fourth row is padding, and its slot names memory that must not be touched.
+    projected = case.projected(4 * tokens)
+    kept = kept_of(case, places=5, tokens=6)
+    output = verify(case, projected, [*slots, 6], [*counts, 3], kept, rows=3)
+    for row, (slot, length) in enumerate(zip(slots, counts, strict=True)):
+        first = row * tokens
+        own = [SequenceSlice([1] * length, 5, [0], slot, None, stepped=True)]
+        expected = oracle(case, projected[first : first + length], own)
+        expected.check(output[first : first + length], case, tolerance)
+        assert not output[first + length : first + tokens].any()
+    assert output[3 * tokens :].isnan().all()
+    assert kept.raw[:, 3:].isnan().all() and kept.scalars[:, 3:].isnan().all()
+
+
+@SHAPES
+@pytest.mark.parametrize("held", [1, 4])
+def test_a_fold_leaves_what_the_cpu_path_stores(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    held: int,
+    device: torch.device,
+) -> None:
+    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    case.fill([0, 4])
+    projected = case.projected(8)
+    kept = kept_of(case, places=2, tokens=4)
+    verify(case, projected, [0, 4], [4, 4], kept)
+    # Slot to slot, and in place; the other way round than the rows were.
+    slices = [
+        SequenceSlice([1] * held, 5, [0], 0, 5, stepped=True),
+        SequenceSlice([1] * held, 5, [0], 4, 4, stepped=True),
+    ]
+    own = torch.cat([projected[:held], projected[4 : 4 + held]])
+    expected = oracle(case, own, slices)
+    fold(case, kept, [1, 0], [held, held], [4, 0], [4, 5])
+    expected.check(expected.output, case, tolerance)
+
+
+@SHAPES
+def test_any_count_of_tokens_is_as_many_single_ones_bit_by_bit(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    for held in COUNTS:
+        for tokens in {held, max(COUNTS)}:
+            case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
+            single = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
+            case.fill([0])
+            single.conv.copy_(case.conv)
+            single.ssm.copy_(case.ssm)
+            projected = case.projected(tokens)
+            kept, one = kept_of(case, 1, tokens), kept_of(case, 1, 1)
+            together = verify(case, projected, [0], [tokens], kept)
+            fold(case, kept, [0], [held], [0], [1])
+            alone = []
+            for token in range(held):
+                slot = min(token, 1)
+                alone.append(verify(single, projected[token : token + 1], [slot], [1], one))
+                fold(single, one, [0], [1], [slot], [1])
+            assert torch.equal(together[:held], torch.cat(alone))
+            assert torch.equal(case.ssm[1], single.ssm[1])
+            assert torch.equal(case.conv[1], single.conv[1])
+
+
+@SHAPES
+def test_a_fold_is_as_many_decode_steps(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    """States bit by bit; outputs but for the order in which a norm's squares are added."""
+    held = max(COUNTS)
+    case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
+    stepped = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
+    case.fill([0])
+    stepped.conv.copy_(case.conv)
+    stepped.ssm.copy_(case.ssm)
+    projected = case.projected(held)
+    kept = kept_of(case, 1, held)
+    together = verify(case, projected, [0], [held], kept)
+    fold(case, kept, [0], [held], [0], [1])
+    for token in range(held):
+        slot, one = int32([min(token, 1)], device), count(1, device)
+        output = gdn_decode(
+            projected[token : token + 1],
+            stepped.weights,
+            stepped.config,
+            stepped.conv,
+            stepped.ssm,
+            slot,
+            int32([1], device),
+            one,
+        )
+        close(output, together[token : token + 1].cpu().float(), tolerance)
+    assert torch.equal(case.ssm[1], stepped.ssm[1])
+    assert torch.equal(case.conv[1], stepped.conv[1])
+
+
+def test_one_fold_stores_every_layer(device: torch.device) -> None:
+    heads = Heads(1, 2, 32, 32)
+    case = gdn_case(heads, 9, torch.float32, torch.float32, device)
+    memory = torch.randn(4, case.ssm[0].numel() * 2, device=device)
+    # Slots 0 to 3, with the state of layer 0 and then of layer 1 in each.
+    ssm = [memory[:, half * 2048 : half * 2048 + 2048].view(4, 2, 32, 32) for half in range(2)]
+    columns = torch.randn(4, 2 * case.conv[0].numel(), device=device)
+    width = case.conv[0].numel()
+    conv = [columns[:, half * width :][:, :width].view(4, -1, 3) for half in range(2)]
+    kept = kept_of(case, 1, 3, layers=2)
+    for layer in range(2):
+        gdn_verify(
+            case.projected(3),
+            case.weights,
+            case.config,
+            conv[layer],
+            ssm[layer],
+            int32([2], device),
+            int32([3], device),
+            count(1, device),
+            kept.layer(layer),
+        )
+    tables = [int32([value], device) for value in (0, 2, 2, 1)]
+    before = memory[1].clone()
+    gdn_fold(kept, case.config, conv, ssm, FoldRows(*tables))
+    for layer in range(2):
+        own = KeptInputs(*(getattr(kept, name)[layer : layer + 1] for name in vars(kept)))
+        single = [x[layer].clone() for x in (conv, ssm)]
+        gdn_fold(own, case.config, [single[0]], [single[1]], FoldRows(*tables))
+        assert torch.equal(ssm[layer], single[1]) and torch.equal(conv[layer], single[0])
+    assert not torch.isclose(memory[1], before).any()
+    with pytest.raises(ValueError, match="equally"):
+        gdn_fold(kept, case.config, conv, [ssm[1], ssm[0], ssm[1]], FoldRows(*tables))
+
+
+def test_what_is_kept_is_counted(device: torch.device) -> None:
+    case = gdn_case(Heads(1, 2, 32, 32), 1, torch.float32, torch.float32, device)
+    kept = kept_of(case, places=3, tokens=5, layers=2)
+    taken = sum(getattr(kept, name).numel() * 4 for name in ("raw", "mixed", "scalars"))
+    assert taken == 15 * kept_bytes(case.config, layers=2, itemsize=4)
