@@ -1,18 +1,23 @@
 """Writes a trained model as the checkpoint folder that is shipped, and the sums over it.
 
 Owns file names and dtypes: what published Qwen3.5 checkpoints keep in float32 stays so. Run as
-`python -m scripts.train_embedded.publish FOLDER` to write SHA256SUMS anew.
+`python -m scripts.train_embedded.publish FOLDER` to write SHA256SUMS anew, and with the folder that
+a draft layer was trained into behind it to put that layer into the weights before.
 """
 
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 SUMS = "SHA256SUMS"
+DRAFT_HEAD = "mtp.safetensors"
+DRAFT_RECORD = "draft_head.json"
+_WEIGHTS = "model.safetensors"
 _FLOAT32 = (".A_log", ".linear_attn.norm.weight")
 
 
@@ -31,7 +36,19 @@ def published(model: nn.Module) -> dict[str, Tensor]:
 
 def save_weights(tensors: dict[str, Tensor], directory: Path) -> None:
     """Write model.safetensors."""
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
+
+
+def add_draft_head(directory: Path, trained: Path) -> None:
+    """Put a trained draft layer into the weights of the folder, in the place of one that is there,
+    and its record beside them."""
+    kept = {
+        name: tensor
+        for name, tensor in load_file(directory / _WEIGHTS).items()
+        if not name.startswith("mtp.")
+    }
+    save_weights({**kept, **load_file(trained / DRAFT_HEAD)}, directory)
+    shutil.copyfile(trained / DRAFT_RECORD, directory / DRAFT_RECORD)
 
 
 def write_sums(directory: Path) -> None:
@@ -42,4 +59,6 @@ def write_sums(directory: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        add_draft_head(Path(sys.argv[1]), Path(sys.argv[2]))
     write_sums(Path(sys.argv[1]))

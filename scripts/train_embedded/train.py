@@ -28,7 +28,9 @@ from .conversation import ConversationMaker
 from .corpus import Corpus, load_corpus
 from .gated_delta import install
 from .publish import published, save_weights, write_sums
+from .record import record_text
 from .sample import sample
+from .schedule import rate
 from .shape import MAX_TOKENS, generation_config, model_config
 from .step import TrainingStep, mixed_precision, next_token_loss
 from .tokenizer import END_OF_TEXT, TURN_END, save_tokenizer, special_id, train_tokenizer
@@ -101,7 +103,7 @@ def main() -> None:
         },
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
     }
-    (settings.out / "training.json").write_text(_json(record), encoding="utf-8")
+    (settings.out / "training.json").write_text(record_text(record), encoding="utf-8")
     write_sums(settings.out)
     print(json.dumps({name: value for name, value in record.items() if name != "curve"}, indent=1))
     samples = settings.out.with_name(f"{settings.out.name}-samples.json")
@@ -150,7 +152,8 @@ def _train(
             if behind >= settings.patience or over_time:
                 break
         if index < steps:
-            losses.append(step(next(batches).to(validation.device), _rate(index, steps, settings)))
+            now = rate(index, steps, settings.rate, settings.warm_up)
+            losses.append(step(next(batches).to(validation.device), now))
     return curve, best
 
 
@@ -168,13 +171,6 @@ def _batches(data: ConversationMaker, settings: argparse.Namespace) -> Iterator[
     for index in itertools.count():
         source, length = (long, _LONG) if index % 4 == 3 else (short, _SHORT)
         yield torch.tensor(list(itertools.islice(source, settings.batch_tokens // length)))
-
-
-def _rate(step: int, steps: int, settings: argparse.Namespace) -> float:
-    """Linear warm-up, then a cosine to a hundredth."""
-    warm = min(1.0, (step + 1) / settings.warm_up)
-    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return float(settings.rate * warm * (0.01 + 0.99 * cosine))
 
 
 def _drop_branches(model: nn.Module, share: float) -> None:
@@ -197,14 +193,6 @@ def _loss(model: nn.Module, tokens: Tensor) -> float:
     parts = [next_token_loss(model, part).item() * len(part) for part in tokens.split(4)]
     model.train(training)
     return sum(parts) / len(tokens)
-
-
-def _json(record: dict[str, Any]) -> str:
-    """Indented, but a curve point a line."""
-    curve = record["curve"]
-    head = json.dumps({**record, "curve": []}, indent=1)
-    points = ",\n".join(f"  {json.dumps(point)}" for point in curve)
-    return head.replace('"curve": []', f'"curve": [\n{points}\n ]') + "\n"
 
 
 def _settings() -> argparse.Namespace:

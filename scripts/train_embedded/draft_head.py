@@ -1,0 +1,160 @@
+"""The draft layer of a dense model as a module that is trained: names, shapes and arithmetic are
+those that the product loads and computes (model/backends/torch_backend.py).
+
+Computes whole sequences at once. A chain's first step is the layer as prompts go through it; each
+later one starts from what the one before returned, sees the first one's keys up to where its chain
+began, and of every step since then the key of its own chain. The token before is always the text's:
+a chain goes on only where the draft was right.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
+
+_UNSEEN = torch.finfo(torch.float32).min
+_SPREAD = 0.02
+
+
+class Keys(NamedTuple):
+    """Of one step, [B, kv_heads, T, head_dim] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class DraftHead(nn.Module):
+    """state_dict() with `mtp.` before each name is what a checkpoint has."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden, config.norm_eps
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.pre_fc_norm_embedding = Norm(hidden, eps)
+        self.pre_fc_norm_hidden = Norm(hidden, eps)
+        self.layers = nn.ModuleList([_Layer(config)])
+        self.norm = Norm(hidden, eps)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=_SPREAD)
+
+    def forward(self, embedded: Tensor, hidden: Tensor, steps: int) -> list[Tensor]:
+        """Of each step of the chains [B, T, hidden], which the model's head makes logits of: at
+        token i what is expected behind it. embedded, hidden [B, T, hidden]: of the tokens, and the
+        model's behind its final norm. Step s (from 0) means nothing at tokens 0 to s."""
+        before, earlier, found = hidden, list[Keys](), list[Tensor]()
+        embedding = self.pre_fc_norm_embedding(embedded)
+        for _ in range(steps):
+            joined = (embedding, self.pre_fc_norm_hidden(_behind(before, 1)))
+            after, kept = self.layers[0](self.fc(torch.cat(joined, -1)), earlier)
+            earlier.append(kept)
+            before = self.norm(after)
+            found.append(before)
+        return found
+
+
+class Norm(nn.Module):
+    """Zero-centred, as published."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x.float(), self.weight.shape, 1 + self.weight, self._eps)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if not isinstance(config.feed_forward, DenseShape):
+            raise ValueError("the draft layer of a model with experts is not trained here")
+        self.input_layernorm = Norm(config.hidden, config.norm_eps)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = Norm(config.hidden, config.norm_eps)
+        self.mlp = _Mlp(config.hidden, config.feed_forward.intermediate)
+
+    def forward(self, x: Tensor, earlier: Sequence[Keys]) -> tuple[Tensor, Keys]:
+        mixed, kept = self.self_attn(self.input_layernorm(x), earlier)
+        x = x + mixed
+        return x + self.mlp(self.post_attention_layernorm(x)), kept
+
+
+class _Mlp(nn.Module):
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self.up_proj = nn.Linear(hidden, inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self._heads, self._kv_heads, self._dim = (
+            config.query_heads,
+            config.kv_heads,
+            config.head_dim,
+        )
+        self._angles = RotaryAngles.of(config)
+        query, kv = self._heads * self._dim, self._kv_heads * self._dim
+        self.q_proj = nn.Linear(config.hidden, 2 * query, bias=False)
+        self.k_proj = nn.Linear(config.hidden, kv, bias=False)
+        self.v_proj = nn.Linear(config.hidden, kv, bias=False)
+        self.o_proj = nn.Linear(query, config.hidden, bias=False)
+        self.q_norm = Norm(self._dim, config.norm_eps)
+        self.k_norm = Norm(self._dim, config.norm_eps)
+
+    def forward(self, x: Tensor, earlier: Sequence[Keys]) -> tuple[Tensor, Keys]:
+        """earlier: of the chain's steps before this one."""
+        tokens, dim = x.shape[1], self._dim
+        gated = self.q_proj(x).unflatten(-1, (self._heads, 2 * dim))
+        q, gate = gated.float().chunk(2, -1)
+        cos, sin = self._angles.table(torch.arange(tokens, device=x.device))
+        q = apply_rotary(self.q_norm(q), cos, sin).transpose(1, 2) * dim**-0.5
+        k = self.k_norm(self.k_proj(x).unflatten(-1, (self._kv_heads, dim)))
+        k = apply_rotary(k, cos, sin).transpose(1, 2)
+        v = self.v_proj(x).float().unflatten(-1, (self._kv_heads, dim)).transpose(1, 2)
+        kept = Keys(k, v)
+        output = self._attend(q, [*earlier, kept])
+        output = output.transpose(1, 2) * gate.sigmoid()
+        return self.o_proj(output.flatten(2)), kept
+
+    def _attend(self, q: Tensor, steps: Sequence[Keys]) -> Tensor:
+        """q [B, heads, T, dim], of the last of the steps."""
+        ratio = self._heads // self._kv_heads
+        own = [Keys(*(part.repeat_interleave(ratio, 1) for part in step)) for step in steps]
+        tokens, last = q.shape[2], len(own) - 1
+        seen = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril(-last)
+        # Entry 0 is of no hidden state; the product lets no query see it either.
+        seen[:, 0] = False
+        scores = [(q @ own[0].keys.mT).float().masked_fill(~seen, _UNSEEN)]
+        chain = [
+            Keys(_behind(step.keys, last - number, -2), _behind(step.values, last - number, -2))
+            for number, step in enumerate(own)
+            if number
+        ]
+        scores += [(q * step.keys).sum(-1, keepdim=True) for step in chain]
+        shares = torch.cat(scores, -1).softmax(-1)
+        output = shares[..., :tokens] @ own[0].values
+        for number, step in enumerate(chain):
+            output = output + shares[..., tokens + number, None] * step.values
+        return output
+
+
+def _behind(x: Tensor, by: int, dim: int = 1) -> Tensor:
+    """x moved on by so many tokens; zeros come first."""
+    if not by:
+        return x
+    rest = x.narrow(dim, 0, x.shape[dim] - by)
+    return torch.cat([torch.zeros_like(x.narrow(dim, 0, by)), rest], dim)

@@ -1,0 +1,76 @@
+"""What the frozen model computes of texts: its hidden states behind the final norm.
+
+By the product's own forward, on a CPU or a GPU, in an arena that nobody else uses.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tasuki.engine.build import build_parts
+from tasuki.engine.config import EngineConfig
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.hooks import NullHooks
+from tasuki.model.ops.norm.reference import rms_norm
+from tasuki.pycache.layout import PAGE_TOKENS
+
+
+class Trunk:
+    def __init__(self, folder: Path, device: str, threads: int) -> None:
+        """device: cpu, computed in float32, or cuda, in bfloat16. Raises the model's errors."""
+        dtype = "float32" if device == "cpu" else "bfloat16"
+        config = EngineConfig(
+            model=str(folder),
+            device=device,
+            dtype=dtype,
+            draft_layer="off",
+            arena_mib=512,
+            threads=threads,
+        )
+        self._parts = build_parts(config)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._parts.model_config
+
+    @property
+    def embedding(self) -> Tensor:
+        """[vocab, hidden], also the head: the embedded model ties them."""
+        return self._parts.model.weights.embedding
+
+    @torch.no_grad()
+    def hidden(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """[N, T, hidden] on the device, of sequences of one length."""
+        length = len(sequences[0])
+        at_once = max(1, 16384 // length)
+        rows = [
+            self._forward(sequences[at : at + at_once]) for at in range(0, len(sequences), at_once)
+        ]
+        return torch.cat(rows)
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+        model, arena = self._parts.model, self._parts.arena
+        layout = arena.layout
+        length = len(sequences[0])
+        slabs = -(-length // (PAGE_TOKENS * layout.pages_per_slab))
+        slices = []
+        for number, tokens in enumerate(sequences):
+            # A slot is a slab; its pages are those of the slabs behind it.
+            first = number * (slabs + 1)
+            for state in (*arena.conv, *arena.ssm):
+                state[first] = 0
+            pages = [
+                (first + 1 + slab) * layout.blocks_per_slab + page
+                for slab in range(slabs)
+                for page in range(layout.pages_per_slab)
+            ]
+            slices.append(SequenceSlice(list(tokens), 0, pages, first, first))
+        batch = Batch.pack(slices)
+        operators = model.backend.bind(batch)
+        ids = batch.token_ids.to(self.embedding.device)
+        branch, residual = model.layers(ids, operators, arena, NullHooks())
+        normed = rms_norm(branch + residual, model.weights.norm, model.config.norm_eps)
+        return normed.unflatten(0, (len(sequences), length))
