@@ -41,12 +41,19 @@ class DenseShape:
 
 @dataclass(frozen=True)
 class MoeShape:
-    """`experts` SwiGLU blocks of width `intermediate`, `chosen` a token, and one shared block."""
+    """`experts` SwiGLU blocks of width `intermediate`, `chosen` a token, and one shared block.
+    held: those of them that a rank has; None: all."""
 
     experts: int
     chosen: int
     intermediate: int
     shared_intermediate: int
+    held: range | None = None
+
+    @property
+    def own(self) -> range:
+        """The experts that are here."""
+        return range(self.experts) if self.held is None else self.held
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class ModelConfig:
     """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend. yarn: None
     where angles are as trained. max_position: tokens of the longest context, with yarn's.
     draft_layers: that are served, 0 or 1, whatever the checkpoint has: a config that was read has
-    none."""
+    none. head_rows: of the vocabulary, whose logits are computed here; None: all. Of one rank of
+    several, heads and widths are its own (weights/sharding/shard.py)."""
 
     model_type: str
     vocab: int
@@ -77,6 +85,7 @@ class ModelConfig:
     max_position: int
     eos_ids: tuple[int, ...]
     draft_layers: int = 0
+    head_rows: range | None = None
 
     @staticmethod
     def load(directory: Path | str) -> "ModelConfig":

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.backends.base import Backend, DraftOperators, Operators
+from tasuki.model.backends.reduce import Gather, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
 from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights, ModelWeights
@@ -31,12 +32,18 @@ class Qwen35Model:
     """REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are inside it."""
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, backend: Backend | None = None
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        backend: Backend | None = None,
+        gather: Gather = one_rank,
     ) -> None:
-        """backend: PyTorch's operators if none is given."""
+        """backend: PyTorch's operators if none is given. gather: of logits, where the config says
+        that a part of the vocabulary's are computed here."""
         self.config = config
         self.weights = weights
         self.backend = backend or TorchBackend(config)
+        self._gather = one_rank if config.head_rows is None else gather
 
     @torch.inference_mode()
     def forward(
@@ -68,7 +75,7 @@ class Qwen35Model:
         operators, weights, draft = self._drafting(self.backend.bind(batch))
         mixed = mixture(batch.token_ids, hidden, weights.embedding, draft, operators)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
-        return operators.head(hidden, weights.head).float(), hidden
+        return self._gather(operators.head(hidden, weights.head)).float(), hidden
 
     def _keep_drafts_entries(
         self,
@@ -113,7 +120,8 @@ class Qwen35Model:
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
-        return operators.norm_project(branch, residual, self.weights.norm, self.weights.head)[0]
+        weights = self.weights
+        return self._gather(operators.norm_project(branch, residual, weights.norm, weights.head)[0])
 
     def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks

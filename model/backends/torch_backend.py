@@ -181,8 +181,10 @@ class TorchOperators:
     def _experts(self, x: Tensor, weights: MlpWeights | MoeWeights) -> Tensor:
         if isinstance(weights, MlpWeights):
             return swiglu(x, weights.gate_up, weights.down)
-        assert isinstance(self._config.feed_forward, MoeShape)
-        chosen, experts = route(x, weights.router, self._config.feed_forward.chosen)
-        routed = mixture(x, weights.gate_up, weights.down, chosen, experts)
+        shape = self._config.feed_forward
+        assert isinstance(shape, MoeShape)
+        chosen, experts = route(x, weights.router, shape.chosen)
+        first = shape.own.start
+        routed = mixture(x, weights.gate_up, weights.down, chosen, experts, first)
         shared = weights.shared
         return routed + gated_shared(x, shared.gate_up, shared.down, weights.shared_gate)

@@ -54,8 +54,9 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """router [experts, hidden]; gate_up [experts, 2 * intermediate, hidden]; down [experts, hidden,
-    intermediate]; shared_gate [1, hidden]."""
+    """router [experts, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden,
+    intermediate]: of the experts that are here, all of them but on one rank of several; shared_gate
+    [1, hidden]."""
 
     router: Tensor
     gate_up: Matrix
@@ -94,8 +95,8 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """embedding, head [vocab, hidden] (one memory when tied); norm [hidden] fp32, 1 + w; draft:
-    where the config has a draft layer."""
+    """embedding [vocab, hidden], head [vocab, hidden] or a rank's rows of it (one memory when
+    tied); norm [hidden] fp32, 1 + w; draft: where the config has a draft layer."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -181,10 +182,13 @@ class _Assembler:
         norm = self._centred("norm.weight", config.hidden)
         draft = self._draft() if config.draft_layers else None
         # Last, as it is published: so files are read from the first to the last.
+        rows = config.head_rows
         head = (
-            Matrix.of(embedding)
+            Matrix.of(embedding if rows is None else embedding[rows.start : rows.stop])
             if config.tied
-            else _laid_out(self._matrix("lm_head.weight", *table))
+            else _laid_out(
+                self._matrix("lm_head.weight", len(rows or range(config.vocab)), config.hidden)
+            )
         )
         return ModelWeights(embedding, tuple(layers), norm, head, draft)
 
@@ -261,15 +265,15 @@ class _Assembler:
     def _experts(self, experts: str, shape: MoeShape) -> tuple[Matrix, Matrix]:
         hidden = self._config.hidden
         if self._source.has(f"{experts}.gate_up_proj"):
-            size = (shape.experts, 2 * shape.intermediate, hidden)
+            size = (len(shape.own), 2 * shape.intermediate, hidden)
             gate_up = self._matrix(f"{experts}.gate_up_proj", *size)
             return gate_up, self._matrix(
-                f"{experts}.down_proj", shape.experts, hidden, shape.intermediate
+                f"{experts}.down_proj", len(shape.own), hidden, shape.intermediate
             )
         # ModelOpt splits what was fused once into a list for each projection.
         listed = self._source.has(f"{experts}.gate_proj.0.weight")
         split = []
-        for expert in range(shape.experts):
+        for expert in shape.own:
             names = [
                 f"{experts}.{name}_proj.{expert}.weight"
                 if listed

@@ -7,6 +7,7 @@ served, buffers.
 
 import logging
 import re
+from collections.abc import Callable
 
 from .part import WeightsError
 from .published_matrix import is_coded
@@ -19,11 +20,14 @@ _OF_CACHE = re.compile(r"(^|[._])([qkv]|kv|attn|prob|output)_scale$")
 """Scales of keys, values and queries: the cache is kept in the model's own dtype."""
 
 
-def check_left_over(tensors: StoredTensors, prefix: str) -> None:
-    """prefix: of the text model's names. Call it after everything was read. Raises WeightsError."""
+def check_left_over(
+    tensors: StoredTensors, prefix: str, elsewhere: Callable[[str], bool] = lambda name: False
+) -> None:
+    """prefix: of the text model's names. elsewhere: whether another rank reads it. Call it after
+    everything was read. Raises WeightsError."""
     of_cache = 0
     for name in tensors.unread():
-        if not is_of_text_model(name, prefix):
+        if not is_of_text_model(name, prefix) or elsewhere(name):
             continue
         leaf = name.rpartition(".")[2]
         if _OF_CACHE.search(leaf):

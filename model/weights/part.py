@@ -5,6 +5,14 @@ class WeightsError(ValueError):
     """Weights that do not fit the config; the message names the tensor or file and the mend."""
 
 
+class BlockCut(WeightsError):
+    """A part would cut a block of quantised values, which share a scale. unit: elements of one."""
+
+    def __init__(self, message: str, unit: int) -> None:
+        super().__init__(message)
+        self.unit = unit
+
+
 Part = tuple[slice, ...]
 """Which elements of a tensor: a slice for each dimension from the first on, the rest whole."""
 WHOLE: Part = ()

@@ -19,7 +19,7 @@ from torch import Tensor
 from .companions import Companions
 from .fp8 import BLOCK, Fp8
 from .nvfp4 import GROUP, NvFp4
-from .part import WHOLE, Part, WeightsError, bounds
+from .part import WHOLE, BlockCut, Part, WeightsError, bounds
 from .segment import Kind, Plain, Segment
 from .stored_tensors import StoredTensors
 
@@ -91,7 +91,7 @@ class PublishedMatrix:
         self._check_scale_dtype(scale, _PLAIN)
         scales, block, kind = self._grid_of(scale)
         grid = scales.shape[len(self._shape) - 2 :]
-        values, taken = self._cut(part, scale, block, (grid[0], grid[1]))
+        values, taken = self._cut(part, scale, block, (grid[0], grid[1]), kind)
         return Fp8(
             self._without_nan(self._tensors.read(self._values, values), self._values),
             scales[taken].contiguous() if taken else scales,
@@ -142,14 +142,11 @@ class PublishedMatrix:
                 _PUBLISHED_AGAIN,
             )
         multiplier, divisor = self._tensor_scales(front)
-        values, taken = self._cut(part, groups, (1, GROUP), (out, width // GROUP))
+        values, taken = self._cut(part, groups, (1, GROUP), (out, width // GROUP), Kind.NVFP4)
         ranges = multiplier.shape[-1]
         if part:
             values = (*values[:-1], slice(values[-1].start // 2, -(-values[-1].stop // 2)))
-            rows = values[-2]
-            if ranges > 1 and (rows.start, rows.stop) != (0, out):
-                raise self._error(f"has {ranges} tensor scales", "it cannot be cut by rows")
-            lead = values[: len(front)]
+            lead = (*values[: len(front)], self._range_of(values[-2], ranges, out))
             multiplier, divisor = multiplier[lead].contiguous(), divisor[lead].contiguous()
         packed = self._tensors.read(self._values, values)
         scales = self._without_nan(self._tensors.read(groups, taken), groups)
@@ -178,10 +175,28 @@ class PublishedMatrix:
         ones = torch.ones_like(found)
         return (found, ones) if name == factor else (ones, found)
 
+    def _range_of(self, rows: slice, ranges: int, out: int) -> slice:
+        """Which of a tensor's scales, each for an equal range of rows, these rows have: all where
+        they are all of the rows, else one. Raises WeightsError."""
+        if (rows.start, rows.stop) == (0, out):
+            return slice(0, ranges)
+        first, last = (row * ranges // out for row in (rows.start, rows.stop - 1))
+        if first != last:
+            raise self._error(
+                f"has {ranges} tensor scales", "it cannot be cut across the rows of two of them"
+            )
+        return slice(first, first + 1)
+
     def _cut(
-        self, part: Part, scale: str, block: tuple[int, int], grid: tuple[int, int]
+        self,
+        part: Part,
+        scale: str,
+        block: tuple[int, int],
+        grid: tuple[int, int],
+        kind: Kind,
     ) -> tuple[Part, Part]:
-        """The parts of values and of scales. Raises WeightsError where a block would be cut."""
+        """The parts of values and of scales. Raises BlockCut where a block would be cut. The rows
+        that a scale of the whole tensor is for are no block: a part of them keeps the scale."""
         if not part:
             return WHOLE, WHOLE
         limits = bounds(part, self._shape)
@@ -192,11 +207,14 @@ class PublishedMatrix:
         ):
             if count == 1:
                 scales.append(slice(0, 1))
+            elif kind is Kind.FP8_TENSOR and begin // unit == (end - 1) // unit:
+                scales.append(slice(begin // unit, begin // unit + 1))
             elif begin % unit or (end % unit and end != size):
-                raise self._error(
+                error = self._error(
                     f"cannot be cut at [{begin}, {end}): each of {scale} is for {unit}",
                     "share the model among fewer ranks",
                 )
+                raise BlockCut(str(error), unit)
             else:
                 scales.append(slice(begin // unit, -(-end // unit)))
         return tuple(slice(*limit) for limit in limits), (*front, *scales)

@@ -10,6 +10,8 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -27,6 +29,9 @@ from .matrix import Matrix
 from .part import WHOLE, Part, WeightsError
 from .published_matrix import MissingWeight, PublishedMatrix, is_coded
 from .segment import Kind
+from .sharding.cut import is_elsewhere
+from .sharding.shard import Shard
+from .sharding.source import ShardedSource
 from .stored_tensors import StoredTensors, reading
 
 log = logging.getLogger(__name__)
@@ -46,14 +51,21 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
+    shard: Shard | None = None,
 ) -> ModelWeights:
     """Weights in `dtype`, or as they are stored where they are quantised; norms, decay and dt_bias
-    stay float32. Raises WeightsError, ModelConfigError."""
+    stay float32. config: of the whole model. shard: of which only its slices are read; None: all.
+    Raises WeightsError, ModelConfigError."""
     with Checkpoint(Path(directory)) as source:
         source.check_kernels(torch.device(device))
         begun = time.monotonic()
-        weights = assemble(config, source, dtype, device, progress)
-        source.check_left_over()
+        if shard is None:
+            weights = assemble(config, source, dtype, device, progress)
+            source.check_left_over()
+        else:
+            own = ShardedSource(source, config, shard)
+            weights = assemble(shard.part(config), own, dtype, device, progress)
+            source.check_left_over(partial(is_elsewhere, config, shard))
         taken = time.monotonic() - begun
         if taken >= _NOTED_SECONDS:
             size = sum(tensor.nbytes for tensor in tensors(weights)) / 2**30
@@ -165,9 +177,10 @@ class Checkpoint:
             raise WeightsError(f"{self._directory}: {error}") from error
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
-    def check_left_over(self) -> None:
-        """Once everything was read: raises WeightsError where a scale is left, or codes are."""
-        check_left_over(self._tensors, self._prefix)
+    def check_left_over(self, elsewhere: Callable[[str], bool] = lambda name: False) -> None:
+        """Once everything was read: raises WeightsError where a scale is left, or codes are, of
+        what is not read elsewhere."""
+        check_left_over(self._tensors, self._prefix, elsewhere)
 
     def check_kernels(self, device: torch.device) -> None:
         """Raises UnservedKind."""

@@ -3,6 +3,7 @@ it says. It answers nonsense, but the same nonsense through every path."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -47,6 +48,13 @@ CONFIG = {
 
 def write_random_model(folder: Path) -> None:
     """A Qwen3.5 checkpoint of 1.8M random parameters with a tokenizer, in Hugging Face layout."""
+    write_random_weights(folder, CONFIG)
+    (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
+    _write_tokenizer(folder / "tokenizer.json")
+
+
+def write_random_weights(folder: Path, raw: dict[str, Any]) -> ModelConfig:
+    """config.json and float32 weights of any shape, without a tokenizer."""
 
     class Recorder(RandomSource):
         def __init__(self) -> None:
@@ -57,15 +65,17 @@ def write_random_model(folder: Path) -> None:
             self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
         ) -> torch.Tensor:
             tensor = super().read(name, shape, dtype, part)
-            self.tensors[f"model.{name}"] = tensor
+            prefix = "" if name.startswith("lm_head.") else "model."
+            self.tensors[prefix + name] = tensor
             return tensor
 
     recorder = Recorder()
-    assemble(ModelConfig.from_dict(CONFIG), recorder, torch.float32)
+    config = ModelConfig.from_dict(raw)
+    assemble(config, recorder, torch.float32)
+    folder.mkdir(exist_ok=True)
     save_file(recorder.tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-    _write_tokenizer(folder / "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    return config
 
 
 def _write_tokenizer(path: Path) -> None:

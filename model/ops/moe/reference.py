@@ -21,21 +21,27 @@ def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
     return weights / weights.sum(dim=-1, keepdim=True), experts
 
 
-def mixture(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor) -> Tensor:
-    """Weighted sum of the chosen experts, [T, hidden].
+def mixture(
+    x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, experts: Tensor, first: int = 0
+) -> Tensor:
+    """Weighted sum of those of the chosen experts that are here, [T, hidden].
 
-    x [T, hidden]; gate_up [experts, 2 * intermediate, hidden]; down [experts, hidden,
-    intermediate]; weights, experts [T, chosen].
+    x [T, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden, intermediate]: of
+    experts from `first` on; weights, experts [T, chosen].
     """
     tokens, chosen = experts.shape
+    held = gate_up.shape[0]
     order = experts.flatten().argsort(stable=True)
-    counts = experts.flatten().bincount(minlength=gate_up.shape[0]).tolist()
+    counts = experts.flatten().bincount(minlength=first + held).tolist()
     gathered = x[order // chosen]
     # Every (token, choice) pair has its own row and the sum over choices has a fixed order, so that
     # a token's result does not depend on which other tokens chose the same expert.
     pairs = torch.empty_like(gathered)
-    begin = 0
-    for expert, count in enumerate(counts):
+    begin = sum(counts[:first])
+    end = begin + sum(counts[first : first + held])
+    pairs[order[:begin]] = 0
+    pairs[order[end:]] = 0
+    for expert, count in enumerate(counts[first : first + held]):
         if count:
             rows = gathered[begin : begin + count]
             pairs[order[begin : begin + count]] = swiglu(rows, gate_up[expert], down[expert])

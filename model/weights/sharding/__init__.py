@@ -1,0 +1,1 @@
+"""What of a model's weights each of several ranks has."""
