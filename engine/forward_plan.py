@@ -132,8 +132,8 @@ class Fold:
 
 @dataclass(frozen=True)
 class Guess:
-    """Behind the last token that the plan's row draws, the model's draft layer is to propose so
-    many. What it writes of them is written over by the forwards that compute them."""
+    """The model's draft layer is to propose so many tokens of the plan's row. What it writes of
+    them is written over by the forwards that compute them."""
 
     row: int
     count: int
@@ -176,8 +176,11 @@ def plan_rows(numbers: list[int]) -> PlanRows:
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """tokens: those of the rows whose tokens are not on a lane, row by row. left: lanes. A plan
-    without rows only runs its copies."""
+    """tokens: those of the rows whose tokens are not on a lane, row by row. left: lanes. guesses:
+    behind the last token that the row draws. first_guesses: behind the row's first token, before
+    the forward and from what the slot carries that the row reads; all drafts of a row that verifies
+    some which nobody has made yet, in the place of its tokens. A plan without rows only runs its
+    copies."""
 
     number: int
     copies: tuple[CopyOp, ...] = ()
@@ -190,6 +193,7 @@ class ForwardPlan:
     scored: tuple[ScoredRow, ...] = ()
     folds: tuple[Fold, ...] = ()
     guesses: tuple[Guess, ...] = ()
+    first_guesses: tuple[Guess, ...] = ()
 
     def encode(self) -> bytes:
         counts = (
@@ -203,6 +207,7 @@ class ForwardPlan:
             len(self.scored),
             len(self.folds),
             len(self.guesses),
+            len(self.first_guesses),
         )
         pages = [item.pages for item in self.new_pages]
         lists: list[int] = [number for copy in self.copies for number in copy]
@@ -215,7 +220,7 @@ class ForwardPlan:
             lists += (row.row, row.count, row.top, row.following)
         for fold in self.folds:
             lists += (fold.lane, fold.count)
-        for guess in self.guesses:
+        for guess in self.guesses + self.first_guesses:
             lists += (guess.row, guess.count)
         parts = [
             _HEAD.pack(self.number, *counts),
@@ -229,7 +234,7 @@ class ForwardPlan:
 
 
 _WIRE = np.dtype("<i4")
-_HEAD = struct.Struct("<Q10I")
+_HEAD = struct.Struct("<Q11I")
 _JOINED = struct.Struct("<iIIddiIIII")
 
 
@@ -312,8 +317,8 @@ class _Reader:
 def decode_plan(data: bytes) -> ForwardPlan:
     """What encode() was called on. Raises PlanError where the bytes are not a plan's."""
     reader = _Reader(data)
-    number, copies, left, joined, grown, rows, tokens, marks, scored, folds, guesses = _HEAD.unpack(
-        reader.bytes(_HEAD.size)
+    number, copies, left, joined, grown, rows, tokens, marks, scored, folds, guesses, first = (
+        _HEAD.unpack(reader.bytes(_HEAD.size))
     )
     copied = reader.tuples(copies, 3)
     gone = reader.ints(left).tolist()
@@ -322,6 +327,7 @@ def decode_plan(data: bytes) -> ForwardPlan:
     scores = reader.tuples(scored, 4)
     folded = reader.tuples(folds, 2)
     guessed = reader.tuples(guesses, 2)
+    guessed_first = reader.tuples(first, 2)
     columns = reader.ints(COLUMNS * rows).reshape(COLUMNS, -1)
     ids = reader.ints(tokens)
     new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
@@ -341,4 +347,5 @@ def decode_plan(data: bytes) -> ForwardPlan:
         scored=tuple(ScoredRow(*item) for item in scores),
         folds=tuple(Fold(*item) for item in folded),
         guesses=tuple(Guess(*item) for item in guessed),
+        first_guesses=tuple(Guess(*item) for item in guessed_first),
     )

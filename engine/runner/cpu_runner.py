@@ -103,6 +103,7 @@ class CpuRunner:
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
         slices = self._sequences.slices(plan, rows, self._drawn)
+        self._make_drafts(plan, rows, slices)
         batch = Batch.pack(slices)
         verifying = rows.verifies.nonzero()[0].tolist()
         starts = batch.cu_seqlens.tolist()
@@ -147,6 +148,29 @@ class CpuRunner:
             return drawn
         assert inputs.hidden is not None, "the arena has no draft layer"
         return replace(drawn, guessed=self._guess(plan, rows, slices, starts, drawn, inputs.hidden))
+
+    def _make_drafts(
+        self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
+    ) -> None:
+        """Put what the plan's first guesses ask for into the rows."""
+        if not plan.first_guesses:
+            return
+        carry = self._arena.carry[0]
+        wanted = []
+        for guess in plan.first_guesses:
+            item = slices[guess.row]
+            sampling = self._sequences.sampling(int(rows.lanes[guess.row]))
+            carried = carry[item.read_slot].to(self._model.weights.dtype)
+            token = item.token_ids[0]
+            wanted.append(
+                DraftStart(
+                    token, item.start, carried, item.pages, item.read_slot, sampling, guess.count
+                )
+            )
+        found = draft_tokens(self._model, self._arena, wanted)
+        for guess, drafts in zip(plan.first_guesses, found, strict=True):
+            item = slices[guess.row]
+            slices[guess.row] = replace(item, token_ids=[item.token_ids[0], *drafts])
 
     def _guess(
         self,

@@ -179,6 +179,10 @@ class SequenceStates:
             if starts[guess.row] + lengths[guess.row] + guess.count > capacity[guess.row]:
                 lane = lanes[guess.row]
                 raise PlanError(f"plan {plan.number} gives lane {lane} guesses beyond its pages")
+        for guess in plan.first_guesses:
+            if not verifies[guess.row] or lengths[guess.row] != guess.count + 1:
+                lane = lanes[guess.row]
+                raise PlanError(f"plan {plan.number} gives lane {lane} guesses without a place")
         self._kept[_POSITIONS, lanes] = starts + lengths
         self._kept[_PENDING, lanes] = np.where(verifies, 0, num_sampled)
         return ResolvedRows(

@@ -68,11 +68,14 @@ class ForwardPlanner:
         checkpoints: list[RowCheckpoint] = []
         scored: list[ScoredRow] = []
         guesses: list[Guess] = []
+        first_guesses: list[Guess] = []
         for row, item in enumerate(forward.sequences, first):
             tokens += self._sequence_row(item, columns[:, row], changes)
             scored += _scored(row, item)
             if item.guesses:
                 guesses.append(Guess(row, item.guesses))
+            if item.first_guesses:
+                first_guesses.append(Guess(row, item.first_guesses))
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
         if self._joined_count > len(forward):
@@ -88,6 +91,7 @@ class ForwardPlanner:
             tuple(checkpoints),
             tuple(scored),
             guesses=tuple(guesses),
+            first_guesses=tuple(first_guesses),
         )
 
     def stores_alone(self, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()) -> ForwardPlan:

@@ -12,8 +12,9 @@ class ScheduledSequence:
     The forward reads the working slot of index read_index and writes the one of write_index.
     num_sampled: tokens that it draws; some only where it reaches the last token there is. drafts:
     those of its tokens that nobody drew yet, its last ones; then it draws at most num_sampled, and
-    how many of its tokens count shows when it lands. guesses: tokens that the model's draft layer
-    is to propose behind what is drawn."""
+    how many of its tokens count shows when it lands. first_guesses: as many as there are drafts
+    where the model's draft layer is to make them before the forward, and they stand for nothing
+    yet. guesses: tokens that it is to propose behind what is drawn."""
 
     request: Request
     active: Active
@@ -24,6 +25,7 @@ class ScheduledSequence:
     num_sampled: int
     checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
     drafts: tuple[int, ...] = ()
+    first_guesses: int = 0
     guesses: int = 0
 
     @property

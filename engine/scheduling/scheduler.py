@@ -154,9 +154,11 @@ class Scheduler:
             if isinstance(state, Decoding) and state.progress.lane in turns:
                 left = request.final_length - request.length
                 drafts = drafting.propose(request.output, left)
+                first = 0 if drafts else drafting.first_guesses(request.output, left)
                 if drafts or drafting.guesses:
-                    self._make_room(request, state, len(drafts) + 1 + drafting.guesses)
-                    found.append(self._drafted(request, state, drafts))
+                    more = max(first, len(drafts)) + 1 + drafting.guesses
+                    self._make_room(request, state, more)
+                    found.append(self._drafted(request, state, drafts or (0,) * first, first))
         return found
 
     def _make_room(self, request: Request, state: Decoding, tokens: int) -> None:
@@ -167,9 +169,10 @@ class Scheduler:
             self.running.grown(request, state)
 
     def _drafted(
-        self, request: Request, state: Decoding, drafts: tuple[int, ...]
+        self, request: Request, state: Decoding, drafts: tuple[int, ...], first: int
     ) -> ScheduledSequence:
-        """With as many drafts and guesses as its pages have room for."""
+        """With as many drafts and guesses as its pages have room for. first: of the drafts, those
+        that are to be made before the forward: all or none."""
         length = request.length
         drafts = drafts[: state.allocation.capacity_tokens - length]
         start, read, written = length - 1, state.progress.slot, state.next_index
@@ -184,6 +187,7 @@ class Scheduler:
             written,
             num_sampled,
             drafts=drafts,
+            first_guesses=min(first, len(drafts)),
             guesses=_guesses(request, state, stop),
         )
 

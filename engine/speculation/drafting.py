@@ -37,6 +37,15 @@ class Drafting:
         """Tokens that the model's draft layer is to propose beside each forward."""
         return 0 if self._mtp is None else self._most
 
+    def first_guesses(self, output: Sequence[int], most: int) -> int:
+        """Tokens that it is to propose before the forward, which are then drafts of it: some where
+        nobody could ask for them beside the forward before, as that was another node's. REQUIRES:
+        propose() had none."""
+        if self._mtp is None or self._mtp.asked(len(output)):
+            return 0
+        self._proposing = self._mtp
+        return min(most, self._most)
+
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """It proposed these; so many tokens of the answer stand before them."""
         if self._mtp is not None:

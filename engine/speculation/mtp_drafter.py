@@ -12,6 +12,7 @@ class MtpDrafter:
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
         self._behind = 0
+        """Nothing was asked for behind no token of the answer: it is drawn without a draft."""
 
     @property
     def source(self) -> DraftSource:
@@ -20,6 +21,10 @@ class MtpDrafter:
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """So many tokens of the answer stand before them."""
         self._guessed, self._behind = tokens, behind
+
+    def asked(self, behind: int) -> bool:
+        """Whether the layer was to propose what follows so many tokens of the answer."""
+        return self._behind == behind
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         return list(self._guessed[:most]) if len(output) == self._behind else []

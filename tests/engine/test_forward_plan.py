@@ -89,6 +89,7 @@ def a_plan() -> ForwardPlan:
         checkpoints=(RowCheckpoint(0, 2, 11),),
         folds=(Fold(2, 1), Fold(8, 3)),
         guesses=(Guess(1, 4),),
+        first_guesses=(Guess(0, 2),),
     )
 
 
@@ -260,6 +261,24 @@ def test_guesses_stay_within_the_pages() -> None:
         )
         with nullcontext() if fits else pytest.raises(PlanError, match="guesses beyond its pages"):
             states.apply(plan)
+
+
+@pytest.mark.parametrize(
+    ("count", "flags", "fits"),
+    [(2, RowFlag.VERIFIES.value, True), (1, RowFlag.VERIFIES.value, False), (2, 0, False)],
+)
+def test_first_guesses_stand_for_all_drafts_of_a_row(count: int, flags: int, fits: bool) -> None:
+    states = SequenceStates(8)
+    plan = ForwardPlan(
+        0,
+        joined=(joined(0),),
+        new_pages=(NewPages(0, ints(5)),),
+        rows=plan_rows([0, 0, 3, 0, 1, 64, 3 if flags else 1, flags]),
+        tokens=ints(1, 0, 0),
+        first_guesses=(Guess(0, count),),
+    )
+    with nullcontext() if fits else pytest.raises(PlanError, match="guesses without a place"):
+        states.apply(plan)
 
 
 def test_a_lane_is_joined_once_and_left_once() -> None:
