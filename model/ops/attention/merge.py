@@ -42,11 +42,13 @@ def merge_shares(
     shares: int,
     like: Tensor,
     page_tokens: int,
+    tokens: int = 1,
 ) -> Tensor:
     """[B, heads * dim] in the dtype of `like` [B, heads, dim]; rows from rows[0] on unwritten.
 
     outputs [shares + B, heads, dim] and weights [shares + B, heads] float32, as
-    `attention_decode` leaves them.
+    `attention_decode` leaves them. tokens: of a row, each of which has a part of `heads`; row r's
+    gates are rows [r * tokens, r * tokens + tokens) of the source.
     """
     batch, heads, dim = like.shape
     merged = like.new_empty(batch, heads * dim)
@@ -60,6 +62,7 @@ def merge_shares(
         shares,
         merged,
         batch,
+        TOKENS=tokens,
         HEADS=heads,
         HEAD_DIM=dim,
         PAGE_TOKENS=page_tokens,
@@ -159,6 +162,7 @@ def _shares_kernel(
     shares,
     merged,
     batch,
+    TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -177,7 +181,11 @@ def _shares_kernel(
     every = tl.arange(0, BATCH_BLOCK)
     begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
     end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
-    opening = _opening(gate, gate_stride, row, head, element, HEAD_DIM)
+    at, part = row, head
+    if TOKENS > 1:
+        each: tl.constexpr = HEADS // TOKENS
+        at, part = row * TOKENS + head // each, head % each
+    opening = _opening(gate, gate_stride, at, part, element, HEAD_DIM)
     wait_for_inputs(DEPENDENT)
     if sequence >= tl.load(rows):
         return
@@ -237,7 +245,7 @@ def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
     parts = "outputs weights"
     heads = {"HEADS": 16, "HEAD_DIM": 256, "SLICE": _SLICE, "STEP": _STEP, "DEPENDENT": True}
-    batch = heads | {"PAGE_TOKENS": 64, "BATCH_BLOCK": 32}
+    batch = heads | {"TOKENS": 1, "PAGE_TOKENS": 64, "BATCH_BLOCK": 32}
     rows = "context_lens rows"
     return [
         KernelSpec.of(

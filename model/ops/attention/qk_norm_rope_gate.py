@@ -28,13 +28,16 @@ class TokenPlaces:
     """Where T tokens stand, the same for every layer; all int32 on the device.
 
     positions [T]; owners [T]: the row of page_table of each token; page_table [B, pages], rows of
-    unit stride; rows [1]: tokens from rows[0] on are padding, of which nothing is written.
+    unit stride; rows [1]: tokens from rows[0] on are padding, of which nothing is written. gaps:
+    whether tokens before those may be padding too: such a token's position is below 0, it leaves a
+    query as of position 0, and nothing in the pages.
     """
 
     positions: Tensor
     owners: Tensor
     page_table: Tensor
     rows: Tensor
+    gaps: bool = False
 
 
 def qk_norm_rope_gate(
@@ -79,6 +82,7 @@ def qk_norm_rope_gate(
         KV_BLOCK=min(triton.next_power_of_2(config.kv_heads), _HEADS),
         DIM=triton.next_power_of_2(dim),
         PART=triton.next_power_of_2(half),
+        GAPS=places.gaps,
         num_warps=_WARPS,
         **dependent(projected),
     )
@@ -162,6 +166,7 @@ def _kernel(
     KV_BLOCK: tl.constexpr,
     DIM: tl.constexpr,
     PART: tl.constexpr,
+    GAPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -169,6 +174,10 @@ def _kernel(
     # A mask on what is written and no early return: heads are on their way while `rows` is.
     live = token < tl.load(rows)
     position = tl.load(positions + token).to(tl.int64)
+    stored = live
+    if GAPS:
+        stored = live & (position >= 0)
+        position = tl.maximum(position, 0)
     wait_for_inputs(DEPENDENT)
     angles = rotary + position * (2 * HALF)
     source = projected + token * projected_stride
@@ -201,9 +210,9 @@ def _kernel(
         # Before the page is looked up, which takes two loads one after the other.
         key = tl.load(keys[:, None] + element, mask=whole, other=0.0)
         value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
-        owner = tl.load(owners + token, mask=live, other=0).to(tl.int64)
+        owner = tl.load(owners + token, mask=stored, other=0).to(tl.int64)
         entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
-        page = tl.load(entry, mask=live, other=0).to(tl.int64)
+        page = tl.load(entry, mask=stored, other=0).to(tl.int64)
         line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
         target = line + kv_head * head_stride
         _norm_and_rotate(
@@ -211,7 +220,7 @@ def _kernel(
             keys,
             target,
             inside,
-            inside & live,
+            inside & stored,
             k_norm,
             angles,
             live,
@@ -221,20 +230,22 @@ def _kernel(
             DIM,
             PART,
         )
-        tl.store(target[:, None] + value_stride + element, value, mask=whole & live)
+        tl.store(target[:, None] + value_stride + element, value, mask=whole & stored)
 
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
     heads = {"QUERY_HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 256, "HALF": 32, "PAGE_TOKENS": 64}
-    blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32, "DEPENDENT": True}
+    blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32}
+    constants = heads | blocks | {"DEPENDENT": True}
     return [
         KernelSpec.of(
-            "qk_norm_rope_gate",
+            name,
             _kernel,
-            heads | blocks,
+            constants | {"GAPS": gaps},
             _WARPS,
             fp32="q_norm k_norm rotary",
             i32="positions owners page_table rows",
         )
+        for name, gaps in (("qk_norm_rope_gate", False), ("qk_norm_rope_gate_gaps", True))
     ]

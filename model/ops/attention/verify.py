@@ -1,0 +1,216 @@
+"""Attention of rows with drafts: the last tokens of each sequence over its pages, every key and
+value read once for all of them.
+
+The pages are shared out as `decode.py` shares them. What a program multiplies with a tile of keys
+are the queries of all tokens of a row and of all heads that share these keys, which one matrix
+instruction takes as gladly as one token's; of the last tiles a token sees the keys up to its own.
+Partial results are joined by `attention_merge`, for which a row's tokens are so many heads more.
+
+Twin: `reference.paged_attention`.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .decode import DecodeWorkspace
+from .merge import GateSource, merge_shares, share_of_program
+from .online_softmax import LOG2_E, attend, attend_visible
+from .paged_tiles import page_matrix
+
+_STAGES = 3
+_LEAST_QUERIES = 16
+_QUERIES_A_WARP = 8
+"""Of more queries a program has more warps, so that each holds as much of the output."""
+_FEWEST_WARPS, _MOST_WARPS = 4, 8
+
+
+def paged_attention_verify(
+    q: Tensor,
+    projected: Tensor,
+    config: ModelConfig,
+    kv: Tensor,
+    page_table: Tensor,
+    context_lens: Tensor,
+    counts: Tensor,
+    rows: Tensor,
+    workspace: DecodeWorkspace,
+) -> Tensor:
+    """Gated attention output [B * T, query_heads * head_dim] in q's dtype; of rows from rows[0] on
+    it is left unwritten.
+
+    q [B * T, query_heads, head_dim]: row r has the T from r * T on; projected likewise, and kv as
+    for `paged_attention_decode`. page_table [B, pages a row], context_lens [B] (keys of each row,
+    those of all its tokens included), counts [B] (its tokens, 1 to T; the others see what the last
+    one sees) and rows [1]: int32 on the device. workspace: for B rows of T times as many heads.
+    """
+    batch = len(counts)
+    tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
+    group = heads // config.kv_heads
+    queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
+    tile = kv.shape[3] if kv.element_size() == 2 else 16
+    _kernel[(config.kv_heads, workspace.shares)](
+        q,
+        page_matrix(kv, tile),
+        page_table,
+        page_table.stride(0),
+        context_lens,
+        counts,
+        rows,
+        workspace.outputs,
+        workspace.weights,
+        batch,
+        dim**-0.5 * LOG2_E.value,
+        TOKENS=tokens,
+        KV_HEADS=config.kv_heads,
+        GROUP=group,
+        QUERIES=queries,
+        HEAD_DIM=dim,
+        PAGE_TOKENS=kv.shape[3],
+        TILE=tile,
+        BATCH_BLOCK=triton.next_power_of_2(batch),
+        num_warps=_warps(queries),
+        num_stages=_STAGES if kv.element_size() == 2 else 1,
+        **dependent(q),
+    )
+    merged = merge_shares(
+        workspace.outputs,
+        workspace.weights,
+        GateSource.of(projected, dim),
+        context_lens,
+        rows,
+        workspace.shares,
+        q.view(batch, tokens * heads, dim),
+        kv.shape[3],
+        tokens,
+    )
+    return merged.view(batch * tokens, heads * dim)
+
+
+def _warps(queries: int) -> int:
+    return min(max(queries // _QUERIES_A_WARP, _FEWEST_WARPS), _MOST_WARPS)
+
+
+@triton.jit(do_not_specialize=["page_table_stride", "batch"])
+def _kernel(
+    q,
+    kv,
+    page_table,
+    page_table_stride,
+    context_lens,
+    counts,
+    rows,
+    outputs,
+    weights,
+    batch,
+    scale,
+    TOKENS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    BATCH_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    # Heads of one page run side by side, so that their reads meet in the same memory rows.
+    kv_head = tl.program_id(0)
+    program = tl.program_id(1)
+    # What is read before the wait is older than the kernel before this one.
+    ends, share = share_of_program(
+        context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
+    )
+    every = tl.arange(0, BATCH_BLOCK)
+    position = program * share
+    stop = tl.minimum(position + share, tl.max(ends, axis=0))
+    sequence = tl.sum((ends <= position).to(tl.int32), axis=0)
+    query = tl.arange(0, QUERIES)
+    token = query // GROUP
+    head = token * (KV_HEADS * GROUP) + kv_head * GROUP + query % GROUP
+    exists = query < TOKENS * GROUP
+    element = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, TILE)
+    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
+    HEADS: tl.constexpr = TOKENS * KV_HEADS * GROUP
+    wait_for_inputs(DEPENDENT)
+    while position < stop:
+        begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)
+        end = tl.sum(tl.where(every == sequence, ends, 0), axis=0)
+        last = tl.minimum(stop, end)
+        length = tl.load(context_lens + sequence)
+        before = length - tl.load(counts + sequence)
+        table = page_table + sequence.to(tl.int64) * page_table_stride
+        rows_of_q = q + (sequence.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
+        queries = tl.load(rows_of_q + element, mask=exists[:, None], other=0.0)
+        output = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
+        largest = tl.full([QUERIES], float("-inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+
+        first_tile = (position - begin) * tiles_a_page
+        last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
+        # Seen by the first token, and so by all.
+        full = tl.minimum(last_tile, (before + 1) // TILE)
+        for tile in range(first_tile, full):
+            page = tl.load(table + tile // tiles_a_page)
+            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
+            key = kv.load([row, 0])
+            value = kv.load([row + PAGE_TOKENS, 0])
+            output, largest, total = attend(queries, key, value, output, largest, total, scale)
+        for tile in range(tl.maximum(first_tile, full), last_tile):
+            page = tl.load(table + tile // tiles_a_page)
+            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
+            key = kv.load([row, 0])
+            value = kv.load([row + PAGE_TOKENS, 0])
+            keys = tile * TILE + offset
+            written = keys < length
+            output, largest, total = attend_visible(
+                queries,
+                key,
+                value,
+                (keys[None, :] <= before + token[:, None]) & written[None, :],
+                written,
+                output,
+                largest,
+                total,
+                scale,
+            )
+        place = (program + sequence).to(tl.int64) * HEADS + head
+        # A share may be of keys behind a row's first tokens only: those see none of it.
+        seen = total > 0
+        divisor = tl.where(seen, total, 1.0)
+        tl.store(
+            outputs + place[:, None] * HEAD_DIM + element,
+            output / divisor[:, None],
+            mask=exists[:, None],
+        )
+        weight = tl.where(seen, largest + tl.log2(divisor), float("-inf"))
+        tl.store(weights + place, weight, mask=exists)
+        position = last
+        sequence += 1
+
+
+def compile_specs() -> list[KernelSpec]:
+    """9B with 3 and with 7 drafts, and 3 of 35B-A3B's half of heads, bfloat16."""
+
+    def spec(drafts: int, kv_heads: int, group: int) -> KernelSpec:
+        tokens = drafts + 1
+        queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
+        heads = {"TOKENS": tokens, "KV_HEADS": kv_heads, "GROUP": group, "QUERIES": queries}
+        sizes = {"HEAD_DIM": 256, "PAGE_TOKENS": 64, "TILE": 64, "BATCH_BLOCK": 32}
+        return KernelSpec.of(
+            f"attention_verify_{drafts}_drafts_of_{group}_heads",
+            _kernel,
+            heads | sizes | {"DEPENDENT": True},
+            _warps(queries),
+            _STAGES,
+            fp32="outputs weights",
+            i32="page_table context_lens counts rows",
+            kv="tensordesc<bf16[64,256]>",
+        )
+
+    return [spec(3, 4, 4), spec(7, 4, 4), spec(3, 2, 8), spec(7, 2, 8)]
