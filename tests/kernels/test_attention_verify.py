@@ -1,4 +1,4 @@
-"""Attention of rows with drafts equals the CPU path's runs on a context, and what is padding of a row
+"""Attention of rows with drafts equals runs of the CPU path on a context, and a row's padding
 leaves nothing in its pages."""
 
 import pytest

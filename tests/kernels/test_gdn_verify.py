@@ -1,5 +1,5 @@
-"""Rows with drafts through a GDN layer: the CPU path's outputs with no slot written; and folds, which
-leave what as many single steps would have left, bit by bit."""
+"""Rows with drafts through a GDN layer: the CPU path's outputs with no slot written; and folds,
+which leave what as many single steps would have left, bit by bit."""
 
 import pytest
 import torch

@@ -8,6 +8,7 @@ their own. Twin: `TorchOperators.gdn` of the same tokens, `stepped`, which store
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from dataclasses import dataclass
 
 import triton
@@ -83,8 +84,8 @@ def gdn_fold(
 
 def _step_of(views: Sequence[Tensor]) -> int:
     """Elements from one layer's view to the next one's."""
-    offsets = [view.storage_offset() for view in views]
-    steps = {after - before for before, after in zip(offsets, offsets[1:], strict=False)}
+    offsets = [int(view.storage_offset()) for view in views]
+    steps = {after - before for before, after in pairwise(offsets)}
     if len(steps) > 1 or len({view.untyped_storage().data_ptr() for view in views}) > 1:
         raise ValueError(f"layers' views lie {sorted(steps)} elements apart: they must be equally")
     return steps.pop() if steps else 0
