@@ -8,8 +8,8 @@ their own. Twin: `TorchOperators.gdn` of the same tokens, `stepped`, which store
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from dataclasses import dataclass
+from itertools import pairwise
 
 import triton
 import triton.language as tl
