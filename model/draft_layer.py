@@ -9,43 +9,45 @@ Owns nothing; computes with the plan of the forward that it follows. Its entries
 and no feed-forward, so a forward costs a product with two rows of heads more.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.backends.base import DraftOperators
-from tasuki.model.batch import Batch
-from tasuki.model.weights.layers import DraftWeights
+from tasuki.model.backends.base import DraftOperators, EntryOperators, StepEntries
+from tasuki.model.weights.layers import DraftWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
 
+class NoDraftLayer(Exception):
+    """An arena has a draft layer that this model cannot compute."""
+
+
+def of_model(weights: ModelWeights) -> DraftWeights:
+    """Raises NoDraftLayer."""
+    if weights.draft is None:
+        raise NoDraftLayer(
+            "the arena has a draft layer, for which the model has no weights: serve it with "
+            "--draft-layer off"
+        )
+    return weights.draft
+
+
 def keep_entries(
-    hidden: Tensor,
-    batch: Batch,
-    embedding: Tensor,
-    weights: DraftWeights,
-    operators: DraftOperators,
-    arena: Arena,
+    tokens: Tensor, hidden: Tensor, weights: ModelWeights, entries: EntryOperators, arena: Arena
 ) -> None:
-    """Write the entries of the batch's tokens into their pages, and what is carried over into every
-    slot that the batch writes. hidden [T, width]: after the model's final norm."""
-    before = torch.cat([hidden[:1], hidden[:-1]])
-    before[batch.cu_seqlens[:-1]] = arena.carry[0][batch.read_slots].to(hidden.dtype)
-    mixed = mixture(batch.token_ids, before, embedding, weights, operators)
-    operators.write_keys(mixed, weights, arena.kv[-1])
-    carry_over(hidden, batch, arena)
+    """Write the entries of a forward's tokens into their pages, and what is carried over into every
+    slot that the forward writes. tokens [T]; hidden [T, width]: after the model's final norm.
+    Raises NoDraftLayer."""
+    draft, carry = of_model(weights), arena.carry[0]
+    entries.write(tokens, hidden, weights.embedding, draft, arena.kv[-1], carry)
+    entries.carry_over(hidden, carry)
 
 
-def carry_over(hidden: Tensor, batch: Batch, arena: Arena) -> None:
-    """Write the hidden state behind the last token into every slot that the batch writes. hidden
-    [T, width]: as for keep_entries()."""
-    saves = batch.saves()
-    if not saves:
-        return
-    rows = batch.cu_seqlens[[sequence for sequence, _, _ in saves]] - 1
-    rows = rows + torch.tensor([offset for _, offset, _ in saves])
-    carry = arena.carry[0]
-    carry[[slot for _, _, slot in saves]] = hidden[rows].to(carry.dtype)
+def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, arena: Arena) -> None:
+    """Start to write the entries of a decode step's tokens [B], beside what follows. Raises
+    NoDraftLayer."""
+    draft = of_model(weights)
+    with entries.beside():
+        entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
 
 
 def mixture(

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tasuki.model.backends.base import Backend, DraftOperators, Operators
+from tasuki.model.backends.base import (
+    Backend,
+    BatchOperators,
+    DraftOperators,
+    Operators,
+    StepOperators,
+)
 from tasuki.model.backends.reduce import Gather, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
@@ -20,12 +26,8 @@ from tasuki.pycache.arena import Arena
 
 from .batch import Batch
 from .config import ModelConfig
-from .draft_layer import carry_over, keep_entries, mixture
-from .hooks import LayerHooks
-
-
-class NoDraftLayer(Exception):
-    """An arena has a draft layer that this model cannot compute."""
+from .draft_layer import NoDraftLayer, begin_step, keep_entries, mixture, of_model
+from .hooks import LayerHooks, NullHooks
 
 
 class Qwen35Model:
@@ -56,14 +58,15 @@ class Qwen35Model:
         """Logits [B, vocab] float32 of each sequence's last token; pages and slots are written.
         score: is given what makes logits of other rows, if they are wanted."""
         operators = self.backend.bind(batch)
-        branch, residual = self.layers(self._on_device(batch.token_ids), operators, arena, hooks)
+        tokens = self._on_device(batch.token_ids)
+        branch, residual = self.layers(tokens, operators, arena, hooks)
         if score is not None:
             score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
         # First, so that nobody waits for the draft layer's window who only wants a token.
         logits = self.head(branch[last], residual[last], operators).float()
         if arena.layout.draft_layers:
-            self._keep_drafts_entries(branch, residual, batch, operators, arena, hooks)
+            self.keep_entries(tokens, branch, residual, operators, arena, hooks)
         return logits
 
     @torch.inference_mode()
@@ -77,31 +80,42 @@ class Qwen35Model:
         hidden = operators.draft(mixed, draft, arena.kv[-1])
         return self._gather(operators.head(hidden, weights.head)).float(), hidden
 
-    def _keep_drafts_entries(
+    def keep_entries(
         self,
+        tokens: Tensor,
         branch: Tensor,
         residual: Tensor,
-        batch: Batch,
-        operators: Operators,
+        operators: BatchOperators,
         arena: Arena,
         hooks: LayerHooks,
     ) -> None:
+        """What the draft layer keeps of tokens [T] that layers() was given and what it returned.
+        REQUIRES: the arena has a draft layer. Raises NoDraftLayer."""
         layer = self.config.layers
-        drafting, weights, draft = self._drafting(operators)
+        of_model(self.weights)
         hooks.before_layer(layer)
-        hidden = drafting.normed(branch, residual, weights.norm)
+        entries = operators.entries()
+        hidden = entries.normed(branch, residual, self.weights.norm)
         hooks.mixer_inputs(layer, hidden)
-        keep_entries(hidden, batch, weights.embedding, draft, drafting, arena)
+        keep_entries(tokens, hidden, self.weights, entries, arena)
         hooks.cache_written(layer)
         hooks.after_layer(layer, branch, residual)
 
+    def step(self, tokens: Tensor, operators: StepOperators, arena: Arena) -> tuple[Tensor, Tensor]:
+        """As layers(), of the tokens [B] of a decode step, with what the draft layer keeps of them
+        where the arena has one. A graph may capture it."""
+        if not arena.layout.draft_layers:
+            return self.layers(tokens, operators, arena, NullHooks())
+        entries = operators.step_entries()
+        begin_step(tokens, self.weights, entries, arena)
+        branch, residual = self.layers(tokens, operators, arena, NullHooks())
+        entries.carry_over(branch, residual, self.weights.norm, arena.carry[0])
+        return branch, residual
+
     def _drafting(self, operators: Operators) -> tuple[DraftOperators, ModelWeights, DraftWeights]:
-        draft = self.weights.draft
-        if draft is None or not isinstance(operators, TorchOperators):
-            raise NoDraftLayer(
-                "the arena has a draft layer, for which there are no weights, or no kernels on "
-                f"{self.weights.embedding.device}: serve the model with --draft-layer off"
-            )
+        draft = of_model(self.weights)
+        if not isinstance(operators, TorchOperators):
+            raise NoDraftLayer(f"there are no kernels to draft on {self.weights.embedding.device}")
         return operators, self.weights, draft
 
     @torch.inference_mode()
@@ -116,7 +130,7 @@ class Qwen35Model:
                 index = arena.layout.kind_index(layer)
                 operators.gdn(inputs[layer], mixer, arena.conv[index], arena.ssm[index])
         if arena.layout.draft_layers:
-            carry_over(inputs[self.config.layers], batch, arena)
+            operators.entries().carry_over(inputs[self.config.layers], arena.carry[0])
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""

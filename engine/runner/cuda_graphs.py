@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tasuki.model.backends.triton_backend import TritonBackend
-from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
@@ -73,7 +72,7 @@ class DecodeGraphs:
         batch = rows.decode_batch(size, self._table)
         operators = self._backend.bind_decode(batch, self._scratch)
         tokens = self._lanes.tokens(lanes)
-        branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
+        branch, residual = self._model.step(tokens, operators, self._arena)
         logits = self._model.head(branch, residual, operators)
         draws = rows.draws(size)
         sample(logits, draws, rows.rows)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.backends.triton_prefill import TritonPrefill
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import NullHooks
@@ -249,6 +250,22 @@ class CudaRunner:
                 self._arena.bytes.device,
             )
             scores.update({row: found.read() for row, found in scored.items()})
+        parts = self._draw_prompts(numbers, prompts, batch, branch, residual, operators)
+        # First the tokens, so that nobody waits for the draft layer's window who only wants one.
+        if self._arena.layout.draft_layers:
+            self._model.keep_entries(tokens, branch, residual, operators, self._arena, hooks)
+        return parts
+
+    def _draw_prompts(
+        self,
+        numbers: NDArray[np.int64],
+        prompts: ResolvedRows,
+        batch: Batch,
+        branch: torch.Tensor,
+        residual: torch.Tensor,
+        operators: TritonPrefill,
+    ) -> list[_Part]:
+        """A token of each prompt that ends. branch, residual: of the batch's layers."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []

@@ -9,6 +9,7 @@ The residual stream travels as (branch, residual), whose sum it is: the next nor
 kernel can do both at once. Activations are [T, ...] in the model's dtype.
 """
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -57,11 +58,67 @@ class Operators(Protocol):
         norm as for norm_project."""
 
 
-class DraftOperators(Operators, Protocol):
-    """What a layer that drafts tokens needs besides."""
+class BatchOperators(Operators, Protocol):
+    """Of runs of any lengths."""
+
+    def entries(self) -> "EntryOperators":
+        """REQUIRES: the model's config has a draft layer."""
+
+
+class EntryOperators(Protocol):
+    """What a forward of T tokens keeps for the layer that drafts tokens."""
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """[T, hidden]: the norm of branch + residual, as for norm_project; neither is changed."""
+
+    def write(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        embedding: Tensor,
+        weights: DraftWeights,
+        kv: Tensor,
+        carry: Tensor,
+    ) -> None:
+        """Write every token's entry into its page. tokens [T]; hidden [T, hidden]: the model's
+        final hidden states; kv as for attention(); carry [slots, hidden]: the state before a
+        sequence's first token is that of the slot which it reads."""
+
+    def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
+        """Write the hidden state behind every state that the forward stores into its slot."""
+
+
+class StepOperators(Operators, Protocol):
+    """A decode step: one token of each sequence."""
+
+    def step_entries(self) -> "StepEntries":
+        """REQUIRES: the model's config has a draft layer."""
+
+
+class StepEntries(Protocol):
+    """What a decode step of B tokens keeps for the layer that drafts tokens."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What is computed inside runs beside what follows, up to carry_over()."""
+
+    def write(
+        self,
+        tokens: Tensor,
+        hidden: None,
+        embedding: Tensor,
+        weights: DraftWeights,
+        kv: Tensor,
+        carry: Tensor,
+    ) -> None:
+        """As of EntryOperators: every token is its sequence's first."""
+
+    def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
+        """Write the norm of branch + residual, as for norm_project, into the slots that the step
+        writes; neither is changed."""
+
+
+class DraftOperators(BatchOperators, Protocol):
+    """What the guess of a layer that drafts tokens needs besides."""
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         """Logits [T, vocab] in the model's dtype of normed hidden states."""
@@ -69,10 +126,6 @@ class DraftOperators(Operators, Protocol):
     def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
         """The layer's input [T, hidden] of tokens' embeddings and the model's final hidden states
         of the tokens before them, both [T, hidden]."""
-
-    def write_keys(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> None:
-        """Write the keys and values of the layer's inputs [T, hidden] into the pages of the
-        batch's tokens; kv as for attention()."""
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
         """The layer, behind its last norm, of its inputs [T, hidden]: [T, hidden], which the
@@ -83,5 +136,5 @@ class DraftOperators(Operators, Protocol):
 class Backend(Protocol):
     """Makes operators for forwards of one model on one device."""
 
-    def bind(self, batch: Batch) -> Operators:
+    def bind(self, batch: Batch) -> BatchOperators:
         """Plan the forward of a batch: all that its layers share."""

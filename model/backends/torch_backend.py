@@ -15,6 +15,7 @@ from tasuki.model.ops.attention.reference import (
     write_pages,
 )
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
+from tasuki.model.ops.draft.reference import CarryPlan, carry_over, plan_carry, states_before
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import product, swiglu
@@ -36,13 +37,14 @@ from .reduce import Reduce, one_rank
 @dataclass(frozen=True)
 class TorchPlan:
     """What every layer of one forward shares, so that layers hold no index arithmetic. cos, sin
-    [T, 1, rotary_dim / 2] float32."""
+    [T, 1, rotary_dim / 2] float32; carry: where there is a draft layer."""
 
     attention: AttentionPlan
     conv: ConvPlan
     gdn: GdnPlan
     cos: Tensor
     sin: Tensor
+    carry: CarryPlan | None
 
     @staticmethod
     def of(batch: Batch, config: ModelConfig, angles: RotaryAngles) -> "TorchPlan":
@@ -61,6 +63,11 @@ class TorchPlan:
             gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
             cos=cos,
             sin=sin,
+            carry=(
+                plan_carry(batch.cu_seqlens, batch.read_slots, saves)
+                if config.draft_layers
+                else None
+            ),
         )
 
 
@@ -135,28 +142,15 @@ class TorchOperators:
         )
         return (output * gate.sigmoid()).flatten(1)
 
-    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
-        return rms_norm(branch + residual, norm, self._config.norm_eps)
+    def entries(self) -> "TorchEntries":
+        assert self._plan.carry is not None, "the config has no draft layer"
+        return TorchEntries(self._config, self._plan, self._plan.carry)
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         return product(hidden, weight)
 
     def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
-        eps = self._config.norm_eps
-        parts = (
-            rms_norm(embedded, weights.embedding_norm, eps),
-            rms_norm(before, weights.hidden_norm, eps),
-        )
-        return product(torch.cat(parts, dim=-1), weights.fc)
-
-    def write_keys(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> None:
-        config, attention = self._config, weights.attention
-        rows = 2 * config.kv_heads * config.head_dim
-        normed = rms_norm(x, weights.layer.mixer_norm, config.norm_eps)
-        projected = product(normed, attention.in_proj.last_rows(rows))
-        k, v = projected.view(len(x), 2, config.kv_heads, config.head_dim).unbind(1)
-        k = rms_norm(k, attention.k_norm, config.norm_eps)
-        write_pages(apply_rotary(k, self._plan.cos, self._plan.sin), v, kv, self._plan.attention)
+        return _join(embedded, before, weights, self._config.norm_eps)
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
         layer = weights.layer
@@ -188,3 +182,45 @@ class TorchOperators:
         routed = mixture(x, weights.gate_up, weights.down, chosen, experts, first)
         shared = weights.shared
         return routed + gated_shared(x, shared.gate_up, shared.down, weights.shared_gate)
+
+
+@dataclass(frozen=True)
+class TorchEntries:
+    """`EntryOperators` of one forward."""
+
+    config: ModelConfig
+    plan: TorchPlan
+    carry_plan: CarryPlan
+
+    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        return rms_norm(branch + residual, norm, self.config.norm_eps)
+
+    def write(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        embedding: Tensor,
+        weights: DraftWeights,
+        kv: Tensor,
+        carry: Tensor,
+    ) -> None:
+        config, attention, eps = self.config, weights.attention, self.config.norm_eps
+        before = states_before(hidden, carry, self.carry_plan)
+        x = _join(functional.embedding(tokens, embedding), before, weights, eps)
+        rows = 2 * config.kv_heads * config.head_dim
+        normed = rms_norm(x, weights.layer.mixer_norm, eps)
+        projected = product(normed, attention.in_proj.last_rows(rows))
+        k, v = projected.view(len(x), 2, config.kv_heads, config.head_dim).unbind(1)
+        k = apply_rotary(rms_norm(k, attention.k_norm, eps), self.plan.cos, self.plan.sin)
+        write_pages(k, v, kv, self.plan.attention)
+
+    def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
+        carry_over(hidden, carry, self.carry_plan)
+
+
+def _join(embedded: Tensor, before: Tensor, weights: DraftWeights, eps: float) -> Tensor:
+    parts = (
+        rms_norm(embedded, weights.embedding_norm, eps),
+        rms_norm(before, weights.hidden_norm, eps),
+    )
+    return product(torch.cat(parts, dim=-1), weights.fc)

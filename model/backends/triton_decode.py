@@ -23,6 +23,7 @@ from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights
 from tasuki.model.weights.matrix import Matrix
 
 from .reduce import Reduce
+from .triton_entries import StepEntries
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class TritonDecode:
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones."""
+        """rotary: of `rotary_cache`; side: where the shared expert runs beside the chosen ones, and
+        the draft layer's entries beside the first layers."""
         self._config = config
         self._batch = batch
         self._scratch = scratch
@@ -116,6 +118,13 @@ class TritonDecode:
                 swiglu(functional.linear(x, weights.gate_up.plain)), weights.down
             )
         return self._reduce(output), residual
+
+    def step_entries(self) -> StepEntries:
+        batch = self._batch
+        slots = batch.read_slots, batch.write_slots
+        return StepEntries(
+            self._config, self._rotary, self._places, slots, self._product, self._side
+        )
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """x times weight [hidden, k] transposed, of this rank alone."""

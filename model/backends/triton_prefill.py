@@ -23,15 +23,18 @@ from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights
 from tasuki.model.weights.matrix import Matrix
 
 from .reduce import Reduce
+from .triton_entries import PromptCarry, PromptEntries
 
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """What every layer of one forward shares. rows [1] int32: T, all of them."""
+    """What every layer of one forward shares. rows [1] int32: T, all of them. carry: where there is
+    a draft layer."""
 
     gdn: GdnPrefillPlan
     places: TokenPlaces
     tiles: PrefillTiles
+    carry: PromptCarry | None
 
     @staticmethod
     def of(
@@ -56,6 +59,7 @@ class PrefillPlan:
             gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
             places=TokenPlaces(positions, owners, pages.view(len(counts), -1), rows),
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
+            carry=PromptCarry.of(batch, device) if config.draft_layers else None,
         )
 
 
@@ -115,3 +119,7 @@ class TritonPrefill:
             acts = swiglu(functional.linear(x, weights.gate_up.plain))
             output = functional.linear(acts, weights.down.plain)
         return self._reduce(output), residual
+
+    def entries(self) -> PromptEntries:
+        assert self._plan.carry is not None, "the config has no draft layer"
+        return PromptEntries(self._config, self._rotary, self._plan.places, self._plan.carry)

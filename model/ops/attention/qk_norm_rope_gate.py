@@ -1,4 +1,5 @@
 """From attention's in_proj to its queries and its pages: split off the gate, norm, rotate, write.
+Or to its pages alone.
 
 Queries leave normed and rotated; keys likewise go straight into the page of their token, values as
 they are. The gate stays where it is, in `projected`, for the attention kernels to apply. Twin:
@@ -54,11 +55,36 @@ def qk_norm_rope_gate(
     every position of `places`; kv [pages, kv_heads, 2, page_tokens, head_dim], the last of unit
     stride.
     """
-    tokens, heads, dim = projected.shape[0], config.query_heads, config.head_dim
-    q = projected.new_empty(tokens, heads, dim)
-    half = config.rotary_dim // 2
-    q_blocks = triton.cdiv(heads, _HEADS)
-    _kernel[(tokens, q_blocks + triton.cdiv(config.kv_heads, _HEADS))](
+    q = projected.new_empty(projected.shape[0], config.query_heads, config.head_dim)
+    _launch(projected, q, weights, config, rotary, places, kv)
+    return q
+
+
+def k_norm_rope(
+    projected: Tensor,
+    weights: AttentionWeights,
+    config: ModelConfig,
+    rotary: Tensor,
+    places: TokenPlaces,
+    kv: Tensor,
+) -> None:
+    """Keys and values alone: projected [T, k | v], the rest as for qk_norm_rope_gate."""
+    _launch(projected, None, weights, config, rotary, places, kv)
+
+
+def _launch(
+    projected: Tensor,
+    q: Tensor | None,
+    weights: AttentionWeights,
+    config: ModelConfig,
+    rotary: Tensor,
+    places: TokenPlaces,
+    kv: Tensor,
+) -> None:
+    heads = 0 if q is None else config.query_heads
+    dim, half = config.head_dim, config.rotary_dim // 2
+    blocks = triton.cdiv(heads, _HEADS) + triton.cdiv(config.kv_heads, _HEADS)
+    _kernel[(projected.shape[0], blocks)](
         projected,
         projected.stride(0),
         weights.q_norm,
@@ -69,7 +95,8 @@ def qk_norm_rope_gate(
         places.page_table,
         places.page_table.stride(0),
         places.rows,
-        q,
+        # Without query heads no program has a query to write.
+        kv if q is None else q,
         kv,
         *kv.stride()[:4],
         config.norm_eps,
@@ -78,15 +105,18 @@ def qk_norm_rope_gate(
         HEAD_DIM=dim,
         HALF=half,
         PAGE_TOKENS=kv.shape[3],
-        Q_BLOCK=min(triton.next_power_of_2(heads), _HEADS),
-        KV_BLOCK=min(triton.next_power_of_2(config.kv_heads), _HEADS),
+        Q_BLOCK=_block(heads),
+        KV_BLOCK=_block(config.kv_heads),
         DIM=triton.next_power_of_2(dim),
         PART=triton.next_power_of_2(half),
         GAPS=places.gaps,
         num_warps=_WARPS,
         **dependent(projected),
     )
-    return q
+
+
+def _block(heads: int) -> int:
+    return min(int(triton.next_power_of_2(max(heads, 1))), _HEADS)
 
 
 @triton.jit
@@ -237,15 +267,20 @@ def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
     heads = {"QUERY_HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 256, "HALF": 32, "PAGE_TOKENS": 64}
     blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32}
-    constants = heads | blocks | {"DEPENDENT": True}
-    return [
-        KernelSpec.of(
+    keys_alone = {"QUERY_HEADS": 0, "Q_BLOCK": 1}
+
+    def spec(name: str, constants: dict[str, int]) -> KernelSpec:
+        return KernelSpec.of(
             name,
             _kernel,
-            constants | {"GAPS": gaps},
+            heads | blocks | {"DEPENDENT": True} | constants,
             _WARPS,
             fp32="q_norm k_norm rotary",
             i32="positions owners page_table rows",
         )
-        for name, gaps in (("qk_norm_rope_gate", False), ("qk_norm_rope_gate_gaps", True))
+
+    return [
+        spec("qk_norm_rope_gate", {"GAPS": False}),
+        spec("qk_norm_rope_gate_gaps", {"GAPS": True}),
+        spec("k_norm_rope", {"GAPS": False} | keys_alone),
     ]

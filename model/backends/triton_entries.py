@@ -1,0 +1,143 @@
+"""What a forward keeps for the draft layer, in Triton: an entry of every token in its page, and the
+hidden state behind every state that it stores in that one's slot.
+
+A decode step's tokens are each the first of their sequence, so what their entries depend on is
+there when the step begins: they are computed beside its layers, on another stream.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tasuki.model.batch import Batch
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, k_norm_rope
+from tasuki.model.ops.draft.carry import carry_normed
+from tasuki.model.ops.draft.entry_inputs import entry_inputs
+from tasuki.model.ops.draft.reference import plan_carry
+from tasuki.model.ops.norm.rms_norm import rms_norm
+from tasuki.model.weights.layers import DraftWeights
+from tasuki.model.weights.matrix import Matrix
+
+
+class TritonEntries:
+    """What prompts and decode steps have in common. read_slots [B]: of each row of the places'
+    page table; product: x [T, k] times a weight [n, k] transposed, of this rank alone."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rotary: Tensor,
+        places: TokenPlaces,
+        read_slots: Tensor,
+        product: Callable[[Tensor, Matrix], Tensor],
+    ) -> None:
+        self._config = config
+        self._rotary = rotary
+        self._places = places
+        self._read_slots = read_slots
+        self._product = product
+
+    def write(
+        self,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        embedding: Tensor,
+        weights: DraftWeights,
+        kv: Tensor,
+        carry: Tensor,
+    ) -> None:
+        config, places = self._config, self._places
+        joined = entry_inputs(
+            tokens,
+            hidden,
+            embedding,
+            carry,
+            places.owners,
+            self._read_slots,
+            places.rows,
+            (weights.embedding_norm, weights.hidden_norm),
+            config.norm_eps,
+        )
+        mixed = self._product(joined, weights.fc)
+        normed = rms_norm(mixed, weights.layer.mixer_norm, config.norm_eps)
+        rows = 2 * config.kv_heads * config.head_dim
+        projected = self._product(normed, weights.attention.in_proj.last_rows(rows))
+        k_norm_rope(projected, weights.attention, config, self._rotary, places, kv)
+
+
+@dataclass(frozen=True)
+class PromptCarry:
+    """Of a forward over prompts, int64 on the device. read_slots [B]; rows, slots [n]: behind which
+    row which slot's state is."""
+
+    read_slots: Tensor
+    rows: Tensor
+    slots: Tensor
+
+    @staticmethod
+    def of(batch: Batch, device: torch.device) -> "PromptCarry":
+        """batch is on the host; the copy is asynchronous."""
+        plan = plan_carry(batch.cu_seqlens, batch.read_slots, batch.saves())
+        tables = (plan.read_slots, plan.rows, plan.slots)
+        packed = torch.cat(tables)
+        if device.type == "cuda":
+            packed = packed.pin_memory()
+        moved = packed.to(device, non_blocking=True)
+        return PromptCarry(*torch.split(moved, [len(table) for table in tables]))
+
+
+def _product(x: Tensor, weight: Matrix) -> Tensor:
+    return functional.linear(x, weight.plain)
+
+
+class PromptEntries(TritonEntries):
+    """`EntryOperators` of a forward over prompts."""
+
+    def __init__(
+        self, config: ModelConfig, rotary: Tensor, places: TokenPlaces, carry: PromptCarry
+    ) -> None:
+        super().__init__(config, rotary, places, carry.read_slots, _product)
+        self._carry = carry
+
+    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        return rms_norm(branch + residual, norm, self._config.norm_eps)
+
+    def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
+        behind = hidden.index_select(0, self._carry.rows)
+        carry.index_copy_(0, self._carry.slots, behind)
+
+
+class StepEntries(TritonEntries):
+    """`StepEntries` of base.py. write_slots [B]; side: where entries are computed."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rotary: Tensor,
+        places: TokenPlaces,
+        slots: tuple[Tensor, Tensor],
+        product: Callable[[Tensor, Matrix], Tensor],
+        side: torch.cuda.Stream,
+    ) -> None:
+        """slots: read and written."""
+        read_slots, self._write_slots = slots
+        super().__init__(config, rotary, places, read_slots, product)
+        self._side = side
+        self._rows = places.rows
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        self._side.wait_stream(torch.cuda.current_stream(self._rotary.device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
+        # A slot may be read and written, and what was computed beside reads it.
+        torch.cuda.current_stream(self._rotary.device).wait_stream(self._side)
+        eps = self._config.norm_eps
+        carry_normed(branch, residual, norm, eps, carry, self._write_slots, self._rows)

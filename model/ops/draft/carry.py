@@ -1,0 +1,86 @@
+"""The final hidden state of a decode step's rows, normed and into the slots that they write.
+
+A program owns one row. Twin: `norm.reference.rms_norm` of branch + residual, then `carry_over` of
+reference.py. It is launched behind a join of streams, so it depends on no launch before it in the
+stream.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+_ELEMENTS = 8
+"""A thread: one load of 16 bytes of each operand."""
+
+
+def carry_normed(
+    branch: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    eps: float,
+    carry: Tensor,
+    write_slots: Tensor,
+    rows: Tensor,
+) -> None:
+    """branch, residual [B, width], contiguous and left as they are; norm [width] float32, 1 + w;
+    carry [slots, width], rows of unit stride; write_slots [B], rows [1] int32: rows from rows[0]
+    on write nothing."""
+    batch, width = residual.shape
+    _kernel[(batch,)](
+        branch,
+        residual,
+        norm,
+        carry,
+        carry.stride(0),
+        write_slots,
+        rows,
+        eps,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=_warps(width),
+    )
+
+
+def _warps(width: int) -> int:
+    warps: int = triton.next_power_of_2(width) // (32 * _ELEMENTS)
+    return min(max(warps, 1), 16)
+
+
+@triton.jit
+def _kernel(
+    branch,
+    residual,
+    norm,
+    carry,
+    carry_stride,
+    write_slots,
+    rows,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    live = row < tl.load(rows)
+    inside = live & (column < WIDTH)
+    slot = tl.load(write_slots + row, mask=live, other=0).to(tl.int64)
+    scale = tl.load(norm + column, mask=column < WIDTH, other=0.0)
+    value = tl.load(branch + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(residual + row * WIDTH + column, mask=inside, other=0.0)
+    # Rounded as the residual stream is.
+    total = (value + before.to(tl.float32)).to(residual.dtype.element_ty).to(tl.float32)
+    root = tl.rsqrt(tl.sum(total * total, axis=0) / WIDTH + eps)
+    result = (total * root * scale).to(carry.dtype.element_ty)
+    tl.store(carry + slot * carry_stride + column, result, mask=inside)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model."""
+    sizes = {"WIDTH": 4096, "BLOCK": 4096}
+    return [
+        KernelSpec.of(
+            "draft_carry", _kernel, sizes, _warps(4096), fp32="norm", i32="write_slots rows"
+        )
+    ]
