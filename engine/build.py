@@ -30,11 +30,11 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import (
     check_kernels,
-    has_draft_layer,
     load_weights,
 )
 from tasuki.pycache.arena import Arena
@@ -120,16 +120,7 @@ def asked_model(config: EngineConfig) -> ModelConfig:
     """Of the checkpoint folder, with the context and the draft layer that the config asks for.
     Raises ModelConfigError, WeightsError, EngineConfigError."""
     model = with_context(ModelConfig.load(config.model), config)
-    return replace(model, draft_layers=1) if _keeps_drafts_entries(config) else model
-
-
-def _keeps_drafts_entries(config: EngineConfig) -> bool:
-    if config.draft_layer == "off" or not has_draft_layer(config.model):
-        return False
-    if torch.device(config.device).type != "cpu":
-        log.info("draft_layer auto: off, since there are no kernels for it on %s", config.device)
-        return False
-    return True
+    return with_draft_layer(model, config.model, config.draft_layer)
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
@@ -332,18 +323,13 @@ def build_runner(
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
-    if parts.layout.draft_layers:
-        raise EngineConfigError(
-            "the arena keeps entries of a draft layer, for which there are no kernels on a GPU "
-            "yet: give --draft-layer off"
-        )
     from tasuki.engine.runner.cuda_runner import CudaRunner
     from tasuki.engine.runner.layer_events import LayerEvents
 
     return CudaRunner(
         parts.model,
         parts.arena,
-        LayerEvents(parts.steps, parts.model_config.layers) if hands_on else None,
+        LayerEvents(parts.steps, len(parts.layout.layer_kinds)) if hands_on else None,
         parts.grammars,
         max_batch=batch,
         max_position=parts.model_config.max_position,

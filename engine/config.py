@@ -57,7 +57,7 @@ class EngineConfig:
     draft_layer: str = option(
         "auto",
         "entries of the layer that drafts tokens (mtp.* of a checkpoint) beside KV; auto: where "
-        "there is one, on a CPU; off: none, and no memory for them; alike on nodes of a pair",
+        "there is one; off: none, and no memory for them; alike on nodes of a pair",
         ("auto", "off"),
     )
     device: str = option(

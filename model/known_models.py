@@ -1,11 +1,13 @@
 """The published shapes of the family by name, for whatever needs a shape but no weights: replays,
 memory plans, benchmarks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .config import ModelConfig
 from .config_fields import ModelConfigError
+from .weights.safetensors_folder import has_draft_layer
 
 _COMMON: dict[str, Any] = {
     "head_dim": 256,
@@ -58,3 +60,11 @@ def published_or_folder(name: str) -> ModelConfig:
         known = ", ".join(PUBLISHED)
         raise ModelConfigError(f"model {name}: no such folder; name one, or one of {known}")
     return ModelConfig.load(name)
+
+
+def with_draft_layer(model: ModelConfig, name: str, draft_layer: str) -> ModelConfig:
+    """The model as it is served under `--draft-layer`, auto or off. name: a published shape, all of
+    which have such a layer, or a checkpoint's folder. Raises WeightsError."""
+    if draft_layer == "off" or (Path(name).is_dir() and not has_draft_layer(name)):
+        return model
+    return replace(model, draft_layers=1)

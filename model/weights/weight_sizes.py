@@ -11,15 +11,15 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig, MoeShape
 
-from .layers import MoeWeights, assemble, tensors
+from .layers import ModelWeights, MoeWeights, assemble, tensors
 from .part import WHOLE, Part
 from .source import PlainSource
 
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes. total: in memory. dense: read by every step, whatever the batch. routed: of all
-    experts together, of which a token reads `chosen` of `experts`."""
+    """Bytes. total: in memory. dense: read by every step that drafts nothing, whatever the batch.
+    routed: of all experts together, of which a token reads `chosen` of `experts`."""
 
     total: int
     dense: int
@@ -47,9 +47,19 @@ class WeightSizes:
         looked_up = 0 if config.tied else weights.embedding.nbytes
         if config.tied:
             total -= weights.head.nbytes
+        dense = total - looked_up - routed - _of_guesses(config, weights)
         shape = config.feed_forward
         experts, chosen = (shape.experts, shape.chosen) if isinstance(shape, MoeShape) else (0, 0)
-        return WeightSizes(total, total - looked_up - routed, routed, experts, chosen)
+        return WeightSizes(total, dense, routed, experts, chosen)
+
+
+def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
+    """Bytes of the draft layer that are read where it guesses, and not for its entries."""
+    draft = weights.draft
+    if draft is None:
+        return 0
+    rows = draft.attention.in_proj.last_rows(2 * config.kv_heads * config.head_dim)
+    return sum(tensor.nbytes for tensor in tensors(draft)) - draft.fc.nbytes - rows.nbytes
 
 
 class _ShapesOnly(PlainSource):

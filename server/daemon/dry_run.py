@@ -10,7 +10,7 @@ from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.build import with_context
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.known_models import published_or_folder, with_draft_layer
 from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import Headings, option
@@ -31,11 +31,13 @@ class DryRunConfig:
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """The plan as text. Raises EngineConfigError, also of a quantised model, and ModelConfigError
-    where there is no such model."""
+    """The plan as text. Raises EngineConfigError, also of a quantised model, ModelConfigError where
+    there is no such model, and WeightsError where its draft layer cannot be served."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
-    model = with_context(published_or_folder(engine_config.model), engine_config)
+    name = engine_config.model
+    shape = with_draft_layer(published_or_folder(name), name, engine_config.draft_layer)
+    model = with_context(shape, engine_config)
     method = QuantizationConfig.load(Path(engine_config.model)).method
     if method is not None:
         raise EngineConfigError(

@@ -36,8 +36,10 @@ def allocated(weights: ModelWeights) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors(weights)}.values())
 
 
+@pytest.mark.parametrize("draft_layers", [0, 1])
 @pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), MOE], ids=["tied", "moe"])
-def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig) -> None:
+def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig, draft_layers: int) -> None:
+    shape = replace(shape, draft_layers=draft_layers)
     weights = random_weights(shape, 1, torch.bfloat16)
     assert WeightSizes.of(shape, torch.bfloat16).total == allocated(weights)
 
@@ -53,6 +55,21 @@ def test_published_weights_have_their_published_bytes(
     assert sizes.total / 1e9 == pytest.approx(gigabytes, rel=0.01)
     assert sizes.step_bytes(1) / 1e9 == pytest.approx(active, rel=0.01)
     assert sizes.step_bytes(1) <= sizes.step_bytes(64) <= sizes.total
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "guesses"), [("9b", 84e6, 402e6), ("35b-a3b", 21e6, 1.67e9)]
+)
+def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
+    name: str, entries: float, guesses: float
+) -> None:
+    """fc and two rows of heads; queries, feed-forward and what follows are for guesses."""
+    off, on = (
+        WeightSizes.of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
+        for layers in (0, 1)
+    )
+    assert on.step_bytes(1) - off.step_bytes(1) == pytest.approx(entries, rel=0.01)
+    assert on.total - off.total == pytest.approx(entries + guesses, rel=0.01)
 
 
 def test_the_arena_is_counted_as_it_is_allocated() -> None:
@@ -106,13 +123,19 @@ def test_requests_that_run_at_a_time_fill_the_slabs() -> None:
     assert one_slot.requests(full.arena, 64) > full.requests(full.arena, 64)
 
 
-def test_the_dry_run_prints_the_plan_and_loads_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--dry-run", "--model", "9b", "--gpu", "h200"]) == 0
+@pytest.mark.parametrize(
+    ("draft_layer", "figures"),
+    [("auto", ("17543 MiB", "21 pages")), ("off", ("17079 MiB", "24 pages"))],
+)
+def test_the_dry_run_prints_the_plan_and_loads_nothing(
+    draft_layer: str, figures: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", "9b", "--gpu", "h200", "--draft-layer", draft_layer]
+    assert cli.main(["serve", "--dry-run", *flags]) == 0
     printed = capsys.readouterr().out
     words = ("weights", "arena", "slots", "pages", "graphs", "workspace", "rotary", "gathered")
-    for word in (*words, "the plan fits"):
+    for word in (*words, *figures, "the plan fits"):
         assert word in printed
-    assert "17079 MiB" in printed
 
 
 def test_the_dry_run_says_what_would_fit(capsys: pytest.CaptureFixture[str]) -> None:

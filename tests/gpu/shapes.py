@@ -1,5 +1,6 @@
 """Random models of head sizes that GPU kernels take, small enough for many engines."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -46,9 +47,9 @@ CONFIGS = {"dense": ModelConfig.from_dict(dense_raw()), "moe": ModelConfig.from_
 
 
 @cache
-def parts_of(shape: str, config: EngineConfig) -> EngineParts:
+def parts_of(shape: str, config: EngineConfig, draft_layers: int = 0) -> EngineParts:
     """The same weights on every device, in the config's dtype."""
-    model = CONFIGS[shape]
+    model = replace(CONFIGS[shape], draft_layers=draft_layers)
     dtype: torch.dtype = getattr(torch, config.dtype)
     device = torch.device(config.device)
     weights = assemble(model, RandomSource(3), dtype, device)

@@ -55,18 +55,21 @@ def test_rows_keep_their_seats_and_their_pages() -> None:
     assert seated(a, joined_anew, c, d) == [c, a, d, joined_anew]
 
 
+@pytest.mark.parametrize("draft_layers", [0, 1])
 @pytest.mark.parametrize("shape", sorted(CONFIGS))
-def test_the_counter_ticks_once_a_layer_after_its_work(shape: str) -> None:
+def test_the_counter_ticks_once_a_layer_after_its_work(shape: str, draft_layers: int) -> None:
     from tasuki.engine.runner.layer_events import LayerEvents
 
-    parts = parts_of(shape, EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128))
+    config = EngineConfig(dtype="bfloat16", device="cuda", arena_mib=128)
+    parts = parts_of(shape, config, draft_layers)
     steps = StepCounter()
-    ticks = LayerEvents(steps, parts.model_config.layers)
+    layers = parts.model_config.layers + draft_layers
+    ticks = LayerEvents(steps, layers)
     pages = [parts.layout.blocks_per_slab * (2 + page) for page in range(4)]
     batch = Batch.pack([SequenceSlice([5] * 200, 0, pages, 0, 1)])
     for forwards in (1, 2, 3):
         parts.model.forward(batch, parts.arena, ticks)
-        assert ticks.launched == forwards * parts.model_config.layers
+        assert ticks.launched == forwards * layers
         assert steps.wait_for(ticks.launched, 10.0)
         assert steps.value == ticks.launched
         until(lambda: steps.end_of(ticks.launched) < math.inf, "the forward's end is not told")

@@ -4,45 +4,18 @@ keeps: in one node and its chunks and steps, after a hand-over and an early step
 
 import numpy as np
 import pytest
-import torch
 
 from tasuki.engine.build import EngineParts, build_parts
-from tasuki.pycache.copies import run_copies
+from tests.harness.draft_entries import assert_kept_as_by_one_forward
 from tests.harness.engine_pair import engine_pair
 from tests.harness.engines import Lone, engine_config, submit
-from tests.harness.goldens import Request, Workspace, golden, reference_dir
+from tests.harness.goldens import golden, reference_dir
 
 MODEL = "small-dense"
 
 
 def parts(**changes: object) -> EngineParts:
     return build_parts(engine_config(reference_dir(MODEL), **changes))
-
-
-def assert_kept_as_by_one_forward(engine: Lone, tokens: list[int]) -> int:
-    """How many of the tokens' states the engine has; all that goes with that one is right."""
-    cache, arena = engine.engine._cache, engine.parts.arena
-    allocation = cache.allocate(
-        np.asarray(tokens, dtype=np.int32), capacity_tokens=len(tokens), working_slots=1
-    )
-    assert allocation is not None
-    run_copies(arena, cache.take_copies())
-    kept, slot = allocation.cached_tokens, allocation.working_slots[0]
-    if not kept:
-        cache.release(allocation)
-        return 0
-    one = Request(Workspace(engine.parts.model), kept)
-    one.forward(tokens[:kept])
-    other = one.workspace.arena
-    found, expected = (
-        kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:kept]
-        for kv in (arena.kv[-1][allocation.pages.tolist()], other.kv[-1][one.pages])
-    )
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
-    carried = other.carry[0][one.slots[0]]
-    torch.testing.assert_close(arena.carry[0][slot], carried, atol=2e-4, rtol=0)
-    cache.release(allocation)
-    return kept
 
 
 @pytest.mark.parametrize("chunk", [64, 512])
