@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,6 +53,17 @@ class BenchConfig:
             return self._engine(self.arena_mib)
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
         return self._engine(self._plan(self.arena_mib).arena // MIB)
+
+    def engine_config_of_two(self) -> EngineConfig:
+        """Of each of two engines that share a GPU and the weights, one with a draft layer. Raises
+        as engine_config()."""
+        if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
+            return self._engine(self.arena_mib)
+        memory = torch.cuda.get_device_properties(0).total_memory
+        model = replace(self.model_config(), draft_layers=1)
+        plan = MemoryPlan.of(model, self._engine(self.arena_mib), memory, Role.FUSED)
+        others = plan.beside - plan.weights - plan.context
+        return self._engine((plan.arena - others) // 2 // MIB)
 
     def memory_note(self, engine: EngineConfig) -> str:
         """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""

@@ -1,10 +1,11 @@
 """`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from statistics import fmean, median
 
+from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig
@@ -22,6 +23,7 @@ from .workload import (
     GRAMMAR_RATIO,
     IDLE_BATCH,
     IDLE_SECONDS,
+    MOST_ENTRIES_OF_A_STEP,
     Point,
 )
 
@@ -35,9 +37,16 @@ class DecodeConfig:
     warmup_steps: int = option(8, "after every request decodes")
     constrained: float = option(0.0, "share of each batch that follows a grammar, timed as well")
     peer: bool = option(False, "time transformers on the points of one request as well")
+    draft_layer: str = option(
+        "off",
+        "auto: an engine that keeps a draft layer's entries beside one without, by turns",
+        ("auto", "off"),
+    )
 
     def __post_init__(self) -> None:
         self.parsed()
+        if self.draft_layer == "auto" and (self.constrained or self.peer):
+            raise ValueError("draft_layer auto measures neither constrained nor peer: leave them")
         if not 0 <= self.constrained <= 1:
             raise ValueError(f"constrained must be in [0, 1], not {self.constrained}")
 
@@ -51,6 +60,9 @@ def main(argv: Sequence[str]) -> int:
     )
     model = config.model_config()
     with config.reported(f"decode {config.model}") as report:
+        if own.draft_layer == "auto":
+            _pair(config, own, report)
+            return 0
         # Before the engine takes all memory.
         peers = {
             point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
@@ -73,6 +85,31 @@ def main(argv: Sequence[str]) -> int:
         if config.device == "cuda":
             report.note(config.memory_note(engine))
     return 0
+
+
+def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
+    pair = DraftPair.of(config.model_config(), config.engine_config_of_two())
+    rigs = (pair.kept, pair.off)
+    kept, off = (ModelFloor.of(rig.model, rig.parts.layout, report.floors) for rig in rigs)
+    for point in own.parsed():
+        answers = _start(pair.kept, point), _start(pair.off, point)
+        turns = pair.decode(answers, own.steps, own.warmup_steps)
+        without = [*chain(*turns.off)]
+        report.add(_row(config.model, point, without, off, own, {}))
+        row = _row("", point, [*chain(*turns.kept)], kept, own, {})
+        report.add(
+            replace(
+                row,
+                name=f"{row.name}, with a draft layer",
+                target=f"<= {MOST_ENTRIES_OF_A_STEP:.1%} slower than without",
+                met=turns.ratio <= 1 + MOST_ENTRIES_OF_A_STEP,
+                others={"without": median(without)},
+                extra={"slower %": 100 * (turns.ratio - 1), **row.extra},
+            )
+        )
+        for rig, some in zip(rigs, answers, strict=True):
+            rig.abort(some)
+            rig.flush()
 
 
 def _add_constrained(

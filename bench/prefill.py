@@ -1,11 +1,13 @@
 """`tasuki bench prefill`: from the Submit of a prompt that nobody has seen to its first token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 
+from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.model_floor import ModelFloor
-from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
@@ -13,7 +15,7 @@ from tasuki.utils.config.options import option
 from .config import BenchConfig
 from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
-from .workload import MOST_TICK_COST, PREFILL_PEER_RATIO, PREFILL_TARGETS
+from .workload import MOST_ENTRIES_OF_A_PROMPT, MOST_TICK_COST, PREFILL_PEER_RATIO, PREFILL_TARGETS
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,15 @@ class PrefillConfig:
     prompts: str = option("8192,50000", "tokens of each prompt, by commas")
     repeats: int = option(5, "other prompts of the same length; the median counts")
     peer: bool = option(False, "time transformers on the same lengths as well")
+    draft_layer: str = option(
+        "off",
+        "auto: an engine that keeps a draft layer's entries beside one without, by turns",
+        ("auto", "off"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.draft_layer == "auto" and self.peer:
+            raise ValueError("draft_layer auto measures no peer: leave that out")
 
     def lengths(self) -> list[int]:
         return [int(text) for text in self.prompts.split(",")]
@@ -32,6 +43,9 @@ def main(argv: Sequence[str]) -> int:
     )
     model = config.model_config()
     with config.reported(f"prefill {config.model}") as report:
+        if own.draft_layer == "auto":
+            _pair(config, own, report)
+            return 0
         # Before the engine takes all memory.
         peers = {
             length: {"transformers": prefill_seconds(model, config.torch_device, length)}
@@ -48,6 +62,27 @@ def main(argv: Sequence[str]) -> int:
             report.add(_tick_row(rig, min(own.lengths())))
             report.note(config.memory_note(engine))
     return 0
+
+
+def _pair(config: BenchConfig, own: PrefillConfig, report: Report) -> None:
+    pair = DraftPair.of(config.model_config(), config.engine_config_of_two())
+    rigs = (pair.kept, pair.off)
+    kept, off = (ModelFloor.of(rig.model, rig.parts.layout, report.floors) for rig in rigs)
+    for length in own.lengths():
+        turns = pair.prefill(length, own.repeats)
+        without = [*chain(*turns.off)]
+        report.add(_row(config.model, length, without, off, {}))
+        row = _row("", length, [*chain(*turns.kept)], kept, {})
+        report.add(
+            replace(
+                row,
+                name=f"{row.name}, with a draft layer",
+                target=f"<= {MOST_ENTRIES_OF_A_PROMPT:.1%} slower than without",
+                met=turns.ratio <= 1 + MOST_ENTRIES_OF_A_PROMPT,
+                others={"without": median(without)},
+                extra={"slower %": 100 * (turns.ratio - 1), **row.extra},
+            )
+        )
 
 
 def _prefills(rig: Rig, length: int, repeats: int) -> list[float]:

@@ -37,6 +37,8 @@ DECODE_PEER_RATIO = 12.0
 GRAMMAR_RATIO = 1.05
 """Of a step in which half the answers follow a grammar to one in which none does."""
 PREFILL_PEER_RATIO = 1.35
+# Of what a draft layer's entries may cost a step, and a prompt, that draft nothing.
+MOST_ENTRIES_OF_A_STEP, MOST_ENTRIES_OF_A_PROMPT = 0.01, 0.015
 # The share of a forward's time that ticking the step counter may take.
 MOST_TICK_COST = 0.01
 # Between two decode graphs, at that batch.

@@ -29,15 +29,19 @@ class ModelFloor:
         sizes = WeightSizes.of(config, dtype)
         return ModelFloor(floors, sizes, layout, PrefillFlops.for_model(config))
 
+    @property
+    def _read_bytes(self) -> float:
+        """Of a token's KV: a draft layer's is read where it guesses."""
+        return self.layout.full_layers * self.layout.block_bytes / PAGE_TOKENS
+
     def decode(self, batch: int, context: float) -> float:
         """Seconds of a step of `batch` requests with `context` tokens each."""
-        kv = context * self.layout.page_bytes / PAGE_TOKENS
-        one = kv + 2 * self.layout.slot_bytes
+        one = context * self._read_bytes + 2 * self.layout.slot_bytes
         return self.floors.of_bytes(self.sizes.step_bytes(batch) + batch * one)
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
         """Seconds to forward `tokens` behind `cached` ones."""
         flops = self.flops.of(cached + tokens) - self.flops.of(cached)
-        kv = cached * self.layout.page_bytes / PAGE_TOKENS
+        kv = cached * self._read_bytes
         moved = self.sizes.step_bytes(tokens) + kv + 2 * self.layout.slot_bytes
         return max(self.floors.of_flops(flops), self.floors.of_bytes(moved))

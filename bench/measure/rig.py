@@ -28,6 +28,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.random_weights import random_weights
 from tasuki.transfer.windows.step_counter import StepCounter
 
@@ -56,18 +57,21 @@ class Answer:
 
 
 class Rig:
-    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
-        self.parts = random_parts(model, config)
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, parts: EngineParts | None = None
+    ) -> None:
+        """parts: of random weights by default."""
+        self.parts = parts or random_parts(model, config)
         cache = build_cache(config, self.parts)
         self._engine = build_fused_engine(config, self.parts, cache)
         self._engine.prepare()
-        self._vocab = model.vocab
+        self.model = model
         self._answers: dict[str, Answer] = {}
         self._generator = np.random.default_rng(_SEED)
 
     def prompt(self, tokens: int) -> list[int]:
         """Random ids, another list each time."""
-        drawn: list[int] = self._generator.integers(0, self._vocab, tokens).tolist()
+        drawn: list[int] = self._generator.integers(0, self.model.vocab, tokens).tolist()
         return drawn
 
     def submit(
@@ -141,8 +145,15 @@ def random_parts(model: ModelConfig, config: EngineConfig, role: Role = Role.FUS
     device = torch_device(config)
     use_device(device)
     arena = build_arena(config, model, device, role)
-    weights = random_weights(model, _SEED, getattr(torch, config.dtype), device)
-    # Drawing leaves float32 copies behind that a checkpoint's loading does not.
-    torch.cuda.empty_cache()
+    weights = drawn_weights(model, config)
     grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
     return EngineParts(model, build_model(model, weights), arena, StepCounter(), grammars=grammars)
+
+
+def drawn_weights(model: ModelConfig, config: EngineConfig) -> ModelWeights:
+    """On the config's device, of its dtype."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    weights = random_weights(model, _SEED, dtype, torch_device(config))
+    # Drawing leaves float32 copies behind that a checkpoint's loading does not.
+    torch.cuda.empty_cache()
+    return weights

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from tasuki.bench.idle import gaps
+from tasuki.bench.measure.draft_pair import DraftPair, Turns
 from tasuki.bench.measure.floors import Floors, measure_floors
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Row, as_line
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
+from tasuki.engine.config import EngineConfig
+from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tests.harness.engines import TINY
 
@@ -45,6 +48,52 @@ def test_a_decode_bench_writes_its_host_floors_and_points(tmp_path: Path, tiny: 
     for row in document["rows"]:
         assert row["share"] == pytest.approx(row["floor"] / row["seconds"])
         assert 0 < row["floor"] < row["seconds"]
+
+
+def test_a_decode_bench_has_a_draft_layer_and_none_take_turns(
+    tmp_path: Path, tiny: list[str]
+) -> None:
+    points = ["--points", "2x100", "--steps", "9", "--warmup-steps", "1", "--draft-layer", "auto"]
+    off, kept = run(tmp_path / "out.json", "decode", *tiny, *points)["rows"]
+    assert [off["name"], kept["name"]] == [
+        "step of 2 x 100 tokens",
+        "step of 2 x 100 tokens, with a draft layer",
+    ]
+    assert kept["others"] == {"without": off["seconds"]}
+    assert kept["floor"] > off["floor"]
+    assert kept["met"] is (kept["extra"]["slower %"] <= 1)
+
+
+def test_a_prefill_bench_has_a_draft_layer_and_none_take_turns(
+    tmp_path: Path, tiny: list[str]
+) -> None:
+    lengths = ["--prompts", "70", "--repeats", "3", "--draft-layer", "auto"]
+    off, kept = run(tmp_path / "out.json", "prefill", *tiny, *lengths)["rows"]
+    assert kept["name"] == f"{off['name']}, with a draft layer"
+    assert kept["others"] == {"without": off["seconds"]}
+    assert kept["met"] is (kept["extra"]["slower %"] <= 1.5)
+
+
+def test_a_pair_has_one_set_of_weights_and_the_same_answers() -> None:
+    config = EngineConfig(arena_mib=16, dtype="float32")
+    pair = DraftPair.of(ModelConfig.from_dict(TINY), config)
+    kept, off = (rig.parts for rig in (pair.kept, pair.off))
+    assert kept.layout.draft_layers == 1 and off.layout.draft_layers == 0
+    assert kept.model.weights.layers is off.model.weights.layers
+    rigs = (pair.kept, pair.off)
+    answers = [rig.submit(rig.prompt(70), 60) for rig in rigs]
+    for rig, answer in zip(rigs, answers, strict=True):
+        rig.run_until_tokens([answer], 1)
+    pair.decode(([answers[0]], [answers[1]]), 9, 1)
+    counts = [len(answer.tokens) for answer in answers]
+    assert min(counts) == max(counts) >= 2 * (8 + 3) and kept.arena.carry[0].any()
+    assert answers[0].tokens == answers[1].tokens
+
+
+def test_two_engines_are_compared_by_the_turns_that_they_took() -> None:
+    # A clock that slows down by half moves both of a turn.
+    turns = Turns([[1.0, 1.1, 9.0], [2.2, 2.2, 2.2]], [[1.0, 1.0, 1.0], [2.0, 7.0, 2.0]])
+    assert turns.ratio == pytest.approx(1.1)
 
 
 def test_a_bench_writes_the_same_rows_as_a_table(tmp_path: Path, tiny: list[str]) -> None:
