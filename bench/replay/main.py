@@ -28,6 +28,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--disk-write-mb", type=float, help="the disk's write budget, MB/s; none by default"
     )
+    parser.add_argument(
+        "--draft-layer",
+        choices=("auto", "off"),
+        default="off",
+        help="auto: pages and states hold what a draft layer keeps, where the model has one",
+    )
     parser.add_argument("--policy", choices=POLICIES, default="auto", help="eviction policy")
     parser.add_argument("--limit", type=int, help="requests to replay; all by default")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -35,11 +41,12 @@ def main(argv: Sequence[str]) -> int:
 
     tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_mb)
     trace = load_trace(values.file, values.limit)
+    kept = values.draft_layer
     if tiers is None:
-        result = replay(trace, values.model, values.gb, values.policy)
+        result = replay(trace, values.model, values.gb, values.policy, draft_layer=kept)
         text = as_text(result)
     else:
-        result = replay_tiers(trace, values.model, tiers, values.policy)
+        result = replay_tiers(trace, values.model, tiers, values.policy, draft_layer=kept)
         text = as_text(result) + tier_text(result)
     sys.stdout.write(json.dumps(result) + "\n" if values.json else text)
     return 0

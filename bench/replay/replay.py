@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasuki.model.flops import PrefillFlops
-from tasuki.model.known_models import published_or_folder
+from tasuki.model.known_models import published_or_folder, with_draft_layer
 from tasuki.pycache._cpp_cache import PrefixCache, TierConfig, TreeConfig
 from tasuki.pycache.layout import CacheLayout
 
@@ -21,11 +21,18 @@ _GIB = 1 << 30
 
 
 def replay(
-    trace: Trace, model: str, gib: float, policy: str, rules: ReplayRules | None = None
+    trace: Trace,
+    model: str,
+    gib: float,
+    policy: str,
+    rules: ReplayRules | None = None,
+    *,
+    draft_layer: str = "off",
 ) -> dict[str, Any]:
     """`model`: a published name or a folder; `gib`: bytes of the cache, GiB; `rules`: the policy's
-    own by default. Raises ReplayError, ModelConfigError."""
-    config = published_or_folder(model)
+    own by default; `draft_layer`: as of tasuki serve. Raises ReplayError, ModelConfigError,
+    WeightsError."""
+    config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
@@ -35,10 +42,16 @@ def replay(
 
 
 def replay_tiers(
-    trace: Trace, model: str, tiers: Tiers, policy: str, rules: ReplayRules | None = None
+    trace: Trace,
+    model: str,
+    tiers: Tiers,
+    policy: str,
+    rules: ReplayRules | None = None,
+    *,
+    draft_layer: str = "off",
 ) -> dict[str, Any]:
     """The same with memory below the arena; what moves, and how often, is in the outcome too."""
-    config = published_or_folder(model)
+    config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)

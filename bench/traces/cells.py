@@ -24,4 +24,6 @@ CELLS = (
     Cell("mooncake_synthetic_dev", 64, 0.061, 0.101, 0.11, 0.20),
 )
 POLICIES = ("marconi", "lru", "value", "auto")
+DRAFTING_POLICY = "auto"
+"""Replayed with a draft layer too."""
 MODEL = "35b-a3b"

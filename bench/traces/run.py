@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cells import CELLS, MODEL, POLICIES, Cell
+from cells import CELLS, DRAFTING_POLICY, MODEL, POLICIES, Cell
 from plot import bars
 from simulator import simulated
 from table import table
@@ -34,6 +34,7 @@ def main() -> int:
     started = time.monotonic()
     rows: list[dict[str, Any]] = []
     agreement: list[dict[str, Any]] = []
+    drafting: list[dict[str, Any]] = []
     for cell in CELLS:
         found = sorted(values.traces.glob(f"{cell.trace}.jsonl*"))
         if not found:
@@ -48,13 +49,15 @@ def main() -> int:
                 f"{row['requests_per_second']:.0f} requests/s",
                 flush=True,
             )
+        row = replay(trace, MODEL, cell.gib, DRAFTING_POLICY, draft_layer="auto")
+        drafting.append(row | {"cell": asdict(cell)})
         if values.simulator.is_file():
             agreement.append(compare(cell, trace, values.simulator, found[0]))
     values.out.mkdir(parents=True, exist_ok=True)
     host = platform.processor() or platform.machine()
-    result = {"host": host, "rows": rows, "agreement": agreement}
+    result = {"host": host, "rows": rows, "agreement": agreement, "draft_layer": drafting}
     (values.out / "traces.json").write_text(json.dumps(result, indent=1) + "\n")
-    (values.out / "traces.md").write_text(table(rows, agreement))
+    (values.out / "traces.md").write_text(table(rows, agreement, drafting))
     (values.out / "traces.svg").write_text(bars(rows))
     print(f"{len(rows)} replays in {time.monotonic() - started:.0f} s -> {values.out}")
     return 0 if rows else 1

@@ -2,13 +2,16 @@
 
 from typing import Any
 
-from cells import MODEL, POLICIES
+from cells import DRAFTING_POLICY, MODEL, POLICIES
 
 _CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted")
 
 
-def table(rows: list[dict[str, Any]], agreement: list[dict[str, Any]]) -> str:
-    """`agreement`: shares of ours and of the simulator, under the same rules."""
+def table(
+    rows: list[dict[str, Any]], agreement: list[dict[str, Any]], drafting: list[dict[str, Any]]
+) -> str:
+    """`agreement`: shares of ours and of the simulator, under the same rules; `drafting`: rows of
+    a cache that keeps a draft layer's entries."""
     by_cell: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
     for row in rows:
         by_cell.setdefault((_name(row["trace"]), row["gb"]), {})[row["policy"]] = row
@@ -31,6 +34,7 @@ def table(rows: list[dict[str, Any]], agreement: list[dict[str, Any]]) -> str:
                 *(f"{cell[key]:.2f}" for key in ("target", "stretch")),
             )
         )
+    lines += _drafting({key: cell[DRAFTING_POLICY] for key, cell in by_cell.items()}, drafting)
     lines += ["", "Where the prompt tokens went, policy auto:", ""]
     lines += [_line("trace, budget", "usable", *_CAUSES), _line(*["---"] * (2 + len(_CAUSES)))]
     for (trace, gib), policies in by_cell.items():
@@ -44,6 +48,28 @@ def table(rows: list[dict[str, Any]], agreement: list[dict[str, Any]]) -> str:
         lines.append(_line(f"{trace}, {gib:g} GB", *speeds))
     lines += ["", "![FLOPs saved](traces.svg)", ""]
     return "\n".join(lines + _agreement(agreement))
+
+
+def _drafting(
+    without: dict[tuple[str, float], dict[str, Any]], drafting: list[dict[str, Any]]
+) -> list[str]:
+    """What entries of a draft layer cost in the same bytes: fewer pages and states fit."""
+    if not drafting:
+        return []
+    lines = [
+        "",
+        f"`--draft-layer auto`, policy {DRAFTING_POLICY}: pages with the draft layer's entries, "
+        "states with what it carries, in the same bytes.",
+        "",
+        _line("trace, budget", "off", "auto", "points of FLOPs"),
+        _line(*["---"] * 4),
+    ]
+    for row in drafting:
+        off = without[_name(row["trace"]), row["gb"]]
+        points = 100 * (row["flops_saved"] - off["flops_saved"])
+        cell = f"{_name(row['trace'])}, {row['gb']:g} GB"
+        lines.append(_line(cell, _shares(off), _shares(row), f"{points:+.1f}"))
+    return lines
 
 
 def _agreement(agreement: list[dict[str, Any]]) -> list[str]:

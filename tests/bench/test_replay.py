@@ -251,3 +251,19 @@ def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ModelConfigError, match=r"one of 0\.8b"):
         published_or_folder("12b")
     assert isinstance(published_or_folder("9b"), ModelConfig)
+
+
+def test_a_draft_layer_costs_what_no_longer_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def saved(gib: str, *flags: str) -> float:
+        arguments = ["replay-trace", str(crowded(tmp_path)), "--gb", gib, "--policy", "value"]
+        assert cli.main([*arguments, "--json", *flags]) == 0
+        share: float = json.loads(capsys.readouterr().out)["flops_saved"]
+        return share
+
+    auto = ("--draft-layer", "auto")
+    assert saved("3") == saved("3", "--draft-layer", "off") > saved("3", *auto) > 0
+    assert saved("65") == saved("65", *auto)
+    tiers = ("--tiers", "1,2")
+    assert saved("1", *tiers) > saved("1", *tiers, *auto)
