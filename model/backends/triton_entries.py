@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
@@ -91,17 +90,18 @@ class PromptCarry:
         return PromptCarry(*torch.split(moved, [len(table) for table in tables]))
 
 
-def _product(x: Tensor, weight: Matrix) -> Tensor:
-    return functional.linear(x, weight.plain)
-
-
 class PromptEntries(TritonEntries):
     """`EntryOperators` of a forward over prompts."""
 
     def __init__(
-        self, config: ModelConfig, rotary: Tensor, places: TokenPlaces, carry: PromptCarry
+        self,
+        config: ModelConfig,
+        rotary: Tensor,
+        places: TokenPlaces,
+        carry: PromptCarry,
+        product: Callable[[Tensor, Matrix], Tensor],
     ) -> None:
-        super().__init__(config, rotary, places, carry.read_slots, _product)
+        super().__init__(config, rotary, places, carry.read_slots, product)
         self._carry = carry
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class TritonPrefill:
         return functional.linear(normed, weight.plain), residual
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
-        return self._reduce(functional.linear(x, weight.plain))
+        return self._reduce(self._product(x, weight))
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         return gdn_prefill(projected, weights, self._config, conv, ssm, self._plan.gdn)
@@ -122,4 +122,9 @@ class TritonPrefill:
 
     def entries(self) -> PromptEntries:
         assert self._plan.carry is not None, "the config has no draft layer"
-        return PromptEntries(self._config, self._rotary, self._plan.places, self._plan.carry)
+        config, plan = self._config, self._plan
+        return PromptEntries(config, self._rotary, plan.places, plan.carry, self._product)
+
+    def _product(self, x: Tensor, weight: Matrix) -> Tensor:
+        """x times weight [n, k] transposed, of this rank alone."""
+        return functional.linear(x, weight.plain)
