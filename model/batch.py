@@ -1,5 +1,6 @@
 """One forward's work as tensors: which tokens, which pages and slots they read and write; a decode
-forward at fixed addresses, which a captured graph reads every time."""
+forward, and one that verifies drafts, at fixed addresses, which a captured graph reads every
+time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,36 @@ class DecodeBatch:
     @property
     def size(self) -> int:
         return self.positions.shape[0]
+
+
+@dataclass(frozen=True)
+class VerifyBatch:
+    """T tokens of each of B sequences, of which the first counts[i] mean something: one of the
+    answer, and drafts behind it. No slot is written. All int32 on one device.
+
+    positions [B * T]: of each token, sequence by sequence; below 0 of those that mean nothing.
+    owners [B * T]: the sequence of each. token_rows [1]: T times rows[0]. counts [B], 1 to T.
+    context_lens [B]: what the query of a sequence's last token sees. page_table [B, pages] and rows
+    [1] as in DecodeBatch; read_slots [B]: no row reads what another row of the same plan writes.
+    """
+
+    positions: Tensor
+    owners: Tensor
+    token_rows: Tensor
+    counts: Tensor
+    context_lens: Tensor
+    page_table: Tensor
+    read_slots: Tensor
+    rows: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.counts.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.positions.shape[0] // self.size
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from copy import copy
 
 import torch
 
-from tasuki.model.batch import Batch, DecodeBatch
+from tasuki.model.batch import Batch, DecodeBatch, VerifyBatch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.long_context import warm
 from tasuki.model.ops.attention.rope import rotary_cache
@@ -17,6 +17,7 @@ from tasuki.model.ops.linear.gemv import MOST_ROWS
 from .reduce import Reduce, one_rank
 from .triton_decode import DecodeScratch, TritonDecode, TritonRowDecode
 from .triton_prefill import PrefillPlan, TritonPrefill
+from .triton_verify import TritonVerify, VerifyScratch
 
 
 class TritonBackend:
@@ -62,3 +63,11 @@ class TritonBackend:
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
         operators = TritonRowDecode if batch.size <= MOST_ROWS else TritonDecode
         return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)
+
+    def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
+        """For up to so many rows of up to so many tokens; all steps that share it share a
+        stream."""
+        return VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
+
+    def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:
+        return TritonVerify(self._config, batch, scratch, self._rotary, self._side, self._reduce)

@@ -1,0 +1,110 @@
+"""The operators of rows with drafts in Triton: T tokens a sequence, every address fixed.
+
+All but the mixers are those of a decode step with T times as many rows. Waits for nothing and
+allocates only through PyTorch, so that a CUDA graph may capture it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasuki.model.batch import DecodeBatch, VerifyBatch
+from tasuki.model.config import ModelConfig
+from tasuki.model.ops.attention.decode import DecodeWorkspace
+from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
+from tasuki.model.ops.attention.verify import paged_attention_verify
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs
+from tasuki.model.ops.gdn.verify.rows import gdn_verify
+from tasuki.model.weights.layers import AttentionWeights, GdnWeights
+from tasuki.pycache.layout import LayerKind
+
+from .reduce import Reduce
+from .triton_decode import DecodeScratch, TritonDecode
+
+
+@dataclass(frozen=True)
+class VerifyScratch:
+    """What steps of up to `batch` rows of up to `tokens` tokens share: launches that use it share a
+    stream. kept: of the last step, for folds."""
+
+    attention: DecodeWorkspace
+    kept: KeptInputs
+
+    @staticmethod
+    def of(
+        config: ModelConfig, batch: int, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> "VerifyScratch":
+        one = DecodeWorkspace.of(config, batch, device)
+        places, heads, dim = one.outputs.shape
+        workspace = DecodeWorkspace(
+            one.shares,
+            one.outputs.new_empty(places, tokens * heads, dim),
+            one.weights.new_empty(places, tokens * heads),
+        )
+        layers = config.layer_kinds.count(LayerKind.GDN)
+        return VerifyScratch(
+            workspace, KeptInputs.empty(config, layers, batch, tokens, dtype, device)
+        )
+
+
+class TritonVerify(TritonDecode):
+    """`Operators` of the steps that a `VerifyBatch` will ever describe. A forward's GDN layers come
+    in their order, each once: what is kept is of the layer that is next."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        batch: VerifyBatch,
+        scratch: VerifyScratch,
+        rotary: Tensor,
+        side: torch.cuda.Stream,
+        reduce: Reduce,
+    ) -> None:
+        # As the operators that know no sequence see it: every token is a row.
+        rows = DecodeBatch(
+            positions=batch.positions,
+            context_lens=batch.context_lens,
+            page_table=batch.page_table,
+            read_slots=batch.read_slots,
+            write_slots=batch.read_slots,
+            rows=batch.token_rows,
+        )
+        shared = DecodeScratch(scratch.attention, batch.owners)
+        super().__init__(config, rows, shared, rotary, side, reduce)
+        self._places = TokenPlaces(
+            batch.positions, batch.owners, batch.page_table, batch.token_rows, gaps=True
+        )
+        self._verified = batch
+        self._kept = scratch.kept
+        self._layer = 0
+
+    def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
+        batch, layer = self._verified, self._layer
+        self._layer += 1
+        return gdn_verify(
+            projected,
+            weights,
+            self._config,
+            conv,
+            ssm,
+            batch.read_slots,
+            batch.counts,
+            batch.rows,
+            self._kept.layer(layer),
+        )
+
+    def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
+        batch = self._verified
+        q = qk_norm_rope_gate(projected, weights, self._config, self._rotary, self._places, kv)
+        return paged_attention_verify(
+            q,
+            projected,
+            self._config,
+            kv,
+            batch.page_table,
+            batch.context_lens,
+            batch.counts,
+            batch.rows,
+            self._scratch.attention,
+        )
