@@ -45,7 +45,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 from tasuki.utils.progress import Progress, no_progress
 
-from .config import EngineConfig, EngineConfigError
+from .config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError
 from .engine import Engine
 from .intake import PromptLimits
 from .role import Role
@@ -246,21 +246,43 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
-    verifies = parts.runner is None and parts.arena.bytes.device.type == "cpu"
-    if not verifies and config.speculate not in ("auto", "off"):
+    if config.speculate == "mtp" and parts.arena.bytes.device.type != "cpu":
         raise EngineConfigError(
-            f"speculate is {config.speculate}, and drafts are verified on a CPU only, as yet: "
-            "leave it out, or give --device cpu"
+            "speculate is mtp, and the draft layer guesses on a CPU only, as yet: give tree or "
+            "prediction, or --device cpu"
         )
     if config.speculate == "mtp" and not parts.layout.draft_layers:
         raise EngineConfigError(
             "speculate is mtp, and the arena has no draft layer: give a checkpoint with mtp.*, and "
             "--draft-layer auto"
         )
-    most = config.draft_tokens if verifies and config.speculate != "off" else 0
+    most = most_drafts(config, parts)
     return Speculation(
         most, from_tree=config.speculate == "tree", by_layer=config.speculate == "mtp"
     )
+
+
+def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
+    """Of a step and answer. Raises EngineConfigError where the config asks for drafts that cannot
+    be verified."""
+    if parts.runner is None and parts.arena.bytes.device.type == "cpu":
+        return 0 if config.speculate == "off" else config.draft_tokens
+    most = config.drafts_on_gpu
+    if most and parts.runner is not None:
+        raise EngineConfigError(
+            f"speculate is {config.speculate}, and this runner verifies no drafts: leave it out"
+        )
+    if most > MOST_DRAFTS_ON_GPU:
+        raise EngineConfigError(
+            f"draft_tokens is {most}, and a GPU verifies at most {MOST_DRAFTS_ON_GPU} at a time: "
+            "give as many or fewer"
+        )
+    if most and parts.layout.draft_layers:
+        raise EngineConfigError(
+            f"speculate is {config.speculate}, and rows with drafts keep no entries of a draft "
+            "layer on a GPU, as yet: give --draft-layer off"
+        )
+    return most
 
 
 def _assemble(
@@ -278,10 +300,12 @@ def _assemble(
     if on_gpu:
         size = arena.bytes.nbytes // 2**20
         log.info("an arena of %d MiB, and up to %d requests in a forward", size, batch)
-    runner = build_runner(parts, batch, hands_on=role is Role.PREFILL, progress=progress)
+    # A prefill node has no answers.
+    drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
+    hands_on = role is Role.PREFILL
+    runner = build_runner(parts, batch, hands_on=hands_on, drafts=drafts, progress=progress)
     wire = parts.wire or parts.layout
     grammars = parts.grammars
-    # A prefill node has no answers.
     per_token = None if role is Role.PREFILL else config.max_itl_seconds
     return Engine(
         config,
@@ -315,10 +339,15 @@ def build_early_start(
 
 
 def build_runner(
-    parts: EngineParts, batch: int, *, hands_on: bool, progress: Progress = no_progress
+    parts: EngineParts,
+    batch: int,
+    *,
+    hands_on: bool,
+    drafts: int = 0,
+    progress: Progress = no_progress,
 ) -> Runner:
     """On a GPU this captures the decode graphs. batch: the most requests of a forward. hands_on:
-    whether anybody counts its steps."""
+    whether anybody counts its steps. drafts: of a row at most, on a GPU."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
@@ -333,5 +362,6 @@ def build_runner(
         parts.grammars,
         max_batch=batch,
         max_position=parts.model_config.max_position,
+        drafts=drafts,
         progress=progress,
     )

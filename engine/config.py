@@ -8,6 +8,9 @@ from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
 
+MOST_DRAFTS_ON_GPU = 7
+"""Of a row: with its first token they fill a matrix instruction of most models' heads twice."""
+
 
 class EngineConfigError(ValueError):
     """A setting that cannot work; the message names the field and the mend."""
@@ -126,11 +129,13 @@ class EngineConfig:
         "what answers are drafted from, so that a step may give several tokens of one, all of them "
         "the same as without: prediction, what a request says of its answer; mtp, that and the "
         "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
-        "auto: predictions, where drafts can be verified (on a CPU, as yet); off: nothing",
+        "auto: predictions, on a CPU; off: nothing",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(
-        4, "drafts of a step and answer at most", aliases=("--num-speculative-tokens",)
+        4,
+        "drafts of a step and answer at most; on a GPU 7 or fewer",
+        aliases=("--num-speculative-tokens",),
     )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward")
@@ -171,6 +176,12 @@ class EngineConfig:
                 "prefill_chunk_tokens must be a positive multiple of 64, "
                 f"not {self.prefill_chunk_tokens}"
             )
+
+    @property
+    def drafts_on_gpu(self) -> int:
+        """Of a row at most, for which a GPU keeps room. None where they were not asked for: until a
+        controller knows when they gain, they may cost nothing there."""
+        return self.draft_tokens if self.speculate in ("prediction", "tree") else 0
 
     def usable_of(self, free: int, total: int) -> int:
         """Bytes of a GPU that this process may take, of `total` of which `free` are free."""

@@ -14,9 +14,11 @@ import torch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.engine.runner.padded_sizes import padded_sizes
+from tasuki.engine.runner.verify.token_rows import MOST_ROWS
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
+from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
 from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, itemsize
@@ -28,6 +30,8 @@ _CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
 # Of what remains, so that fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
+_SHARES = 160
+"""Of attention's parts at most: as many as a GPU has multiprocessors."""
 _MOST_REQUESTS = 256
 """Of a forward where `max_batch` is auto: each more has its logits and rows kept ready."""
 _PAGES_OF_A_REQUEST = 4
@@ -141,7 +145,10 @@ class _Beside:
             context_tokens=tokens,
             workspace=_workspace(model, config, batch),
             gathered=gathered_bytes(model, tokens, dtype),
-            graphs=_GRAPHS_BYTES + _activations(model, batch, config.dtype) + kept_logits,
+            graphs=_GRAPHS_BYTES
+            + _activations(model, batch, config.dtype)
+            + kept_logits
+            + _drafts(model, config, layout, role, batch),
         )
 
     @property
@@ -170,6 +177,22 @@ def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
     logits = 4 * model.vocab * batch * 4
     scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
     return _activations(model, config.prefill_chunk_tokens, config.dtype) + logits + scored
+
+
+def _drafts(
+    model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
+) -> int:
+    """Of graphs of rows with drafts: the graphs, their activations, the logits and a copy, parts of
+    attention, and what is kept of each token for folds (runner/verify). A prefill node has none."""
+    if not config.drafts_on_gpu or role is Role.PREFILL:
+        return 0
+    width, rows, size = config.drafts_on_gpu + 1, min(batch, MOST_ROWS), itemsize(config.dtype)
+    tokens = rows * width
+    logits = 2 * tokens * model.vocab * size
+    attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
+    kept = tokens * kept_bytes(model, layout.gdn_layers, size)
+    activations = _activations(model, tokens, config.dtype)
+    return _GRAPHS_BYTES + activations + logits + attention + kept
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:

@@ -54,7 +54,7 @@ class DecodeGraphs:
             self._step(size)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with _no_collection(), torch.cuda.graph(graph, pool=pool):
+            with no_collection(), torch.cuda.graph(graph, pool=pool):
                 self._logits[size] = self._step(size)
             self._graphs[size] = graph
             progress(len(self._graphs), len(self._sizes))
@@ -81,7 +81,7 @@ class DecodeGraphs:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """What a garbage collection frees meanwhile, as the graphs of an engine before this one, would
     invalidate the capture."""
     enabled = gc.isenabled()

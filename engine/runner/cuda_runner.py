@@ -1,4 +1,5 @@
-"""Runs plans on a GPU: decoding rows by a captured graph, prompts eagerly behind it.
+"""Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another one, prompts
+eagerly behind them.
 
 Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
 stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread rule:
@@ -20,6 +21,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.attention.long_context import block_rows_of
 from tasuki.model.ops.sampling.prompt_scores import ScoredRows
+from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -39,6 +41,8 @@ from .last_tokens import LastTokens
 from .layer_events import LayerEvents
 from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
+from .verify.draft_verifier import DraftVerifier
+from .verify.verified_rows import VerifiedRows
 
 _FAR_TOKENS = 32 * 1024
 
@@ -55,10 +59,11 @@ class _Part:
 @dataclass(frozen=True)
 class CudaForward:
     """`InFlightForward` of a plan with so many rows. parts: a row of two is what the later one
-    has. scores: on their way, by rows."""
+    has. verified: of rows with drafts. scores: on their way, by rows."""
 
     rows: int
     parts: Sequence[_Part]
+    verified: Sequence[VerifiedRows]
     scores: Mapping[int, ScoredRows]
     before: torch.cuda.Event
     started: torch.cuda.Event
@@ -80,8 +85,13 @@ class CudaForward:
         tops = {
             row: top for part in self.parts for tokens in part.tops for row, top in tokens.of_rows()
         }
+        behind: dict[int, tuple[Sampled, ...]] = {}
+        for verified in self.verified:
+            first, more = verified.put(drawn)
+            tops.update(first)
+            behind.update(more)
         scores = {row: scored.values() for row, scored in self.scores.items()}
-        return replace(drawn, tops=tops, scores=scores)
+        return replace(drawn, tops=tops, scores=scores, behind=behind)
 
 
 class CudaRunner:
@@ -94,11 +104,12 @@ class CudaRunner:
         *,
         max_batch: int,
         max_position: int,
+        drafts: int = 0,
         progress: Progress = no_progress,
     ) -> None:
         """Captures the graphs, which progress counts. ticks: counts the layers of prompts, if
-        anybody is to know: what decodes hands nothing on. REQUIRES: the model has Triton's
-        operators."""
+        anybody is to know: what decodes hands nothing on. drafts: of a row at most. REQUIRES: the
+        model has Triton's operators."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -125,6 +136,20 @@ class CudaRunner:
             self._lanes,
             device,
         )
+        self._verifier = None
+        if drafts:
+            self._verifier = DraftVerifier(
+                model,
+                backend,
+                arena,
+                self._sequences,
+                self._sampling,
+                self._eager,
+                scratch_lane=self._lanes.scratch,
+                rows=max_batch,
+                pages=pages,
+                drafts=drafts,
+            )
         self._warm_up()
         self._ended = _recorded(timed=True)
 
@@ -173,7 +198,7 @@ class CudaRunner:
     def launch(self, plan: ForwardPlan) -> CudaForward:
         # The current device belongs to a thread, and this one did not build the graphs.
         torch.cuda.set_device(self._arena.bytes.device)
-        rows = self._sequences.apply(plan)
+        rows = self._folded(plan, self._sequences.apply(plan))
         self._adjustments.apply(plan)
         for item in plan.joined:
             self._sampling.join(item.lane, item.sampling)
@@ -183,10 +208,24 @@ class CudaRunner:
         before, started = self._ended, _recorded(timed=True)
         if rows.decodes.any():
             parts += self._decode(plan, rows, rows.decodes.nonzero()[0])
-        if not rows.decodes.all():
-            parts += self._prefill(plan, rows, (~rows.decodes).nonzero()[0], scores)
+        verified = []
+        if self._verifier is not None and rows.verifies.any():
+            verified.append(self._verifier.verify(plan, rows, rows.verifies.nonzero()[0]))
+        prompts = ~(rows.decodes | rows.verifies)
+        if prompts.any():
+            parts += self._prefill(plan, rows, prompts.nonzero()[0], scores)
         self._ended = _recorded(timed=True)
-        return CudaForward(len(rows), parts, scores, before, started, self._ended)
+        return CudaForward(len(rows), parts, verified, scores, before, started, self._ended)
+
+    def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
+        """The plan's rows, once its folds are launched: as many verify drafts as may."""
+        if self._verifier is None:
+            if rows.verifies.any() or plan.folds:
+                raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
+            return rows
+        self._verifier.fold(plan.folds)
+        self._verifier.drop(plan.left)
+        return self._verifier.seated(rows)
 
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]

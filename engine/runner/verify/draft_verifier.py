@@ -1,0 +1,191 @@
+"""Computes rows with drafts on a GPU, and folds what of them holds.
+
+Owns their numbers on the device, their pages' table, their graphs and what is kept of their last
+step for folds; shares model, arena and samplers with the runner. The next step of such rows
+overwrites what is kept: the engine folds before it drafts again, since it drafts behind what is
+there. Thread rule: the runner's; one stream.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tasuki.engine.forward_plan import Fold, ForwardPlan, Ints, PlanError
+from tasuki.engine.runner.block_table import BlockTable
+from tasuki.engine.runner.device_batch import SamplingTable
+from tasuki.engine.runner.eager_sampler import EagerSampler
+from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
+from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.ops.sampling.top_k_top_p import cut
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache.arena import Arena
+
+from .drafted_rows import DraftedRows
+from .token_rows import MOST_ROWS, token_rows
+from .verified_rows import VerifiedRows
+from .verify_graphs import VerifyGraphs
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A row of the last step: where what is kept of it stands, and its tokens and slots."""
+
+    place: int
+    tokens: int
+    read_slot: int
+    write_slot: int
+
+
+class DraftVerifier:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        sequences: SequenceStates,
+        sampling: SamplingTable,
+        eager: EagerSampler,
+        *,
+        scratch_lane: int,
+        rows: int,
+        pages: int,
+        drafts: int,
+    ) -> None:
+        """rows, pages: most of a step, and of a row. drafts: of a row at most. REQUIRES: nothing in
+        the arena is used yet."""
+        device = arena.bytes.device
+        self._model = model
+        self._arena = arena
+        self._sequences = sequences
+        self._sampling = sampling
+        self._eager = eager
+        self._device = device
+        self._most = min(rows, MOST_ROWS)
+        self._rows = DraftedRows(self._most, drafts + 1, scratch_lane, device)
+        self._table = BlockTable(self._most, pages, device)
+        self._scratch = backend.verify_scratch(self._most, drafts + 1)
+        self._graphs = VerifyGraphs(
+            model, backend, arena, self._rows, self._table.table, self._scratch
+        )
+        self._held: dict[int, _Held] = {}
+        self._alone: set[int] = set()
+        """Lanes whose rows went without their drafts, and wrote their slots."""
+        self._fold([_Held(0, 1, 0, 0)], [1])
+
+    def seated(self, rows: ResolvedRows) -> ResolvedRows:
+        """The rows with drafts, as far as there is room for them; others are computed without, as
+        steps of a token are."""
+        others = rows.verifies.nonzero()[0][self._most :]
+        if not len(others):
+            return rows
+        verifies, decodes, lengths = rows.verifies.copy(), rows.decodes.copy(), rows.lengths.copy()
+        verifies[others], decodes[others], lengths[others] = False, True, 1
+        self._alone |= set(rows.lanes[others].tolist())
+        return replace(rows, verifies=verifies, decodes=decodes, lengths=lengths)
+
+    def verify(
+        self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
+    ) -> VerifiedRows:
+        """The rows of these numbers, at least one and at most as many as seated() leaves."""
+        lanes = rows.lanes[numbers].tolist()
+        numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
+        rows = rows.take(numbers)
+        width = self._graphs.width(int(rows.lengths.max()))
+        each = token_rows(rows, width)
+        ids: Ints = np.zeros((len(rows), width), dtype=np.int32)
+        for row, (at, length) in enumerate(zip(rows.tokens_at, rows.lengths, strict=True)):
+            ids[row, :length] = plan.tokens[at : at + length]
+        drafts = [ids[row, 1:length].tolist() for row, length in enumerate(rows.lengths.tolist())]
+        self._rows.fill(rows, each, ids, self._sampling)
+        logits = self._graphs.replay(len(rows), width)
+        self._hold(rows)
+        if self._sampling.cuts[rows.lanes].any():
+            own = logits[: len(each)]
+            draws = self._rows.draws(len(rows), width)
+            sample(own, draws, self._rows.tokens, cut(own, draws))
+        tops = self._eager.top(np.arange(len(each)), each, logits)
+        drawn = self._rows.read()
+        adjusted = self._draw_adjusted(each, drafts, width, logits)
+        return VerifiedRows(numbers, drafts, width, drawn, tops, adjusted)
+
+    def _hold(self, rows: ResolvedRows) -> None:
+        columns = (rows.lanes, rows.lengths, rows.read_slots, rows.write_slots)
+        self._held = {
+            lane: _Held(place, tokens, read, write)
+            for place, (lane, tokens, read, write) in enumerate(
+                zip(*(column.tolist() for column in columns), strict=True)
+            )
+        }
+
+    def _draw_adjusted(
+        self, each: ResolvedRows, drafts: Sequence[Sequence[int]], width: int, logits: Tensor
+    ) -> dict[int, list[Sampled]]:
+        """Draw those rows whose requests change the logits, by what was drawn before: token after
+        token, each waited for, as far as drafts hold. By the rows' places."""
+        going = self._sampling.adjusts[each.lanes[::width]].nonzero()[0].tolist()
+        found: dict[int, list[Sampled]] = {row: [] for row in going}
+        for place in range(width):
+            if not going:
+                break
+            at = np.array(going) * width + place
+            own = logits[torch.from_numpy(at).pin_memory().to(self._device, non_blocking=True)]
+            rows = each.take(at)
+            likeliest = self._eager.top(at, rows, own)
+            drawn = self._eager.draw(rows, own)
+            assert drawn is not None
+            torch.cuda.current_stream(self._device).synchronize()
+            tops = dict(of_row for some in likeliest for of_row in some.of_rows())
+            tokens, floats = drawn[1][0].tolist(), drawn[1].view(torch.float32)
+            still = []
+            for number, row in enumerate(going):
+                logprob, margin = float(floats[1, number]), float(floats[2, number])
+                top = tops.get(int(at[number]), ())
+                found[row].append(Sampled(tokens[number], logprob, margin, top))
+                if place < len(drafts[row]) and tokens[number] == drafts[row][place]:
+                    still.append(row)
+            going = still
+        return found
+
+    def fold(self, folds: Iterable[Fold]) -> None:
+        """Store what they ask for. Raises PlanError."""
+        held: list[_Held] = []
+        counts: list[int] = []
+        for fold in folds:
+            if fold.lane in self._alone and fold.count == 1:
+                self._alone.discard(fold.lane)
+                continue
+            row = self._held.pop(fold.lane, None)
+            if row is None or not 0 < fold.count <= row.tokens:
+                raise PlanError(
+                    f"{fold.count} tokens of lane {fold.lane} are to be folded, which holds "
+                    f"{0 if row is None else row.tokens}"
+                )
+            held.append(row)
+            counts.append(fold.count)
+        if held:
+            self._fold(held, counts)
+
+    def drop(self, lanes: Iterable[int]) -> None:
+        for lane in lanes:
+            self._held.pop(lane, None)
+            self._alone.discard(lane)
+
+    @torch.inference_mode()
+    def _fold(self, rows: Sequence[_Held], counts: Sequence[int]) -> None:
+        host = torch.empty(4, len(rows), dtype=torch.int32, pin_memory=True)
+        host.numpy()[:] = (
+            [row.place for row in rows],
+            counts,
+            [row.read_slot for row in rows],
+            [row.write_slot for row in rows],
+        )
+        tables = host.to(self._device, non_blocking=True)
+        arena = self._arena
+        gdn_fold(self._scratch.kept, self._model.config, arena.conv, arena.ssm, FoldRows(*tables))

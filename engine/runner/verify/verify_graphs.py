@@ -1,0 +1,87 @@
+"""Steps of rows with drafts as CUDA graphs, one a padded batch size and number of tokens a row:
+from the tokens to a draw behind each.
+
+Owns the graphs, their memory and the logits, which all of them leave in one place: kept apart they
+would take gigabytes.
+"""
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor
+
+from tasuki.engine.runner.cuda_graphs import no_collection
+from tasuki.engine.runner.padded_sizes import padded_sizes
+from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.backends.triton_verify import VerifyScratch
+from tasuki.model.hooks import NullHooks
+from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache.arena import Arena
+
+from .drafted_rows import DraftedRows
+from .token_rows import widths
+
+
+class VerifyGraphs:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        backend: TritonBackend,
+        arena: Arena,
+        rows: DraftedRows,
+        table: Tensor,
+        scratch: VerifyScratch,
+    ) -> None:
+        """Capture a graph for every size up to table's rows and every width up to what the scratch
+        holds. Nothing of the arena is touched: while rows counts no row, the operators leave it
+        alone."""
+        self._model = model
+        self._backend = backend
+        self._arena = arena
+        self._rows = rows
+        self._table = table
+        self._scratch = scratch
+        self._sizes = padded_sizes(table.shape[0])
+        self._widths = widths(scratch.kept.tokens - 1)
+        self._logits = torch.empty(
+            self._sizes[-1] * self._widths[-1],
+            model.config.vocab,
+            dtype=model.weights.dtype,
+            device=arena.bytes.device,
+        )
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        rows.clear()
+        pool = torch.cuda.graph_pool_handle()
+        # The largest first: the smaller ones then live in the memory that it took.
+        for size in reversed(self._sizes):
+            for width in reversed(self._widths):
+                # Kernels are compiled and libraries find their workspaces outside of the capture.
+                self._step(size, width)
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with no_collection(), torch.cuda.graph(graph, pool=pool):
+                    self._step(size, width)
+                self._graphs[size, width] = graph
+
+    def width(self, tokens: int) -> int:
+        """Tokens a row of the graphs that take rows of so many."""
+        return self._widths[bisect_left(self._widths, tokens)]
+
+    def replay(self, count: int, width: int) -> Tensor:
+        """A draw behind each token of `count` rows of `width` tokens; the logits [at least count *
+        width, vocab], which the next replay overwrites. REQUIRES: rows are filled, the table is
+        written; width is one of width()."""
+        size = self._sizes[bisect_left(self._sizes, count)]
+        self._graphs[size, width].replay()
+        return self._logits[: size * width]
+
+    @torch.inference_mode()
+    def _step(self, size: int, width: int) -> None:
+        batch = self._rows.batch(size, width, self._table)
+        operators = self._backend.bind_verify(batch, self._scratch)
+        tokens = self._rows.ids(size, width)
+        branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
+        logits = self._logits[: size * width]
+        logits.copy_(self._model.head(branch, residual, operators))
+        sample(logits, self._rows.draws(size, width), self._rows.tokens)
