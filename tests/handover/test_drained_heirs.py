@@ -168,9 +168,8 @@ def test_a_change_of_role_leaves_them_too(undisturbed: list[list[tuple[int, ...]
         assert usable_elsewhere(nodes, left, undisturbed) == [HELD] * SESSIONS
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_heir_that_goes_holds_nobody_up(
     undisturbed: list[list[tuple[int, ...]]], number: signal.Signals
 ) -> None:
@@ -190,6 +189,7 @@ def test_an_heir_that_goes_holds_nobody_up(
         assert_others_at_rest(nodes, left)
 
 
+@pytest.mark.slow
 def test_all_heirs_gone_is_the_end(undisturbed: list[list[tuple[int, ...]]]) -> None:
     with conversed(undisturbed) as (nodes, left):
         for heir in nodes.prefill:

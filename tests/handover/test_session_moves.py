@@ -105,6 +105,7 @@ def test_what_a_draining_node_holds_is_pulled_and_not_computed_again(
         assert nodes.decode[left].stats().sessions == 0
 
 
+@pytest.mark.slow
 def test_conversations_that_no_prefill_node_has_seen_are_pulled_too() -> None:
     """Of short turns, which their decode node computed itself: nobody else knows of them before."""
     turns = [random_prompt(40, 70 + turn) for turn in range(5)]
@@ -195,6 +196,7 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
         assert [answer.token_ids for answer in answers] == undisturbed
 
 
+@pytest.mark.slow
 def test_sessions_that_are_opened_at_once_are_spread(undisturbed: list[tuple[int, ...]]) -> None:
     """Among idle nodes, which all say the same; and they stay, so that none is pulled from."""
     with four() as nodes, Fleet([*nodes.decode]) as clients:
