@@ -121,9 +121,9 @@ class TritonPrefill:
         return self._reduce(output), residual
 
     def entries(self) -> PromptEntries:
-        assert self._plan.carry is not None, "the config has no draft layer"
-        config, plan = self._config, self._plan
-        return PromptEntries(config, self._rotary, plan.places, plan.carry, self._product)
+        places, carry = self._plan.places, self._plan.carry
+        assert carry is not None, "the config has no draft layer"
+        return PromptEntries(self._config, self._rotary, places, carry, self._product)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """x times weight [n, k] transposed, of this rank alone."""
