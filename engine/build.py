@@ -17,9 +17,9 @@ from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
-from tasuki.engine.handover.early_start import Barriers, EarlyStart
-from tasuki.engine.handover.early_step import EarlySteps
 from tasuki.engine.handover.prefill_side import PrefillHandover
+from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
+from tasuki.engine.handover.receiving.early_step import EarlySteps
 from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import Runner

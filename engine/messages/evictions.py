@@ -18,7 +18,8 @@ prompt, from the last usable token on."""
 CAUSES = frozenset(CAUSES_IN_ORDER)
 NOT_PULLED = "not_pulled"
 """The cause of tokens that were computed on one node while another one held their KV and state; it
-comes before the tree's. Only who compares both caches gives it (engine/handover/pair_hit.py)."""
+comes before the tree's. Only who compares both caches gives it
+(engine/handover/receiving/pair_hit.py)."""
 TEMPLATE_CHANGED = "template_changed"
 """A cause that no tree can see, of tokens that it takes for new: the chat template renders an
 earlier turn otherwise than when it was the last."""

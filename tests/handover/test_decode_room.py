@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.decode_room import MOVES, DecodeRoom, Granted, Over, Ready, Wanted
 from tasuki.engine.handover.decode_side import DecodeHandover
+from tasuki.engine.handover.receiving.decode_room import (
+    MOVES,
+    DecodeRoom,
+    Granted,
+    Over,
+    Ready,
+    Wanted,
+)
 from tasuki.engine.request import IllegalMove, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner
@@ -32,7 +39,7 @@ def decode(tmp_path: Path) -> Lone:
 def rooms_of(node: Lone) -> dict[m.RoomId, DecodeRoom]:
     handover = node.engine._handover
     assert isinstance(handover, DecodeHandover)
-    return handover._rooms
+    return handover._rooms._rooms
 
 
 def test_every_state_ends_and_an_illegal_move_names_both_ends() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.decode_side import MOST_HANDED_BACK, MOST_LEAVING
+from tasuki.engine.handover.receiving.hand_backs import AT_A_TIME, MOST_WAITING
 from tasuki.engine.role import Role
 from tests.handover.test_pulls import REPORT, copy, prompt_of, reserve, sender_over
 from tests.harness.decode_engine import DecodeNode
@@ -88,17 +88,17 @@ def test_little_is_not_worth_a_room(node: DecodeNode) -> None:
 
 def test_it_is_bounded_and_those_who_left_meanwhile_are_passed_over(node: DecodeNode) -> None:
     log = answered(node)
-    names = [f"b{number}" for number in range(MOST_HANDED_BACK + MOST_LEAVING + 1)]
+    names = [f"b{number}" for number in range(AT_A_TIME + MOST_WAITING + 1)]
     for name in names:
         node.post(back(name, log))
-    assert node.asked == names[:MOST_HANDED_BACK]
+    assert node.asked == names[:AT_A_TIME]
     error = node.rejected(names[-1])
     assert error.kind is m.ErrorKind.NOT_HANDED_BACK and "as many as may" in error.message
     node.leave("b0")
-    node.leave(names[MOST_HANDED_BACK])
+    node.leave(names[AT_A_TIME])
     node.step()
     assert node.all_said(m.HandoverCancelled) == [m.HandoverCancelled(node.room("b0"))]
-    assert node.asked[MOST_HANDED_BACK:] == [names[MOST_HANDED_BACK + 1]]
+    assert node.asked[AT_A_TIME:] == [names[AT_A_TIME + 1]]
     for name in names[:-1]:
         node.leave(name)
     node.step()

@@ -1,0 +1,1 @@
+"""Rooms in which a decode engine takes what a prefill engine computed."""

@@ -1,0 +1,248 @@
+"""The rooms that a decode engine asked for, and what was allocated for them.
+
+Owns the rooms, and their ids until a request or the tree owns them again. Emits what the decode
+node's hand-over client acts on. Thread rule: the engine loop's.
+Invariants: ids that a sender was given are free only after its fence, and after the room's own
+early step; rooms that wait for memory get it in the order in which their senders asked.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from types import UnionType
+
+from tasuki.engine import messages as m
+from tasuki.engine.accounting.evictions import breakdown
+from tasuki.engine.handover.at_rest import AtRestQueue
+from tasuki.engine.handover.base import HandoverContext
+from tasuki.engine.handover.room_names import RoomNames
+from tasuki.engine.request import AwaitingPrefill, Receiving, Request
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest, Match
+from tasuki.pycache.layout import PAGE_TOKENS
+
+from .decode_room import Asked, Bare, DecodeRoom, Done, Fenced, Granted, Over, Quarantined, Wanted
+from .early_start import EarlyStart
+
+_FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
+"""What is asked for where no token of the prefill node's is wanted: it draws one anyway."""
+
+
+class DecodeRooms:
+    def __init__(self, context: HandoverContext, early: EarlyStart) -> None:
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._emit = context.emit
+        self._working_slots = context.working_slots
+        self._early = early
+        self._generations = count(1)
+        self._rooms: dict[m.RoomId, DecodeRoom] = {}
+        self._wanted: deque[DecodeRoom] = deque()
+        self._coming = 0
+        self.names = RoomNames()
+        self._grants = AtRestQueue(context.runner, self._emit_grant)
+
+    def __contains__(self, room: m.RoomId) -> bool:
+        return room in self._rooms
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that was granted waits for the device."""
+        return self._grants.waiting
+
+    @property
+    def coming(self) -> int:
+        """Live rooms whose answers are to go on here."""
+        return self._coming
+
+    @property
+    def first_wanted(self) -> DecodeRoom | None:
+        """The first of those that wait for memory."""
+        return self._wanted[0] if self._wanted else None
+
+    def count(self, purpose: m.Purpose) -> int:
+        return sum(room.request.purpose is purpose for room in self._rooms.values())
+
+    def at(self, room_id: m.RoomId, states: type | UnionType) -> DecodeRoom | None:
+        """The room, where it is in one of these states."""
+        room = self._rooms.get(room_id)
+        return room if room is not None and isinstance(room.state, states) else None
+
+    def live(self, room_id: m.RoomId) -> DecodeRoom | None:
+        """The room, where its request still waits for it."""
+        room = self._rooms.get(room_id)
+        return room if room is not None and room.live else None
+
+    def ask(self, request: Request, match: Match) -> m.RoomId:
+        """Ask a prefill node for the prompt; nothing is held here until it is about to start.
+        match: what is here of it."""
+        named, request.gateway_room = request.gateway_room, None
+        if named is not None and named.room in self._rooms:
+            # Another request of that room was queued before this one.
+            named = None
+        ticket = m.Ticket(
+            room=m.RoomId(secrets.randbits(63)) if named is None else named.room,
+            generation=next(self._generations),
+            kv_matched=match.kv_tokens // PAGE_TOKENS * PAGE_TOKENS,
+            sampling=_FIRST_TOKEN_ALONE if request.forks else request.sampling,
+            salt=request.salt,
+            marks=request.marks,
+            offered=match.usable_tokens,
+            caller=request.caller,
+            priority=request.priority,
+            due_seconds=self._scheduler.due_seconds(request),
+        )
+        request.ticket = ticket
+        request.asked_at = time.monotonic()
+        request.move(AwaitingPrefill(ticket.room))
+        self._rooms[ticket.room] = DecodeRoom(ticket.room, request, breakdown(match, None))
+        self._coming += goes_on_here(request)
+        self.names.note(ticket.room, request.told_as)
+        self._emit(
+            m.HandoverWanted(
+                request.told_as,
+                ticket,
+                request.prompt,
+                None if named is None else named.sender,
+                request.cursor,
+                request.purpose,
+                request.purpose is m.Purpose.ANSWER and not request.fetch_tried,
+            )
+        )
+        return ticket.room
+
+    def want_grant(self, room: DecodeRoom) -> None:
+        """Its sender is about to start. REQUIRES: it is Asked."""
+        if goes_on_here(room.request):
+            room.move(Wanted())
+            self._wanted.append(room)
+            return
+        room.move(Bare())
+        assert room.request.ticket is not None
+        end = -(-len(room.request.prompt) // PAGE_TOKENS)
+        generation = room.request.ticket.generation
+        self._emit(m.HandoverGranted(m.Grant(room.id, generation, end, (), None)))
+
+    def grant(self, gives_way: Callable[[Request], bool]) -> None:
+        """Allocate for those whose senders are about to start, as far as there is memory; emit what
+        is granted once its ids are at rest. gives_way: whether somebody else goes first."""
+        self._grants.advance()
+        while self._wanted and self._is_settled(self._wanted[0], gives_way):
+            self._wanted.popleft()
+
+    def _is_settled(self, room: DecodeRoom, gives_way: Callable[[Request], bool]) -> bool:
+        """Whether the room waits no longer for an allocation."""
+        wanted, room_version = room.state, self._cache.room_version
+        if not isinstance(wanted, Wanted):
+            return True
+        if wanted.refused_at == room_version or gives_way(room.request):
+            return False
+        try:
+            granted = self._grant(room)
+        except ImpossibleRequest:
+            # No other sender would find more room here.
+            room.request.handover_lost = True
+            room.move(Asked())
+            self._emit(m.HandoverDeclined(room.id))
+            return True
+        wanted.refused_at = room_version
+        return granted
+
+    def _grant(self, room: DecodeRoom) -> bool:
+        request = room.request
+        allocation = self._cache.allocate_to_receive(
+            request.prompt,
+            salt=request.salt,
+            capacity_tokens=request.next_capacity,
+            working_slots=self._working_slots,
+            cursor=request.cursor,
+        )
+        if allocation is None:
+            return False
+        first = allocation.shared_pages
+        pages = -(-len(request.prompt) // PAGE_TOKENS)
+        request.move(Receiving(room.id, allocation))
+        room.move(Granted())
+        assert request.ticket is not None
+        self._grants.put(
+            m.Grant(
+                room=room.id,
+                generation=request.ticket.generation,
+                first_page=first,
+                pages=tuple(allocation.pages[first:pages].tolist()),
+                slot=allocation.working_slots[0],
+            )
+        )
+        return True
+
+    def _emit_grant(self, grant: m.Grant) -> None:
+        room = self._rooms.get(grant.room)
+        if room is None:
+            return
+        if room.live:
+            self._emit(m.HandoverGranted(grant))
+        else:
+            # Lost before anybody was given the ids: there is no writer to be fenced.
+            self.fenced(room.id)
+
+    def commit(self, room: DecodeRoom) -> tuple[Allocation, Sampled | None]:
+        """Its request owns the allocation from here on. Returns that, and what the room's early
+        step drew, if there was one. REQUIRES: every window landed and matched, and the step has
+        ended."""
+        assert isinstance(room.request.state, Receiving)
+        second = None if room.step is None else self._early.take(room.step)
+        self._coming -= 1
+        self._forget(room)
+        return room.request.state.allocation, second
+
+    def give_up(self, room: DecodeRoom) -> None:
+        """What was granted is quarantined; a step's token is worth nothing. REQUIRES: the room is
+        live."""
+        self._coming -= goes_on_here(room.request)
+        state = room.request.state
+        if not isinstance(state, Receiving):
+            self._forget(room)
+            return
+        step = room.step
+        if step is not None:
+            step.cancel()
+        room.move(Quarantined(self._cache.quarantine(state.allocation), step))
+
+    def fenced(self, room_id: m.RoomId) -> None:
+        """Its sender writes no more."""
+        room = self._rooms.get(room_id)
+        if room is None or not isinstance(room.state, Quarantined):
+            return
+        quarantine, step = room.state.quarantine, room.running_step
+        if step is None:
+            self._free(room, quarantine)
+        else:
+            room.move(Fenced(quarantine, step))
+
+    def step_ended(self) -> list[tuple[DecodeRoom, m.RemoteDone]]:
+        """Free what was fenced while an early step ran. Returns what was done meanwhile, to be
+        committed."""
+        ended = [room for room in self._rooms.values() if room.running_step is None]
+        for room in ended:
+            if isinstance(room.state, Fenced):
+                self._free(room, room.state.quarantine)
+        return [(room, room.state.message) for room in ended if isinstance(room.state, Done)]
+
+    def _free(self, room: DecodeRoom, quarantine: int) -> None:
+        if room.step is not None:
+            self._early.drop()
+        self._cache.free_quarantined(quarantine)
+        self._forget(room)
+
+    def _forget(self, room: DecodeRoom) -> None:
+        room.move(Over())
+        del self._rooms[room.id]
+
+
+def goes_on_here(request: Request) -> bool:
+    """Whether what is handed over is decoded from: its answer is more than the first token, or
+    others begin there."""
+    return request.sampling.max_new_tokens > 1 or bool(request.forks)
