@@ -43,6 +43,12 @@ class GenerateConfig:
     arena_mib: int = option(512, "KV pages and state slots of each daemon, MiB")
     speculate: str = option("auto", "what answers are drafted from", get_args(SpeculateName))
     draft_tokens: int = option(4, "drafts of a step and answer at most")
+    tensor_parallel: int = option(
+        1, "ranks of the daemon", aliases=("--tensor-parallel-size", "--tp-size")
+    )
+    expert_parallel: bool = option(
+        False, "experts are whole, each on a rank", aliases=("--enable-expert-parallel",)
+    )
     prediction: str | None = option(
         None, "JSON file: a token-id list for each prompt, which its answer is drafted from"
     )
@@ -54,6 +60,11 @@ class GenerateConfig:
             raise ValueError("--model is missing: give the folder of a checkpoint")
         if (self.prompt is None) == (self.prompt_ids is None):
             raise ValueError("give either --prompt TEXT or --prompt-ids FILE.json")
+        if self.disaggregated and self.tensor_parallel > 1:
+            raise ValueError(
+                "a node that hands over has one rank as yet: leave out --disaggregated or "
+                "--tensor-parallel"
+            )
 
     def daemon_flags(self) -> list[str]:
         return [
@@ -62,6 +73,8 @@ class GenerateConfig:
             *("--arena-mib", str(self.arena_mib)),
             *("--speculate", self.speculate),
             *("--draft-tokens", str(self.draft_tokens)),
+            *("--tensor-parallel", str(self.tensor_parallel)),
+            *(["--expert-parallel"] if self.expert_parallel else []),
         ]
 
     def sampling(self) -> SamplingOptions:

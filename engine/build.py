@@ -48,6 +48,8 @@ from tasuki.utils.progress import Progress, no_progress
 from .config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError
 from .engine import Engine
 from .intake import PromptLimits
+from .parallel.leader_runner import LeaderRunner
+from .parallel.ranks import Ranks
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class EngineParts:
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
     None: by the arena's device. grammars: over the model's vocabulary. clock: seconds, of the time
-    that requests wait.
+    that requests wait. ranks: the other ranks that share the model; None: there are none.
     """
 
     model_config: ModelConfig
@@ -72,6 +74,7 @@ class EngineParts:
     runner: "Callable[[EngineParts, bool], Runner] | None" = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Callable[[], float] = time.monotonic
+    ranks: Ranks | None = None
 
     @property
     def layout(self) -> CacheLayout:
@@ -91,8 +94,13 @@ BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
 def build_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena. role: of the engine to come. Raises
-    the model's typed errors and EngineConfigError."""
+    """Load the model, layer by layer, and allocate the arena, of one rank. role: of the engine to
+    come. Raises the model's typed errors and EngineConfigError."""
+    if config.tensor_parallel > 1:
+        raise EngineConfigError(
+            f"tensor_parallel is {config.tensor_parallel}, and a node that hands over has one rank "
+            "as yet: give --tensor-parallel 1, or serve the model with `tasuki serve`"
+        )
     torch.set_num_threads(config.threads)
     if not config.model:
         raise EngineConfigError(
@@ -351,7 +359,8 @@ def build_runner(
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
-        return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
+        runner = CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
+        return runner if parts.ranks is None else LeaderRunner(runner, parts.ranks)
     from tasuki.engine.runner.cuda_runner import CudaRunner
     from tasuki.engine.runner.layer_events import LayerEvents
 

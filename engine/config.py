@@ -33,6 +33,7 @@ class EngineConfig:
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
             *("speculate", "draft_tokens", "threads"),
         ),
+        "Several ranks": ("tensor_parallel", "expert_parallel", "rank_timeout"),
         "Hand-over": ("route", "local_prefill_tokens", "pull_tokens"),
     }
 
@@ -68,8 +69,8 @@ class EngineConfig:
     )
     arena_mib: int | Auto = option(
         Auto.AUTO,
-        "KV pages and state slots together, MiB; auto: of a GPU all that is free beside the rest, "
-        "on a CPU 512",
+        "KV pages and state slots of a rank together, MiB; auto: of a GPU all that is free beside "
+        "the rest, on a CPU 512",
     )
     gpu_memory_utilization: float | None = option(
         None,
@@ -138,12 +139,26 @@ class EngineConfig:
         aliases=("--num-speculative-tokens",),
     )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
-    threads: int = option(1, "CPU threads of the forward")
+    threads: int = option(1, "CPU threads of the forward, of each rank")
+    tensor_parallel: int = option(
+        1,
+        "ranks that share the model out among them, each a process with its own slices of the "
+        "weights and its own arena; `tasuki serve` and `tasuki generate`, on a CPU, as yet",
+        aliases=("--tensor-parallel-size", "--tp-size"),
+    )
+    expert_parallel: bool = option(
+        False,
+        "each routed expert is whole on one of the ranks, instead of a part of it on every rank",
+        aliases=("--enable-expert-parallel",),
+    )
+    rank_timeout: float = option(
+        10.0, "seconds of a rank's silence that end the node; its death ends it at once"
+    )
 
     def __post_init__(self) -> None:
         if self.device.split(":")[0] not in ("cpu", "cuda"):
             raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
-        for name in ("arena_mib", "max_batch", "draft_tokens", "threads"):
+        for name in ("arena_mib", "max_batch", "draft_tokens", "threads", "tensor_parallel"):
             value = getattr(self, name)
             if not isinstance(value, Auto) and value < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {value}")
@@ -156,7 +171,16 @@ class EngineConfig:
             raise EngineConfigError(
                 "gpu_memory_utilization decides arena_mib: give one of them, not both"
             )
-        for name in ("queue_timeout", "watchdog_timeout", "ttft_target"):
+        if self.tensor_parallel > 1 and self.device.split(":")[0] != "cpu":
+            raise EngineConfigError(
+                f"tensor_parallel is {self.tensor_parallel}, and ranks meet on a CPU only, as yet: "
+                "give --tensor-parallel 1, or --device cpu"
+            )
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise EngineConfigError(
+                "expert_parallel shares experts out among ranks: give --tensor-parallel too"
+            )
+        for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
                 raise EngineConfigError(

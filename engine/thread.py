@@ -11,6 +11,7 @@ from tasuki.utils.os_threads import name_this_thread
 
 from .engine import Engine
 from .messages import ErrorKind, Inbox, Outbox, Rejected, RequestError, Submit
+from .parallel.ranks import RankLost
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,10 @@ class EngineThread:
             self._engine.prepare()
             self._prepared.set()
             self._loop()
+        except RankLost as error:
+            # No bug of this process, and where it noticed says nothing.
+            log.error("the engine loop ends: %s", error)
+            self._on_failure(f"{error}; restart this node")
         except Exception as error:
             log.exception("the engine loop died")
             self._on_failure(f"the engine loop died: {error!r}; restart this node")

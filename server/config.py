@@ -166,8 +166,8 @@ class ServerConfig:
     engine_process: str = option(
         "auto",
         "where the engine runs: on a thread beside the servers, or in a process of its own, which "
-        "costs memory and takes nothing from them; auto: of its own on a GPU, and with more than "
-        "one of front_workers",
+        "costs memory and takes nothing from them; auto: of its own on a GPU, with more than one "
+        "of front_workers, and with tensor_parallel",
         ENGINE_PLACES,
     )
     front_workers: int = option(
@@ -219,10 +219,16 @@ class ServerConfig:
                 "or have one front worker"
             )
 
-    def engine_apart(self, device: str) -> bool:
-        """Whether the engine has a process of its own. device: the engine's."""
+    def engine_apart(self, device: str, ranks: int = 1) -> bool:
+        """Whether the engine has a process of its own. device: the engine's. ranks: processes that
+        compute its model. Raises ValueError where the settings contradict each other."""
+        if ranks > 1 and self.engine_process == "thread":
+            raise ValueError(
+                f"an engine of {ranks} ranks ends with any of them, and so has a process of its "
+                "own: leave engine_process out, or give --tensor-parallel 1"
+            )
         if self.engine_process == "auto":
-            return self.front_workers > 1 or device.split(":")[0] != "cpu"
+            return self.front_workers > 1 or ranks > 1 or device.split(":")[0] != "cpu"
         return self.engine_process == "process"
 
     @property

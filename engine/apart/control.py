@@ -56,6 +56,12 @@ class EngineLost(Message):
     reason: str
 
 
+class EngineEnds(Message):
+    """The last words of the engine's process, which ends at once. reason: why, in words."""
+
+    reason: str
+
+
 class RoomBegun(Message):
     """A prompt that another node handed to this one. traceparent: of that node's request."""
 
@@ -101,6 +107,7 @@ EngineControl = (
     EngineStands
     | StartFailed
     | EngineLost
+    | EngineEnds
     | RoomBegun
     | HandoverShown
     | HandoverRetired

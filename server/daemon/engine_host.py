@@ -24,11 +24,11 @@ from tasuki.utils.error_lines import is_expected, line_of
 from tasuki.utils.loops.loop_pulse import LoopPulse
 
 from .lifecycle import spare_collections
-from .running_engine import OBSERVED_INBOX, EngineSide, HandoverFront
+from .running_engine import OBSERVED_INBOX, EngineSide
 
 log = logging.getLogger(__name__)
 
-MakeSide = Callable[[HandoverFront], EngineSide]
+MakeSide = Callable[["EngineHost"], EngineSide]
 
 
 def host_engine(connection: socket.socket, make: MakeSide, door: str | None = None) -> int:
@@ -119,6 +119,14 @@ class EngineHost:
 
     def lose(self, reason: str) -> None:
         self._link.send([c.EngineLost(reason)])
+
+    def end(self, reason: str) -> None:
+        """End this process at once, once the front has the reason; from any thread but the
+        link's."""
+        log.error("the engine's process ends, and all requests in flight: %s", reason)
+        self._link.send([c.EngineEnds(reason)])
+        self._link.close()
+        os._exit(1)
 
     def progress(self) -> NodeProgress:
         return NodeProgress(self._thread.still_seconds, self._pulse.behind())

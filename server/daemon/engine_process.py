@@ -17,8 +17,8 @@ from tasuki.engine import messages as m
 from tasuki.engine.apart import control as c
 from tasuki.engine.apart.codec import BrokenFrame, FrameReader, frame_of
 from tasuki.engine.apart.frame_protocol import FrameProtocol
-from tasuki.server.child_process import Job, start_child
 from tasuki.transfer.liveness.link_status import HandoverStatus
+from tasuki.utils.child_process import Job, start_child
 from tasuki.utils.commands import PACKAGE
 
 from .running_engine import OBSERVED_INBOX, Front
@@ -54,6 +54,7 @@ class EngineProcess:
         self._early: list[Any] = []
         """What came before attach()."""
         self._ending = False
+        self._last_words: str | None = None
         self._end_seen: asyncio.Task[None] | None = None
         self._on_loss: Callable[[], None] = lambda: None
         self._on_worker_gone: Callable[[int, Sequence[m.RequestId]], None] = lambda *_: None
@@ -158,6 +159,8 @@ class EngineProcess:
                     self._stands.set_result(message)
                 case c.StartFailed(reason) if not self._stands.done():
                     self._stands.set_exception(EngineProcessError(reason))
+                case c.EngineEnds(reason):
+                    self._last_words = reason
                 case c.HandoverShown(status):
                     self._status = status
                 case c.HandoverRetired():
@@ -236,6 +239,8 @@ class EngineProcess:
 
     def _how_it_ended(self, why: Exception | None) -> str:
         status = self._process.returncode
+        if self._last_words is not None:
+            return f"has ended: {self._last_words}"
         if isinstance(why, BrokenFrame):
             return f"sent what is no frame ({why})"
         if status is not None and status < 0:

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,9 +12,9 @@ from tasuki.engine.build import (
     asked_model,
     build_cache,
     build_fused_engine,
-    build_parts,
 )
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.build_ranks import build_node_parts
+from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
@@ -29,7 +29,7 @@ from tasuki.utils.progress import progress_bar
 from .apart import serve_apart
 from .client_front import ClientFront
 from .dry_run import DryRunConfig, dry_run
-from .engine_host import host_engine
+from .engine_host import EngineHost, host_engine
 from .engine_process import EngineProcess
 from .http_address import HttpAddress
 from .lifecycle import StopRequest, announce_ready, spare_collections
@@ -37,10 +37,10 @@ from .local_checkpoint import with_local_checkpoint
 from .near_engine import NearEngine
 from .node import Node, about_node
 from .node_codec import node_codec
-from .running_engine import HandoverFront, RunningEngine
+from .running_engine import RunningEngine
 
 
-def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
+def main(argv: Sequence[str], build: BuildParts = build_node_parts) -> int:
     """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, plan_config, http = parse_configs(
         "tasuki serve",
@@ -57,10 +57,18 @@ def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
     configure_logging(server_config.log_format, server_config.log_level)
     server_config = replace(server_config, http_bind=http.bind(server_config.http_bind))
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
-    apart = server_config.engine_apart(engine_config.device)
+    apart = _engine_apart(engine_config, server_config)
     serving = _serve_apart if apart else serve
     asyncio.run(serving(engine_config, server_config, build))
     return 0
+
+
+def _engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> bool:
+    """Raises EngineConfigError."""
+    try:
+        return server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
+    except ValueError as error:
+        raise EngineConfigError(str(error)) from error
 
 
 async def serve(
@@ -117,8 +125,8 @@ def run_engine(
     Returns the exit status."""
     configure_logging(server_config.log_format, server_config.log_level)
 
-    def side(front: HandoverFront) -> FusedSide:
-        return FusedSide(engine_config, build)
+    def side(front: EngineHost) -> FusedSide:
+        return FusedSide(engine_config, build, front.end)
 
     return host_engine(connection, side, None if sockets is None else sockets.engine)
 
@@ -129,8 +137,18 @@ class FusedSide:
 
     handover_address = None
 
-    def __init__(self, config: EngineConfig, build: BuildParts) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        build: BuildParts,
+        end: Callable[[str], None] | None = None,
+    ) -> None:
+        """end: ends this process, for a reason. REQUIRES: it is given where there are ranks."""
         parts = build(config, progress_bar("weights"), Role.FUSED)
+        self._ranks = parts.ranks
+        if self._ranks is not None:
+            assert end is not None, "ranks outlive no engine on a thread"
+            self._ranks.on_loss(end)
         self.model = parts.model_config
         self.grammars = parts.grammars.checks
         self.engine = build_fused_engine(
@@ -153,7 +171,8 @@ class FusedSide:
         return
 
     async def stop(self) -> None:
-        return
+        if self._ranks is not None:
+            await asyncio.to_thread(self._ranks.close)
 
 
 def _front(

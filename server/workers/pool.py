@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from tasuki.engine.apart.frame_protocol import FrameProtocol
-from tasuki.server.child_process import start_child
 from tasuki.server.config import ServerConfig
+from tasuki.utils.child_process import start_child
 from tasuki.utils.commands import PACKAGE
 
 from . import messages as w

@@ -7,7 +7,7 @@ people: a daemon starts it, and it does not outlive that daemon.
 
 import sys
 
-from tasuki.server.child_process import run_job
+from tasuki.utils.child_process import run_job
 
 if __name__ == "__main__":
     sys.exit(run_job(sys.argv[1:]))

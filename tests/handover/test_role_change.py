@@ -64,6 +64,7 @@ FIXED = frozenset(
         *("other_role_config", "otlp_endpoint", "log_format", "metrics", "metrics_compat"),
         "engine_process",
         "front_workers",
+        *("tensor_parallel", "expert_parallel", "rank_timeout"),
         "exit_with_parent",
         "watchdog_timeout",
     }

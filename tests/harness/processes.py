@@ -40,6 +40,11 @@ def workers_of(daemon: int) -> list[int]:
     return [child for child in _children(daemon) if b"worker_main" in _command(child)]
 
 
+def followers_of(engine: int) -> list[int]:
+    """The processes of the other ranks of an engine's process."""
+    return [child for child in _children(engine) if b"rank_main" in _command(child)]
+
+
 def _children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]

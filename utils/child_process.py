@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,7 +25,8 @@ Job = Callable[[socket.socket], int]
 async def start_child(
     module: str, job: Job
 ) -> tuple[asyncio.subprocess.Process, socket.socket, bytes]:
-    """The process, this end of its socket, and what must be written there first."""
+    """The process, this end of its socket, and what must be written there first. Call it on a
+    thread that lives as long as the process is to."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
@@ -34,8 +36,27 @@ async def start_child(
             # A daemon's one line on stdout is its front's.
             stdout=_STDERR,
         )
+    return process, ours, _posted(job)
+
+
+def start_child_at_once(module: str, job: Job) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """As start_child(), outside of an event loop. REQUIRES: the thread that calls it lives as long
+    as the process is to; the pickled job is of kilobytes, as the socket takes them unread."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+        )
+    ours.sendall(_posted(job))
+    return process, ours
+
+
+def _posted(job: Job) -> bytes:
     data = pickle.dumps(job)
-    return process, ours, len(data).to_bytes(_HEADER_BYTES, "little") + data
+    return len(data).to_bytes(_HEADER_BYTES, "little") + data
 
 
 def run_job(argv: Sequence[str]) -> int:

@@ -1,0 +1,148 @@
+"""The parts of an engine whose model is shared out among several ranks, and those of a follower.
+
+The leader's process has the engine and rank 0; each other rank is a process that it starts. All of
+them load at once, meet, and have arenas of as many slabs: an id means the same on every rank.
+"""
+
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tasuki.engine.accounting.auto_sizes import arena_slabs
+from tasuki.model.backends.torch_backend import TorchBackend
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.weights.sharding.shard import ExpertCut, Shard
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import ArenaKey
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.utils.child_process import Job
+from tasuki.utils.progress import Progress, no_progress
+
+from .build import EngineParts, asked_model, build_parts
+from .config import EngineConfig, EngineConfigError
+from .parallel.collectives import Collectives
+from .parallel.follower import follow
+from .parallel.rank_process import RankProcess, start_ranks
+from .parallel.ranks import Ranks
+from .role import Role
+from .runner.base import Runner
+from .runner.cpu_runner import CpuRunner
+
+StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
+
+
+def build_node_parts(
+    config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
+) -> EngineParts:
+    """As build_parts(), of as many ranks as the config asks for. Raises RankLost too."""
+    if config.tensor_parallel == 1:
+        return build_parts(config, progress, role)
+    return build_leader_parts(config, progress, role)
+
+
+def build_leader_parts(
+    config: EngineConfig,
+    progress: Progress = no_progress,
+    role: Role = Role.FUSED,
+    start: StartRanks = start_ranks,
+) -> EngineParts:
+    """start: of the followers' processes. REQUIRES: more than one rank; the calling thread lives as
+    long as the engine."""
+    if not config.model:
+        raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
+    # Before anything is started.
+    shard_of(config, 0).part(asked_model(config))
+    with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
+        meeting = Path(folder) / "meeting"
+        followers = range(1, config.tensor_parallel)
+        jobs = [partial(run_follower, config, role, rank, meeting) for rank in followers]
+        ranks = Ranks(start(jobs), config.rank_timeout)
+        try:
+            leader = RankInMemory(config, role, 0, meeting, progress)
+            slabs = min(leader.slabs, *ranks.loaded())
+            ranks.join(slabs)
+            leader.meet(slabs)
+            ranks.joined()
+        except BaseException:
+            ranks.close()
+            raise
+    return EngineParts(
+        leader.config,
+        leader.model,
+        leader.arena,
+        leader.steps,
+        grammars=leader.grammars,
+        ranks=ranks,
+    )
+
+
+def run_follower(
+    config: EngineConfig, role: Role, rank: int, meeting: Path, connection: socket.socket
+) -> int:
+    """A follower's main. Returns the exit status."""
+    return follow(
+        connection, partial(RankInMemory, config, role, rank, meeting), config.rank_timeout
+    )
+
+
+def shard_of(config: EngineConfig, rank: int) -> Shard:
+    experts = ExpertCut.BY_EXPERT if config.expert_parallel else ExpertCut.BY_WIDTH
+    return Shard(rank, config.tensor_parallel, experts)
+
+
+class RankInMemory:
+    """As LoadedRank. config: of the whole model."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        role: Role,
+        rank: int,
+        meeting: Path,
+        progress: Progress = no_progress,
+    ) -> None:
+        """Loads. meeting: as of GlooCollectives. Raises as build_parts()."""
+        torch.set_num_threads(config.threads)
+        self._settings = config
+        self._meeting = meeting
+        self._shard = shard_of(config, rank)
+        self.config = asked_model(config)
+        self._part = self._shard.part(self.config)
+        self.slabs = arena_slabs(config, self._part, role, None)
+        dtype = getattr(torch, config.dtype)
+        self._weights = load_weights(
+            config.model, self.config, dtype, "cpu", progress, shard=self._shard
+        )
+        vocabulary = Vocabulary.load(Path(config.model), self.config.vocab, self.config.eos_ids)
+        self.grammars = GrammarCompiler(vocabulary)
+        self.steps = StepCounter()
+        self.model: Qwen35Model
+        self.arena: Arena
+
+    def meet(self, slabs: int) -> None:
+        """Connect to the other ranks, and allocate so many slabs."""
+        from .parallel.gloo import GlooCollectives
+
+        settings, shard = self._settings, self._shard
+        # A step that takes longer than this ends the node anyway.
+        collectives: Collectives = GlooCollectives(
+            self._meeting, shard.rank, shard.ranks, settings.watchdog_timeout
+        )
+        backend = TorchBackend(self._part, collectives.sum)
+        self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
+        layout = self._part.cache_layout(settings.dtype, settings.dtype, settings.ssm_dtype)
+        self.arena = Arena(layout, slabs, key=ArenaKey(rank=shard.rank, ranks=shard.ranks))
+
+    def join(self, slabs: int) -> Runner:
+        """As a follower."""
+        self.meet(slabs)
+        # Which takes a second: not while the others wait for a row that has a grammar.
+        self.grammars.prepare()
+        return CpuRunner(self.model, self.arena, self.steps, self.grammars)

@@ -1,0 +1,1 @@
+"""Several ranks that compute one model: a leader, which has the engine, and its followers."""

@@ -1,0 +1,18 @@
+"""What ranks exchange inside a forward: one interface, whatever carries it. A rank that has all of
+the model needs none (model/backends/reduce.py, one_rank)."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Collectives(Protocol):
+    """Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
+    with tensors of one shape and dtype; each ends with the same bits on every rank. Raises what its
+    carrier does where a rank is gone: then no forward of this node can succeed any more."""
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """As Reduce: of all ranks' [T, width], added in rank order in float32 and rounded once."""
+
+    def gather(self, partial: Tensor) -> Tensor:
+        """As Gather: all ranks' [T, columns of one] side by side in rank order."""

@@ -1,0 +1,131 @@
+"""A follower's life: load, meet the others, run plans in their order, end.
+
+It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
+gone. Owns the socket to the leader. Thread rule: one thread runs plans; another one sends beats.
+Invariant: an error of any kind ends the process, and the leader has its line first.
+"""
+
+import logging
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tasuki.engine.forward_plan import decode_plan
+from tasuki.engine.messages.types import Message
+from tasuki.engine.runner.base import Runner
+from tasuki.utils.error_lines import is_expected, line_of
+from tasuki.utils.os_threads import name_this_thread
+
+from . import messages as r
+from .checksum import checksum
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 18
+BEATS_A_TIMEOUT = 10
+
+
+class LeaderGone(Exception):
+    """The leader's end of the socket is closed, and nobody else can have this rank do anything."""
+
+
+class LoadedRank(Protocol):
+    """One rank's part of the model, in memory."""
+
+    @property
+    def slabs(self) -> int:
+        """That it has room for."""
+
+    def join(self, slabs: int) -> Runner:
+        """Connect to the others, and allocate so many."""
+
+
+class LeaderLink:
+    """The follower's end of the socket. send() from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def send(self, message: Message) -> None:
+        """Raises LeaderGone."""
+        with self._lock:
+            try:
+                self._socket.sendall(r.frame(message))
+            except OSError as error:
+                raise LeaderGone(f"the leader is gone: {error}") from error
+
+    def received(self) -> Iterator[Message]:
+        """What comes, in order. Raises LeaderGone, BrokenFrame."""
+        reader = r.frame_reader()
+        while True:
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                raise LeaderGone("the leader has closed its end")
+            for found in reader.take(data):
+                yield from found
+
+    def beat(self, period: float) -> None:
+        """Every `period` seconds from now on, on a thread of its own."""
+        thread = threading.Thread(target=self._beat, args=(period,), name="tasuki-beats")
+        thread.daemon = True
+        thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _beat(self, period: float) -> None:
+        name_this_thread()
+        try:
+            self.send(r.Beat())
+            while not self._ended.wait(period):
+                self.send(r.Beat())
+        except LeaderGone:
+            return  # Whoever reads sees it too.
+
+
+def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: float) -> int:
+    """The process's main; returns its exit status. timeout: seconds of silence after which the
+    leader gives this rank up."""
+    link = LeaderLink(connection)
+    link.beat(timeout / BEATS_A_TIMEOUT)
+    try:
+        rank = load()
+        link.send(r.Loaded(rank.slabs))
+        _run(link, rank)
+    except LeaderGone as error:
+        log.error("a rank ends: %s", error)
+        return 1
+    except Exception as error:
+        if not is_expected(error):
+            traceback.print_exc()
+        try:
+            link.send(r.RankFailed(line_of(error)))
+        except LeaderGone:
+            log.error("a rank ends: %s", line_of(error))
+        return 1
+    finally:
+        link.close()
+        connection.close()
+    return 0
+
+
+def _run(link: LeaderLink, rank: LoadedRank) -> None:
+    runner: Runner | None = None
+    for message in link.received():
+        match message:
+            case r.Join(slabs):
+                runner = rank.join(slabs)
+                runner.prepare()
+                link.send(r.Joined())
+            case r.RunPlan(data):
+                assert runner is not None, "a plan came before the ranks had met"
+                plan = decode_plan(data)
+                drawn = runner.launch(plan).result()
+                if len(plan.rows):
+                    link.send(r.PlanRun(plan.number, checksum(drawn)))
+            case r.EndRank():
+                return

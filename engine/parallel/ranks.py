@@ -1,0 +1,251 @@
+"""The leader's followers: what goes to them, and the thread that notices when one is no more.
+
+Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew() and
+blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread that
+builds; `on_loss` is called once, on whichever thread saw the loss.
+Invariants: the first loss is the reason, and every follower is killed with it, so that no rank
+waits for one that is gone; nothing waits without a bound: a rank that dies is noticed by its pidfd,
+one that stands still by its silence.
+"""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from tasuki.engine.apart.codec import BrokenFrame
+from tasuki.engine.messages.types import Message
+from tasuki.engine.runner.base import DeviceLost
+from tasuki.transfer.liveness.silence import Silence
+from tasuki.utils.error_lines import line_of
+from tasuki.utils.os_threads import name_this_thread
+
+from . import messages as r
+from .rank_process import RankProcess
+
+_READ_BYTES = 1 << 16
+_FIRST_BEAT_SECONDS = 120.0
+"""For an interpreter to start and to import torch, on a busy machine."""
+_MEETING_SECONDS = 90.0
+_VERDICT_SECONDS = 1.0
+"""Until a loss that the engine's thread ran into is known by its cause."""
+_END_SECONDS = 5.0
+
+
+class RankLost(DeviceLost):
+    """A rank of this node is gone, or computes something else; restart the node."""
+
+
+class _Follower:
+    def __init__(self, rank: int, process: RankProcess, silence: Silence) -> None:
+        self.rank = rank
+        self.process = process
+        self.silence = silence
+        self.reader = r.frame_reader()
+        self.slabs: int | None = None
+        self.joined = False
+        self.sending = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} (process {self.process.pid})"
+
+
+class Ranks:
+    def __init__(
+        self,
+        processes: Sequence[RankProcess],
+        timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """processes: of ranks 1, 2, ... timeout: seconds of a rank's silence that end the node."""
+        self._clock = clock
+        self._timeout = timeout
+        now = clock()
+        self._followers = [
+            _Follower(rank, process, Silence(timeout, now, grace=_FIRST_BEAT_SECONDS))
+            for rank, process in enumerate(processes, 1)
+        ]
+        self._changed = threading.Condition()
+        self._reason: str | None = None
+        self._on_loss: Callable[[str], None] | None = None
+        self._closing = False
+        self._checksums: dict[int, dict[int, int]] = {}
+        self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, name="tasuki-ranks", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """With the leader."""
+        return 1 + len(self._followers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the followers, in rank order."""
+        return [follower.process.pid for follower in self._followers]
+
+    def on_loss(self, call: Callable[[str], None]) -> None:
+        """Call it with the reason once a rank is lost, or now if one is."""
+        with self._changed:
+            self._on_loss = call
+            reason = self._reason
+        if reason is not None:
+            call(reason)
+
+    def check(self) -> None:
+        """Raises RankLost where a rank is lost."""
+        with self._changed:
+            if self._reason is not None:
+                raise RankLost(self._reason)
+
+    def loaded(self) -> list[int]:
+        """Slabs that each follower has room for, once all have their weights. A rank that loads
+        beats, so this ends. Raises RankLost."""
+        self._wait(lambda: all(follower.slabs is not None for follower in self._followers))
+        return [follower.slabs or 0 for follower in self._followers]
+
+    def join(self, slabs: int) -> None:
+        """Have all followers meet; the caller must, next. Raises RankLost."""
+        self._send(r.Join(slabs))
+
+    def joined(self) -> None:
+        """Once every follower waits for plans. Raises RankLost."""
+        if not self._wait(
+            lambda: all(follower.joined for follower in self._followers), _MEETING_SECONDS
+        ):
+            self.lose(f"not all ranks have met within {_MEETING_SECONDS:g} s")
+            self.check()
+
+    def send(self, plan: bytes) -> None:
+        """The next plan. Raises RankLost."""
+        self.check()
+        self._send(r.RunPlan(plan))
+
+    def drew(self, number: int, checksum: int) -> None:
+        """What the leader drew in that plan, to be compared with what the others did."""
+        self._compare(0, number, checksum)
+
+    def blame(self, error: Exception) -> None:
+        """A forward of the leader's failed: this node has ended, whoever caused it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason is not None, _VERDICT_SECONDS)
+        self.lose(f"rank 0: the forward failed: {line_of(error)}")
+
+    def lose(self, reason: str) -> None:
+        """The node cannot go on: kill every follower. Only the first reason counts. Idempotent."""
+        with self._changed:
+            if self._reason is not None or self._closing:
+                return
+            self._reason = reason
+            call = self._on_loss
+            self._changed.notify_all()
+        for follower in self._followers:
+            follower.process.kill()
+        if call is not None:
+            call(reason)
+
+    def close(self) -> None:
+        """Have the followers end, within seconds, and the thread. Idempotent."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+        os.eventfd_write(self._wakes, 1)
+        self._thread.join()
+        for follower in self._followers:
+            try:
+                follower.process.connection.settimeout(_END_SECONDS)
+                with follower.sending:
+                    follower.process.connection.sendall(r.frame(r.EndRank()))
+            except OSError:
+                follower.process.kill()
+        deadline = time.monotonic() + _END_SECONDS
+        for follower in self._followers:
+            if not follower.process.reap(max(deadline - time.monotonic(), 0.0)):
+                follower.process.kill()
+                follower.process.reap(_END_SECONDS)
+            follower.process.close()
+        os.close(self._wakes)
+
+    def _wait(self, holds: Callable[[], bool], seconds: float | None = None) -> bool:
+        with self._changed:
+            held = self._changed.wait_for(lambda: self._reason is not None or holds(), seconds)
+        self.check()
+        return held
+
+    def _send(self, message: Message) -> None:
+        data = r.frame(message)
+        for follower in self._followers:
+            try:
+                with follower.sending:
+                    follower.process.connection.sendall(data)
+            except OSError as error:
+                self.blame(error)
+                self.check()
+
+    def _compare(self, rank: int, number: int, checksum: int) -> None:
+        with self._changed:
+            found = self._checksums.setdefault(number, {})
+            found[rank] = checksum
+            if len(found) == len(self):
+                del self._checksums[number]
+            others = [other for other, theirs in found.items() if theirs != checksum]
+        if others:
+            self.lose(f"ranks {min(others)} and {rank} drew different tokens in plan {number}")
+
+    def _watch(self) -> None:
+        name_this_thread()
+        poll = select.poll()
+        poll.register(self._wakes, select.POLLIN)
+        sockets = {item.process.connection.fileno(): item for item in self._followers}
+        ends = {item.process.handle: item for item in self._followers}
+        for handle in (*sockets, *ends):
+            poll.register(handle, select.POLLIN)
+        period = min(follower.silence.period for follower in self._followers)
+        while not self._closing and self._reason is None:
+            ready = {handle for handle, _ in poll.poll(period * 1000)}
+            now = self._clock()
+            # Sockets first: last words come before the end.
+            for handle in ready & sockets.keys():
+                if not self._read(sockets[handle], now):
+                    poll.unregister(handle)
+            for handle in ready & ends.keys():
+                follower = ends[handle]
+                self.lose(f"{follower.name} {follower.process.ended_how()}")
+            for follower in self._followers:
+                if follower.silence.tick(now):
+                    self.lose(
+                        f"{follower.name} has said nothing for {self._timeout:g} s (--rank-timeout)"
+                    )
+
+    def _read(self, follower: _Follower, now: float) -> bool:
+        """Whether more may come."""
+        try:
+            data = follower.process.connection.recv(_READ_BYTES)
+            for messages in follower.reader.take(data):
+                for message in messages:
+                    self._take(follower, message)
+        except OSError:
+            return False  # Its end is seen by its pidfd.
+        except BrokenFrame as error:
+            self.lose(f"{follower.name} sent what is no frame: {error}")
+            return False
+        if data:
+            follower.silence.received(now)
+        return bool(data)
+
+    def _take(self, follower: _Follower, message: Message) -> None:
+        match message:
+            case r.PlanRun(number, checksum):
+                self._compare(follower.rank, number, checksum)
+            case r.RankFailed(reason):
+                self.lose(f"{follower.name} failed: {reason}")
+            case r.Loaded(slabs):
+                with self._changed:
+                    follower.slabs = slabs
+                    self._changed.notify_all()
+            case r.Joined():
+                with self._changed:
+                    follower.joined = True
+                    self._changed.notify_all()

@@ -1,0 +1,53 @@
+"""Engines whose model is shared out among ranks, each follower a process forked from one that has
+imported torch."""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tasuki.engine.build_ranks import build_leader_parts
+from tasuki.engine.parallel.rank_process import RankProcess
+from tasuki.utils.child_process import Job
+from tasuki.utils.os_threads import die_with_parent
+from tests.harness.engines import Lone, engine_config
+from tests.harness.fork_server import forked_peer
+
+
+def forked_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
+    """As start_ranks()."""
+    return [rank_process(_live, job) for job in jobs]
+
+
+def rank_process(target: object, *arguments: object) -> RankProcess:
+    """target: called with a connection and the arguments."""
+    process, ours = forked_peer(target, *arguments)  # type: ignore[arg-type]
+    assert process.pid is not None
+    return RankProcess(process.pid, as_socket(ours))
+
+
+def as_socket(connection: Connection) -> socket.socket:
+    """Of a pipe's end, which is closed."""
+    handle = os.dup(connection.fileno())
+    connection.close()
+    return socket.socket(fileno=handle)
+
+
+def _live(connection: Connection, job: Job) -> None:
+    die_with_parent()
+    raise SystemExit(job(as_socket(connection)))
+
+
+@contextmanager
+def rank_engine(model: Path, **changes: object) -> Iterator[Lone]:
+    """One driven by hand; its followers end with the block."""
+    config = engine_config(model, **changes)
+    parts = build_leader_parts(config, start=forked_ranks)
+    assert parts.ranks is not None
+    try:
+        yield Lone(config, parts=parts)
+        parts.ranks.check()
+    finally:
+        parts.ranks.close()

@@ -1,0 +1,151 @@
+"""Every greedy token of every golden whose heads divide, and what else requests ask for, through an
+engine of several ranks: tokens equal to those of one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.weights.sharding.shard import ExpertCut, fitting_sizes
+from tests.harness.engines import Lone, engine_config, submit
+from tests.harness.goldens import BESIDE, MODELS, OWN_MODELS, QUANTISED, reference_dir
+from tests.harness.model_shapes import dense_raw, moe_raw
+from tests.harness.random_checkpoint import write_random_model, write_random_weights
+from tests.harness.rank_engines import rank_engine
+
+GOLDENS = [
+    *(name for name in MODELS if name not in OWN_MODELS),
+    *(name for name in ("tp4-dense", *QUANTISED) if (BESIDE / name).is_dir()),
+]
+BLOCKS_CUT = {"moe-fp8"}
+"""Heads of 64 in blocks of 128: refused (tests/model/test_sharding.py)."""
+SETTINGS = [
+    (name, ranks, cut is ExpertCut.BY_EXPERT)
+    for name in GOLDENS
+    if name not in BLOCKS_CUT
+    for config in [ModelConfig.load(reference_dir(name))]
+    for cut in ExpertCut
+    if cut is ExpertCut.BY_WIDTH or isinstance(config.feed_forward, MoeShape)
+    for ranks in fitting_sizes(config, cut)
+    if ranks in (2, 4)
+]
+QUICK = [
+    setting for setting in SETTINGS if setting in (("tp4-dense", 2, False), ("tiny-moe", 2, True))
+]
+SLOW = [setting for setting in SETTINGS if setting not in QUICK]
+
+
+def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool) -> None:
+    cases = {case: found for case, found in _cases(name).items()}
+    folder = reference_dir(name)
+    with rank_engine(folder, tensor_parallel=ranks, expert_parallel=expert_parallel) as engine:
+        for case, (prompt, greedy) in cases.items():
+            engine.post(submit(case, prompt, len(greedy)))
+        engine.run()
+        for case, (_, greedy) in cases.items():
+            assert engine.tokens(case) == greedy, case
+        engine.assert_at_rest()
+
+
+def _cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
+    import json
+
+    document = json.loads((reference_dir(name) / "golden.json").read_text())
+    return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
+
+
+@pytest.mark.parametrize(("name", "ranks", "expert_parallel"), QUICK)
+def test_goldens(name: str, ranks: int, expert_parallel: bool) -> None:
+    as_goldens_have_it(name, ranks, expert_parallel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks", "expert_parallel"), SLOW)
+def test_other_goldens(name: str, ranks: int, expert_parallel: bool) -> None:
+    as_goldens_have_it(name, ranks, expert_parallel)
+
+
+def play(engine: Lone, vocabulary: int) -> dict[str, list[int]]:
+    """Chunks, shared prefixes, an abort, next turns that fork inside a page, samplers of every
+    kind, a prediction."""
+    random = np.random.default_rng(3)
+
+    def prompt(length: int) -> list[int]:
+        return random.integers(3, vocabulary, length).tolist()
+
+    first = prompt(150)
+    noisy = {"max_new_tokens": 10, "ignore_eos": True, "seed": 7, "temperature": 1.0}
+    samplings = {
+        "hot": SamplingParams(**noisy),
+        "top": SamplingParams(**noisy | {"top_k": 20, "top_p": 0.9}),
+        "penalties": SamplingParams(
+            **noisy | {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+        ),
+        "likeliest": SamplingParams(max_new_tokens=6, ignore_eos=True, top_logprobs=3),
+    }
+    engine.post(submit("first", first, 9))
+    for name, sampling in samplings.items():
+        engine.post(submit(name, first[:128] + prompt(20), 0, sampling=sampling))
+    for _ in range(6):
+        engine.step()
+    engine.post(submit("gone", prompt(40), 30))
+    engine.steps(3)
+    engine.post(m.Abort(m.RequestId("gone")))
+    engine.run()
+    answer = engine.tokens("first")
+    turn = first + answer + prompt(20)
+    for number in range(3):
+        engine.post(submit(f"turn {number}", turn + prompt(1 + 30 * number), 20))
+    engine.run()
+    told = np.array([*answer[:5], 0, *answer[6:]], dtype=np.int32)
+    engine.post(submit("predicted", first, 9, prediction=told))
+    engine.run()
+    engine.assert_at_rest()
+    names = ["first", *samplings, *(f"turn {number}" for number in range(3)), "predicted"]
+    return {name: engine.tokens(name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random")
+    write_random_model(folder)
+    return folder
+
+
+def test_samplers_turns_and_drafts(random_model: Path) -> None:
+    settings = {"arena_mib": 4, "prefill_chunk_tokens": 64}
+    expected = play(Lone(engine_config(random_model, **settings)), 1024)
+    with rank_engine(random_model, tensor_parallel=2, **settings) as engine:
+        assert play(engine, 1024) == expected
+        assert engine.finished("predicted").usage.accepted_tokens > 4
+    assert all(len(tokens) >= 6 for tokens in expected.values())
+    assert len({tuple(tokens) for tokens in expected.values()}) > 6
+
+
+def test_a_grammar(random_model: Path) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
+    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
+    told = []
+    with rank_engine(random_model, tensor_parallel=2) as engine:
+        for node in (Lone(engine_config(random_model)), engine):
+            node.post(submit("r", [5, 6, 7], 0, sampling=sampling))
+            node.engine._grammars.wait()
+            while not node.all_said(m.Finished):
+                node.step()
+                node.engine._grammars.wait()
+            told.append(node.tokens("r"))
+    assert told[0] == told[1] and len(told[0]) >= 5
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe", "moe by expert"])
+def test_unequal_sizes_everywhere(kind: str, tmp_path: Path) -> None:
+    write_random_weights(tmp_path, dense_raw() if kind == "dense" else moe_raw())
+    prompt = np.random.default_rng(1).integers(3, 160, 100).tolist()
+    expected = Lone(engine_config(tmp_path)).ask("r", prompt, 12)
+    more = {"expert_parallel": kind.endswith("expert")}
+    with rank_engine(tmp_path, tensor_parallel=2, **more) as engine:
+        assert engine.ask("r", prompt, 12) == expected

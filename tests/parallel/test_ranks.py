@@ -1,0 +1,272 @@
+"""What a leader notices of its followers, and that it leaves none behind."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import pytest
+
+from tasuki.engine.forward_plan import ForwardPlan, decode_plan
+from tasuki.engine.messages.types import Message
+from tasuki.engine.parallel import messages as r
+from tasuki.engine.parallel.checksum import checksum
+from tasuki.engine.parallel.follower import LeaderGone, follow
+from tasuki.engine.parallel.leader_runner import LeaderRunner
+from tasuki.engine.parallel.rank_process import RankProcess
+from tasuki.engine.parallel.ranks import RankLost, Ranks
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.model.ops.sampling.reference import Sampled
+from tests.harness.manual_clock import ManualClock
+from tests.harness.processes import ended
+from tests.harness.rank_engines import rank_process
+from tests.harness.waiting import HANG_SECONDS, until
+
+
+def obey(connection: Connection) -> None:
+    """A process that says what it is told to on its standing order: nothing."""
+    with suppress(KeyboardInterrupt):
+        signal.pause()
+
+
+@dataclass
+class Puppet:
+    """A follower whose words the test writes. process: sleeps until it is killed."""
+
+    process: RankProcess
+    theirs: socket.socket
+
+    def say(self, *messages: Message) -> None:
+        self.theirs.sendall(b"".join(map(r.frame, messages)))
+
+    def hears(self) -> Iterator[Message]:
+        reader = r.frame_reader()
+        self.theirs.settimeout(HANG_SECONDS)
+        while data := self.theirs.recv(1 << 16):
+            for found in reader.take(data):
+                yield from found
+
+
+class Cast:
+    def __init__(self, stack: ExitStack, count: int, timeout: float = HANG_SECONDS) -> None:
+        self.puppets = []
+        for _ in range(count):
+            process = rank_process(obey)
+            process.connection.close()
+            ours, theirs = socket.socketpair()
+            process.connection = ours
+            stack.callback(theirs.close)
+            self.puppets.append(Puppet(process, theirs))
+        self.clock = ManualClock()
+        self.lost: list[str] = []
+        self.known = threading.Event()
+        self.ranks = Ranks([puppet.process for puppet in self.puppets], timeout, self.clock)
+        stack.callback(self.ranks.close)
+        self.ranks.on_loss(self._note)
+        self.pids = self.ranks.pids
+
+    def _note(self, reason: str) -> None:
+        self.lost.append(reason)
+        self.known.set()
+
+    def loss(self) -> str:
+        """The reason, once every follower has ended."""
+        assert self.known.wait(HANG_SECONDS)
+        until(lambda: all(map(ended, self.pids)), "a follower goes on")
+        with pytest.raises(RankLost) as caught:
+            self.ranks.check()
+        assert [str(caught.value)] == self.lost
+        return self.lost[0]
+
+
+@pytest.fixture
+def cast() -> Iterator[Callable[..., Cast]]:
+    with ExitStack() as stack:
+        yield lambda count=2, **settings: Cast(stack, count, **settings)
+
+
+def test_a_death_ends_all(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    os.kill(found.pids[1], signal.SIGKILL)
+    assert f"rank 2 (process {found.pids[1]}) has ended" in found.loss()
+
+
+def test_last_words_are_the_reason(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    found.puppets[0].say(r.Beat(), r.RankFailed("tensor x is missing"))
+    os.kill(found.pids[0], signal.SIGKILL)
+    assert "rank 1" in found.loss() and "failed: tensor x is missing" in found.lost[0]
+
+
+def test_what_is_no_frame_ends_all(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    found.puppets[0].theirs.sendall(b"\x05\x00\x00\x00hello")
+    assert "sent what is no frame" in found.loss()
+
+
+def test_a_rank_that_draws_other_tokens_ends_all(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    found.ranks.drew(4, 17)
+    for puppet in found.puppets:
+        puppet.say(r.PlanRun(4, 17), r.PlanRun(5, 30))
+    found.ranks.drew(5, 30)
+    found.puppets[1].say(r.PlanRun(6, 8))
+    until(lambda: 6 in found.ranks._checksums, "it was not read")
+    assert set(found.ranks._checksums) == {6} and not found.lost
+    found.ranks.drew(6, 9)
+    assert "ranks 2 and 0 drew different tokens in plan 6" in found.loss()
+
+
+def test_silence_ends_all_and_beats_do_not(cast: Callable[..., Cast]) -> None:
+    found = cast(timeout=1.0)
+    seen = 0
+
+    def passes(seconds: float) -> None:
+        found.clock.now += seconds
+
+    # Whoever has not said a word yet has longer.
+    for puppet in found.puppets:
+        puppet.say(r.Beat())
+    # One goes on beating while time passes; the other one does not.
+    while not found.lost and seen < 100_000:
+        found.puppets[0].say(r.Beat())
+        passes(0.05)
+        seen += 1
+        found.known.wait(0.01)
+    assert f"rank 2 (process {found.pids[1]}) has said nothing for 1 s" in found.loss()
+
+
+def test_start_and_meeting(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    for slabs, puppet in zip((40, 30), found.puppets, strict=True):
+        puppet.say(r.Beat(), r.Loaded(slabs))
+    assert found.ranks.loaded() == [40, 30]
+    found.ranks.join(30)
+    for puppet in found.puppets:
+        assert next(puppet.hears()) == r.Join(30)
+        puppet.say(r.Joined())
+    found.ranks.joined()
+    found.ranks.send(ForwardPlan(0).encode())
+    for puppet in found.puppets:
+        message = next(puppet.hears())
+        assert isinstance(message, r.RunPlan) and decode_plan(message.plan).number == 0
+    closing = threading.Thread(target=found.ranks.close)
+    closing.start()
+    for puppet in found.puppets:
+        assert next(puppet.hears()) == r.EndRank()
+        os.kill(puppet.process.pid, signal.SIGKILL)
+    closing.join(HANG_SECONDS)
+    assert not closing.is_alive() and not found.lost
+
+
+def test_a_death_while_others_load_ends_the_wait(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    found.puppets[0].say(r.Loaded(8))
+    os.kill(found.pids[1], signal.SIGKILL)
+    with pytest.raises(RankLost, match="rank 2"):
+        found.ranks.loaded()
+
+
+def test_a_follower_that_does_not_read_holds_nobody_up(cast: Callable[..., Cast]) -> None:
+    """The engine's thread writes into a full socket; the silence ends that."""
+    found = cast(count=1)
+
+    def write() -> None:
+        with pytest.raises(RankLost):
+            while True:
+                found.ranks.send(bytes(1 << 16))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    os.kill(found.pids[0], signal.SIGKILL)
+    thread.join(HANG_SECONDS)
+    assert not thread.is_alive() and found.loss()
+
+
+class Broken:
+    """A runner whose forwards fail."""
+
+    ticks = 0
+
+    def launch(self, plan: ForwardPlan) -> None:
+        raise RuntimeError("out of memory")
+
+    def check_device(self) -> None:
+        raise AssertionError("the ranks are asked first")
+
+
+def test_a_forward_that_fails_here_is_the_nodes_end(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    runner = LeaderRunner(Broken(), found.ranks)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.launch(ForwardPlan(0))
+    with pytest.raises(RankLost, match="rank 0: the forward failed: out of memory"):
+        runner.check_device()
+    assert found.loss()
+
+
+def test_checksums_tell_tokens_drafts_and_guesses_apart() -> None:
+    one = DrawnTokens.of([Sampled(3, -0.1, 1.0), None])
+    behind = DrawnTokens(one.tokens, one.logprobs, one.margins, behind={0: (Sampled(4, -1, 1),)})
+    guessed = DrawnTokens(one.tokens, one.logprobs, one.margins, guessed={0: (4,)})
+    other = DrawnTokens.of([Sampled(4, -0.1, 1.0), None])
+    rounded = DrawnTokens(one.tokens, one.logprobs * (1 + 1e-9), one.margins)
+    assert checksum(rounded) == checksum(one)
+    assert len({checksum(item) for item in (one, behind, guessed, other)}) == 4
+
+
+class Loading:
+    slabs = 5
+
+    def join(self, slabs: int) -> None:
+        raise OSError("no route")
+
+
+def lives(load: Callable[[], object]) -> tuple[socket.socket, list[int]]:
+    ours, theirs = socket.socketpair()
+    status: list[int] = []
+    thread = threading.Thread(target=lambda: status.append(follow(theirs, load, 100.0)))  # type: ignore[arg-type]
+    thread.start()
+    return ours, status
+
+
+def said(ours: socket.socket) -> list[Message]:
+    reader, found = r.frame_reader(), []
+    ours.settimeout(HANG_SECONDS)
+    while not any(isinstance(item, r.RankFailed | r.Loaded) for item in found):
+        for messages in reader.take(ours.recv(1 << 16)):
+            found += [item for item in messages if not isinstance(item, r.Beat)]
+    return found
+
+
+def test_a_follower_says_why_it_ends() -> None:
+    def fails() -> object:
+        raise OSError("the disk is gone")
+
+    ours, status = lives(fails)
+    with ours:
+        assert said(ours) == [r.RankFailed("the disk is gone")]
+        until(lambda: status == [1], status)
+    ours, status = lives(Loading)
+    with ours:
+        assert said(ours) == [r.Loaded(5)]
+        ours.sendall(r.frame(r.Join(5)))
+        assert said(ours) == [r.RankFailed("no route")]
+        until(lambda: status == [1], status)
+
+
+def test_a_follower_ends_with_its_leader_and_when_it_is_asked_to() -> None:
+    ours, status = lives(Loading)
+    with ours:
+        said(ours)
+    until(lambda: status == [1], status)
+    ours, status = lives(Loading)
+    with ours:
+        said(ours)
+        ours.sendall(r.frame(r.EndRank()))
+        until(lambda: status == [0], status)
+    assert issubclass(LeaderGone, Exception)
