@@ -24,6 +24,7 @@ from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
+from tasuki.engine.runner.lane_adjustments import DrawnTogether
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.config import ModelConfig
@@ -62,7 +63,8 @@ class EngineParts:
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
     None: by the arena's device. grammars: over the model's vocabulary. clock: seconds, of the time
-    that requests wait. ranks: the other ranks that share the model; None: there are none.
+    that requests wait. ranks: the other ranks that share the model, and together: how
+    tokens are drawn with them; None: there are none.
     """
 
     model_config: ModelConfig
@@ -75,6 +77,7 @@ class EngineParts:
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks | None = None
+    together: DrawnTogether | None = None
 
     @property
     def layout(self) -> CacheLayout:
@@ -359,7 +362,7 @@ def build_runner(
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
-        runner = CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars)
+        runner = CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
         return runner if parts.ranks is None else LeaderRunner(runner, parts.ranks)
     from tasuki.engine.runner.cuda_runner import CudaRunner
     from tasuki.engine.runner.layer_events import LayerEvents

@@ -29,6 +29,7 @@ from .build import EngineParts, asked_model, build_parts
 from .config import EngineConfig, EngineConfigError
 from .parallel.collectives import Collectives
 from .parallel.follower import follow
+from .parallel.leader_draws import LeaderDraws
 from .parallel.rank_process import RankProcess, start_ranks
 from .parallel.ranks import Ranks
 from .role import Role
@@ -73,13 +74,16 @@ def build_leader_parts(
         except BaseException:
             ranks.close()
             raise
+    whole = leader.config
+    vocabulary = Vocabulary.load(Path(config.model), whole.vocab, whole.eos_ids)
     return EngineParts(
-        leader.config,
+        whole,
         leader.model,
         leader.arena,
         leader.steps,
-        grammars=leader.grammars,
+        grammars=GrammarCompiler(vocabulary),
         ranks=ranks,
+        together=leader.draws,
     )
 
 
@@ -120,9 +124,8 @@ class RankInMemory:
         self._weights = load_weights(
             config.model, self.config, dtype, "cpu", progress, shard=self._shard
         )
-        vocabulary = Vocabulary.load(Path(config.model), self.config.vocab, self.config.eos_ids)
-        self.grammars = GrammarCompiler(vocabulary)
         self.steps = StepCounter()
+        self.draws: LeaderDraws
         self.model: Qwen35Model
         self.arena: Arena
 
@@ -137,12 +140,12 @@ class RankInMemory:
         )
         backend = TorchBackend(self._part, collectives.sum)
         self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
+        self.draws = LeaderDraws(collectives, shard.rank)
         layout = self._part.cache_layout(settings.dtype, settings.dtype, settings.ssm_dtype)
         self.arena = Arena(layout, slabs, key=ArenaKey(rank=shard.rank, ranks=shard.ranks))
 
     def join(self, slabs: int) -> Runner:
         """As a follower."""
         self.meet(slabs)
-        # Which takes a second: not while the others wait for a row that has a grammar.
-        self.grammars.prepare()
-        return CpuRunner(self.model, self.arena, self.steps, self.grammars)
+        # The leader alone has grammars.
+        return CpuRunner(self.model, self.arena, self.steps, GrammarCompiler(None), self.draws)

@@ -16,3 +16,6 @@ class Collectives(Protocol):
 
     def gather(self, partial: Tensor) -> Tensor:
         """As Gather: all ranks' [T, columns of one] side by side in rank order."""
+
+    def of_leader(self, own: Tensor) -> Tensor:
+        """Rank 0's."""

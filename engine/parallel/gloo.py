@@ -43,6 +43,9 @@ class GlooCollectives:
     def gather(self, partial: Tensor) -> Tensor:
         return torch.cat(self._all(partial), dim=-1)
 
+    def of_leader(self, own: Tensor) -> Tensor:
+        return self._all(own)[0]
+
     def _all(self, mine: Tensor) -> list[Tensor]:
         """Every rank's, in rank order."""
         mine = mine.contiguous()

@@ -25,8 +25,9 @@ from . import messages as r
 from .rank_process import RankProcess
 
 _READ_BYTES = 1 << 16
-_FIRST_BEAT_SECONDS = 120.0
-"""For an interpreter to start and to import torch, on a busy machine."""
+_START_SECONDS = 120.0
+"""Of silence, at least, until a rank waits for plans: an interpreter starts and imports torch, and
+what reads a checkpoint may hold the interpreter's lock, on a busy machine."""
 _MEETING_SECONDS = 90.0
 _VERDICT_SECONDS = 1.0
 """Until a loss that the engine's thread ran into is known by its cause."""
@@ -64,7 +65,7 @@ class Ranks:
         self._timeout = timeout
         now = clock()
         self._followers = [
-            _Follower(rank, process, Silence(timeout, now, grace=_FIRST_BEAT_SECONDS))
+            _Follower(rank, process, Silence(max(timeout, _START_SECONDS), now))
             for rank, process in enumerate(processes, 1)
         ]
         self._changed = threading.Condition()
@@ -202,8 +203,8 @@ class Ranks:
         ends = {item.process.handle: item for item in self._followers}
         for handle in (*sockets, *ends):
             poll.register(handle, select.POLLIN)
-        period = min(follower.silence.period for follower in self._followers)
         while not self._closing and self._reason is None:
+            period = min(follower.silence.period for follower in self._followers)
             ready = {handle for handle, _ in poll.poll(period * 1000)}
             now = self._clock()
             # Sockets first: last words come before the end.
@@ -215,9 +216,8 @@ class Ranks:
                 self.lose(f"{follower.name} {follower.process.ended_how()}")
             for follower in self._followers:
                 if follower.silence.tick(now):
-                    self.lose(
-                        f"{follower.name} has said nothing for {self._timeout:g} s (--rank-timeout)"
-                    )
+                    limit = follower.silence.limit
+                    self.lose(f"{follower.name} has said nothing for {limit:g} s (--rank-timeout)")
 
     def _read(self, follower: _Follower, now: float) -> bool:
         """Whether more may come."""
@@ -248,4 +248,5 @@ class Ranks:
             case r.Joined():
                 with self._changed:
                     follower.joined = True
+                    follower.silence = Silence(self._timeout, self._clock())
                     self._changed.notify_all()

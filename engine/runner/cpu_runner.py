@@ -28,7 +28,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from .base import Event
 from .drawn_tokens import DrawnTokens
 from .held_inputs import HeldInputs, HeldRow, InputsOfRows
-from .lane_adjustments import LaneAdjustments
+from .lane_adjustments import DrawnTogether, LaneAdjustments, NoAdjustments
 from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
 
@@ -63,14 +63,22 @@ class CpuForward:
 
 class CpuRunner:
     def __init__(
-        self, model: Qwen35Model, arena: Arena, steps: StepCounter, grammars: GrammarCompiler
+        self,
+        model: Qwen35Model,
+        arena: Arena,
+        steps: StepCounter,
+        grammars: GrammarCompiler,
+        together: DrawnTogether | None = None,
     ) -> None:
+        """together: with the other ranks of the model; None: there are none."""
         self._model = model
         self._arena = arena
         self._steps = steps
         self._hooks = LayerTicks(steps, len(arena.layout.layer_kinds))
         self._sequences = SequenceStates(arena.slabs)
-        self._adjustments = LaneAdjustments(model.config, grammars)
+        kept = LaneAdjustments if together is None or together.leads else NoAdjustments
+        self._adjustments = kept(model.config, grammars)
+        self._together = together
         self._drawn: dict[int, list[int]] = {}
         self._held = HeldInputs()
         kinds = enumerate(arena.layout.layer_kinds)
@@ -208,15 +216,20 @@ class CpuRunner:
         lanes = rows.lanes[drawing].tolist()
         if not lanes:
             return []
-        drawn = sample(
-            logits[drawing],
-            [self._sequences.sampling(lane) for lane in lanes],
-            rows.stops[drawing].tolist(),
-            self._adjustments.scores(logits[drawing], lanes),
-        )
+        drawn = self._sample(logits[drawing], lanes, rows.stops[drawing].tolist())
         for lane, token in zip(lanes, drawn, strict=True):
             self._drawn[lane] = [token.token]
             self._adjustments.drawn(lane, token.token)
+        return drawn
+
+    def _sample(
+        self, logits: torch.Tensor, lanes: Sequence[int], positions: Sequence[int]
+    ) -> list[Sampled]:
+        """A token of each row, of those lanes, to stand at those positions."""
+        wanted = [self._sequences.sampling(lane) for lane in lanes]
+        drawn = sample(logits, wanted, positions, self._adjustments.scores(logits, lanes))
+        if self._together is not None and any(sampling.adjusts for sampling in wanted):
+            return self._together.agreed(drawn)
         return drawn
 
     def _verify(
@@ -228,12 +241,7 @@ class CpuRunner:
         found: list[Sampled] = []
         for place in range(len(drafts) + 1):
             some = logits[place : place + 1]
-            [token] = sample(
-                some,
-                [self._sequences.sampling(lane)],
-                [start + place + 1],
-                self._adjustments.scores(some, [lane]),
-            )
+            [token] = self._sample(some, [lane], [start + place + 1])
             self._adjustments.drawn(lane, token.token)
             found.append(token)
             if place == len(drafts) or token.token != drafts[place]:

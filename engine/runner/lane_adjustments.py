@@ -7,6 +7,7 @@ every token that was drawn before, in order.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from tasuki.model.ops.sampling.logit_adjustments import (
     adjusted,
 )
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.ops.sampling.reference import stop_ids
+from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 
 
 def logit_adjuster(
@@ -34,6 +35,17 @@ def logit_adjuster(
         constraint = grammars.constraint(sampling.grammar, before.output.tolist())
     ends = stop_ids(sampling, model.eos_ids)
     return LogitAdjuster(sampling, ends, model.vocab, before, constraint)
+
+
+class DrawnTogether(Protocol):
+    """How ranks that share a model draw from adjusted logits. leads: whether this rank has the
+    lanes' adjustments, as one of them does."""
+
+    leads: bool
+
+    def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
+        """What the leading rank drew of the same rows, of which this one drew these. Every rank
+        calls it for the same rows."""
 
 
 class LaneAdjustments:
@@ -71,3 +83,10 @@ class LaneAdjustments:
         some = AdjustedRows.of([self._adjusters[lanes[row]] for row in rows])
         scores[rows] = adjusted(logits[rows], some.to(logits.device))
         return scores
+
+
+class NoAdjustments(LaneAdjustments):
+    """Of a rank that another one tells what it drew: it has no adjuster of any lane."""
+
+    def apply(self, plan: ForwardPlan) -> None:
+        return

@@ -128,9 +128,10 @@ def test_silence_ends_all_and_beats_do_not(cast: Callable[..., Cast]) -> None:
     def passes(seconds: float) -> None:
         found.clock.now += seconds
 
-    # Whoever has not said a word yet has longer.
+    # Until it waits for plans a rank has longer.
     for puppet in found.puppets:
-        puppet.say(r.Beat())
+        puppet.say(r.Beat(), r.Loaded(8), r.Joined())
+    found.ranks.joined()
     # One goes on beating while time passes; the other one does not.
     while not found.lost and seen < 100_000:
         found.puppets[0].say(r.Beat())
