@@ -23,7 +23,7 @@ class LeaderDraws:
 
     def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
         own = [(token.token, token.logprob, token.margin) for token in drawn]
-        told = self._collectives.of_leader(torch.tensor(own, dtype=torch.float64)).tolist()
+        leaders = self._collectives.of_leader(torch.tensor(own, dtype=torch.float64)).tolist()
         if self.leads:
             return [*drawn]
-        return [Sampled(int(token), logprob, margin) for token, logprob, margin in told]
+        return [Sampled(int(token), logprob, margin) for token, logprob, margin in leaders]

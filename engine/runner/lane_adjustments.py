@@ -86,7 +86,7 @@ class LaneAdjustments:
 
 
 class NoAdjustments(LaneAdjustments):
-    """Of a rank that another one tells what it drew: it has no adjuster of any lane."""
+    """Of a rank that draws as another one does: it has no adjuster of any lane."""
 
     def apply(self, plan: ForwardPlan) -> None:
         return
