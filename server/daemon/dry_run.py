@@ -8,6 +8,7 @@ import torch
 
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.build import with_context
+from tasuki.engine.build_ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.model.known_models import published_or_folder, with_draft_layer
@@ -44,6 +45,8 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
             f"model {engine_config.model} is quantised ({method}), and no GPU has kernels for that "
             "yet: plan for the BF16 checkpoint, or serve this one with --device cpu"
         )
+    if engine_config.tensor_parallel > 1:
+        model = shard_of(engine_config, 0).part(model)
     device = engine_config.usable_of(*gpu_bytes(config.gpu))
     return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED), engine_config)
 
@@ -65,7 +68,10 @@ def gpu_bytes(name: str) -> tuple[int, int]:
 def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
     """config: what the plan is of."""
     layout = plan.layout
+    ranks = config.tensor_parallel
+    of_ranks = f"{ranks:>10}      each on a GPU of its own, of which this is the plan of one"
     rows = [
+        *([("ranks", of_ranks)] if ranks > 1 else []),
         ("GPU memory", _mib(plan.device)),
         ("weights", _mib(plan.weights)),
         ("rotary angles", _mib(plan.rotary)),

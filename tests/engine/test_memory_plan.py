@@ -146,6 +146,20 @@ def test_the_dry_run_says_what_would_fit(capsys: pytest.CaptureFixture[str]) -> 
     assert "the plan fits" in capsys.readouterr().out
 
 
+def test_the_dry_run_of_several_ranks_is_of_one_ranks_part(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["serve", "--dry-run", "--model", "27b", "--gpu", "h200"]
+    weights = []
+    for more in ([], ["--tensor-parallel", "2"]):
+        assert cli.main([*flags, *more]) == 0
+        printed = capsys.readouterr().out
+        weights.append(int(printed.split("weights")[1].split()[0]))
+        assert ("ranks" in printed) == bool(more)
+    # The embedding, 2.4 GiB, each rank has as a whole.
+    assert weights[0] < 2 * weights[1] < 1.06 * weights[0]
+
+
 def test_no_plan_is_made_for_what_a_gpu_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +175,7 @@ def test_no_plan_is_made_for_what_a_gpu_refuses(
         ([], "--model"),
         (["--model", "12b", "--gpu", "h200"], next(iter(PUBLISHED))),
         (["--model", "9b", "--gpu", "h2000"], "h200"),
+        (["--model", "27b", "--gpu", "h200", "--tensor-parallel", "3"], "one of 1, 2, 4, 8"),
     ],
 )
 def test_the_dry_run_names_what_to_mend(
