@@ -1,0 +1,172 @@
+"""Links between nodes of any sizes carry each byte of each receiver once, to its place."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.model.weights.sharding.shard import Shard
+from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize
+from tasuki.pycache.rank_layout import key_heads, rank_layout
+from tasuki.pycache.shares import share
+from tasuki.transfer.ranks.links import RankLink, rank_links
+from tasuki.transfer.ranks.pieces import LinkPieces, Piece
+
+SIZES = (1, 2, 4, 8)
+PAGES = range(8)
+"""As many as any number of copies, so that each link has its turn."""
+
+
+def published(name: str) -> CacheLayout:
+    """Of a shape with one layer of each kind; the numbers of bytes are those of the whole model."""
+    config = published_or_folder(name)
+    config = replace(config, layer_kinds=config.layer_kinds[2:4], draft_layers=1)
+    assert config.layer_kinds == (LayerKind.GDN, LayerKind.FULL)
+    return config.cache_layout("bfloat16", "bfloat16", "float32")
+
+
+def heads_of(layout: CacheLayout, name: str) -> list[tuple[str, int, int]]:
+    """(What, heads, bytes of a head) of each part of a column or a block, end to end."""
+    column = layout.conv_columns * itemsize(layout.conv_dtype)
+    keys = key_heads(layout)
+    return {
+        "block": [("kv", layout.kv_heads, 2 * 64 * layout.head_dim * itemsize(layout.kv_dtype))],
+        "conv": [
+            ("q", keys, layout.key_dim * column),
+            ("k", keys, layout.key_dim * column),
+            ("v", layout.value_heads, layout.value_dim * column),
+        ],
+        "ssm": [
+            (
+                "s",
+                layout.value_heads,
+                layout.value_dim * layout.key_dim * itemsize(layout.ssm_dtype),
+            )
+        ],
+        "carry": [],
+    }[name]
+
+
+Bytes = NDArray[np.int32]
+
+
+def memory(layout: CacheLayout, ranks: int, rank: int, name: str) -> Bytes:
+    """What that rank is to have: in each head's place the number of that head in the whole model,
+    by the rule of shares alone. A 256th of the bytes, which every size is a multiple of."""
+    parts, number = [], 1
+    for _, heads, size in heads_of(layout, name):
+        own = share(heads, ranks, rank)
+        parts.append(np.repeat(np.arange(number + own.start, number + own.stop), size // 256))
+        number += heads
+    if name == "carry":
+        parts.append(np.full(layout.carry_bytes // 256, 77))
+    return np.concatenate(parts).astype(np.int32)
+
+
+def copied(source: Bytes, target: Bytes, times: Bytes, piece: Piece) -> None:
+    at, to, count = (number // 256 for number in (piece.source, piece.target, piece.length))
+    assert count > 0 and at + count <= len(source) and to + count <= len(target)
+    assert all(number % 256 == 0 for number in (piece.source, piece.target, piece.length))
+    target[to : to + count] = source[at : at + count]
+    times[to : to + count] += 1
+
+
+def received(
+    layout: CacheLayout, senders: int, receivers: int, links: list[RankLink], name: str, page: int
+) -> Iterator[tuple[Bytes, Bytes]]:
+    """(What each receiver rank has then, how often each of its bytes was written.)"""
+    layer = {"conv": 0, "ssm": 0, "carry": 2, "block": 1}[name]
+    for target in range(receivers):
+        want = memory(layout, receivers, target, name)
+        got, times = np.zeros_like(want), np.zeros_like(want)
+        for link in (link for link in links if link.target == target):
+            pieces = LinkPieces(layout, senders, receivers, link)
+            source = memory(layout, senders, link.source, name)
+            if name == "block":
+                if link.sends_page(page):
+                    for piece in pieces.of_block():
+                        copied(source, got, times, piece)
+                continue
+            begin = {}
+            for ranks, rank in ((senders, link.source), (receivers, target)):
+                own = rank_layout(layout, ranks, rank)
+                (column,) = [c for c in own.columns if (c.layer, c.name) == (layer, name)]
+                begin[ranks, rank] = column
+            ours, theirs = begin[senders, link.source], begin[receivers, target]
+            for piece in pieces.of_state(layer):
+                if ours.offset <= piece.source < ours.end:
+                    assert theirs.offset <= piece.target < theirs.end
+                    moved = Piece(
+                        piece.source - ours.offset, piece.target - theirs.offset, piece.length
+                    )
+                    copied(source, got, times, moved)
+        yield got, times
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_links_cover_each_byte_of_each_receiver_once(name: str) -> None:
+    layout = published(name)
+    for senders in SIZES:
+        for receivers in SIZES:
+            links = rank_links(layout, senders, receivers)
+            for what in ("conv", "ssm", "carry", "block"):
+                for page in PAGES if what == "block" else (0,):
+                    found = received(layout, senders, receivers, links, what, page)
+                    for rank, (got, times) in enumerate(found):
+                        assert (times == 1).all(), (senders, receivers, what, rank)
+                        assert (got == memory(layout, receivers, rank, what)).all()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("ranks", SIZES)
+def test_a_ranks_layout_is_that_of_its_weights(name: str, ranks: int) -> None:
+    config = published_or_folder(name)
+    whole = config.cache_layout("bfloat16", "bfloat16", "float32")
+    for rank in range(ranks):
+        part = Shard(rank, ranks).part(config).cache_layout("bfloat16", "bfloat16", "float32")
+        assert rank_layout(whole, ranks, rank) == part
+        # So that an id means the same everywhere.
+        assert part == rank_layout(whole, ranks, 0)
+
+
+def test_ranks_that_share_nothing_have_no_link_and_every_rank_has_one() -> None:
+    layout = published("9b")
+    assert [(link.source, link.target) for link in rank_links(layout, 2, 4)] == [
+        (0, 0), (0, 1), (1, 2), (1, 3),
+    ]  # fmt: skip
+    for senders in SIZES:
+        for receivers in SIZES:
+            links = rank_links(layout, senders, receivers)
+            assert {link.source for link in links} == {*range(senders)}
+            assert {link.target for link in links} == {*range(receivers)}
+            assert len(links) == max(senders, receivers)
+
+
+def test_senders_with_copies_of_a_head_take_turns() -> None:
+    layout = published("35b-a3b")
+    links = [link for link in rank_links(layout, 8, 2) if link.target == 1]
+    assert [link.source for link in links] == [4, 5, 6, 7]
+    for page in range(16):
+        (sender,) = [link.source for link in links if link.sends_page(page)]
+        assert sender == 4 + page % 4
+
+
+@pytest.mark.parametrize("wrong", ["swapped", "shifted", "missing"])
+def test_wrong_links_are_noticed(wrong: str) -> None:
+    """The check above, of links that are not right."""
+    layout = published("9b")
+    links = rank_links(layout, 4, 2)
+    if wrong == "swapped":
+        links[0] = replace(links[0], keys=links[0].values)
+    elif wrong == "shifted":
+        links = [replace(link, source=(link.source + 1) % 4) for link in links]
+    else:
+        del links[2]
+    with pytest.raises(AssertionError):
+        for what in ("conv", "ssm", "carry", "block"):
+            found = received(layout, 4, 2, links, what, 0)
+            for rank, (got, times) in enumerate(found):
+                assert (times == 1).all() and (got == memory(layout, 2, rank, what)).all()
