@@ -193,11 +193,12 @@ class Lone:
         return self.all_said(m.StatsReply)[-1]
 
     def tree(self) -> list[TreeNode]:
-        """All that the cache holds, but for how long nobody has used it."""
+        """All that the cache holds, but for how long nobody has used it, and for names: they count
+        what it held before."""
         self.post(m.TreeQuery(0, 10_000))
         view = self.all_said(m.TreeReply)[-1].view
         assert view is not None
-        return [replace(node, unused=0) for node in view]
+        return [replace(node, name=None, unused=0) for node in view]
 
     def assert_at_rest(self) -> None:
         """Nothing is held by a dead request, and every id is accounted for."""
