@@ -288,11 +288,6 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
             f"draft_tokens is {most}, and a GPU verifies at most {MOST_DRAFTS_ON_GPU} at a time: "
             "give as many or fewer"
         )
-    if most and parts.layout.draft_layers:
-        raise EngineConfigError(
-            f"speculate is {config.speculate}, and rows with drafts keep no entries of a draft "
-            "layer on a GPU, as yet: give --draft-layer off"
-        )
     return most
 
 

@@ -190,7 +190,7 @@ def _drafts(
     tokens = rows * width
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
-    kept = tokens * kept_bytes(model, layout.gdn_layers, size)
+    kept = tokens * (kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
     activations = _activations(model, tokens, config.dtype)
     return _GRAPHS_BYTES + activations + logits + attention + kept
 

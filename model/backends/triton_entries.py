@@ -18,6 +18,7 @@ from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, k_norm_rop
 from tasuki.model.ops.draft.carry import carry_normed
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.draft.reference import plan_carry
+from tasuki.model.ops.gdn.verify.fold import FoldRows
 from tasuki.model.ops.norm.rms_norm import rms_norm
 from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
@@ -40,6 +41,9 @@ class TritonEntries:
         self._places = places
         self._read_slots = read_slots
         self._product = product
+
+    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
+        return rms_norm(branch + residual, norm, self._config.norm_eps)
 
     def write(
         self,
@@ -104,12 +108,37 @@ class PromptEntries(TritonEntries):
         super().__init__(config, rotary, places, carry.read_slots, product)
         self._carry = carry
 
-    def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
-        return rms_norm(branch + residual, norm, self._config.norm_eps)
-
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
         behind = hidden.index_select(0, self._carry.rows)
         carry.index_copy_(0, self._carry.slots, behind)
+
+
+class VerifyEntries(TritonEntries):
+    """`EntryOperators` of rows with drafts. They write no slot, so the hidden states are kept for
+    fold_carry()."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rotary: Tensor,
+        places: TokenPlaces,
+        read_slots: Tensor,
+        product: Callable[[Tensor, Matrix], Tensor],
+        kept: Tensor,
+    ) -> None:
+        """kept [B, tokens, width], a view of what folds read."""
+        super().__init__(config, rotary, places, read_slots, product)
+        self._kept = kept
+
+    def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
+        self._kept.copy_(hidden.view(self._kept.shape))
+
+
+def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
+    """Write the hidden state behind the tokens that hold into each row's slot. kept [places,
+    tokens, width]."""
+    behind = kept[folds.places.long(), folds.counts.long() - 1]
+    carry.index_copy_(0, folds.write_slots.long(), behind)
 
 
 class StepEntries(TritonEntries):

@@ -21,15 +21,18 @@ from tasuki.pycache.layout import LayerKind
 
 from .reduce import Reduce
 from .triton_decode import DecodeScratch, TritonDecode
+from .triton_entries import VerifyEntries
 
 
 @dataclass(frozen=True)
 class VerifyScratch:
     """What steps of up to `batch` rows of up to `tokens` tokens share: launches that use it share a
-    stream. kept: of the last step, for folds."""
+    stream. kept: of the last step, for folds; hidden [batch, tokens, width] likewise, where there
+    is a draft layer."""
 
     attention: DecodeWorkspace
     kept: KeptInputs
+    hidden: Tensor | None
 
     @staticmethod
     def of(
@@ -43,9 +46,11 @@ class VerifyScratch:
             one.weights.new_empty(places, tokens * heads),
         )
         layers = config.layer_kinds.count(LayerKind.GDN)
-        return VerifyScratch(
-            workspace, KeptInputs.empty(config, layers, batch, tokens, dtype, device)
-        )
+        kept = KeptInputs.empty(config, layers, batch, tokens, dtype, device)
+        hidden = None
+        if config.draft_layers:
+            hidden = torch.empty(batch, tokens, config.hidden, dtype=dtype, device=device)
+        return VerifyScratch(workspace, kept, hidden)
 
 
 class TritonVerify(TritonDecode):
@@ -77,7 +82,16 @@ class TritonVerify(TritonDecode):
         )
         self._verified = batch
         self._kept = scratch.kept
+        self._hidden = scratch.hidden
         self._layer = 0
+
+    def entries(self) -> VerifyEntries:
+        batch = self._verified
+        assert self._hidden is not None, "the config has no draft layer"
+        kept = self._hidden[: batch.size, : batch.tokens]
+        return VerifyEntries(
+            self._config, self._rotary, self._places, batch.read_slots, self._product, kept
+        )
 
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         batch, layer = self._verified, self._layer

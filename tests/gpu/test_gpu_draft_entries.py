@@ -79,6 +79,39 @@ def test_a_next_turn_goes_on_with_what_is_carried(shape: str) -> None:
         log = log + prompts(turn)[turn + 2]
 
 
+@cache
+def drafting_engine(shape: str, most: int) -> Lone:
+    config = config_of("cuda", speculate="prediction", draft_tokens=most, max_batch=8)
+    return Lone(config, parts=parts_of(shape, config, 1))
+
+
+@pytest.mark.parametrize("shape", sorted(CONFIGS))
+@pytest.mark.parametrize("most", [1, 4])
+def test_rows_with_drafts_leave_what_one_forward_keeps(
+    shape: str, most: int, fresh_seed: int
+) -> None:
+    """Entries of what did not hold are written over; what is carried is of what held."""
+    random = np.random.default_rng(fresh_seed)
+    engine, plain = drafting_engine(shape, most), engine_of(shape, 1)
+    asked = prompts(most)[3:8]
+    plain.flush()
+    answers = [plain.ask(f"r{number}", prompt, 40) for number, prompt in enumerate(asked)]
+    for count in (0, 1, 3):
+        engine.flush()
+        for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+            prediction = np.array(answer, dtype=np.int32)
+            prediction[random.integers(1, 40, count)] += 1
+            engine.post(submit(f"r{number}", prompt, 40, prediction=prediction))
+        engine.run()
+        for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+            assert engine.tokens(f"r{number}") == answer
+            usage = engine.finished(f"r{number}").usage
+            assert usage.drafted_tokens and usage.accepted_tokens
+            log = prompt + answer
+            assert assert_kept_as_by_one_forward(engine, log, oracle_of(shape)) == len(log) - 1
+    engine.assert_at_rest()
+
+
 class CpuTwin:
     """A golden model with its draft layer on the CPU, and the same over an arena of the GPU."""
 

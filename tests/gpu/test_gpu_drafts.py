@@ -128,11 +128,14 @@ def test_what_gives_way_or_ends_between_drafts_leaves_what_others_may_use(steps:
     engine.assert_at_rest()
 
 
+@pytest.mark.parametrize("draft_layer", ["auto", "off"])
 @pytest.mark.parametrize("most", [1, 3, 4, 7])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh_seed: int) -> None:
+def test_a_golden_drafted_from_itself_is_the_golden(
+    model: str, most: int, draft_layer: str, fresh_seed: int
+) -> None:
     generator = np.random.default_rng(fresh_seed)
-    settings = {"speculate": "prediction", "draft_tokens": most, "draft_layer": "off"}
+    settings = {"speculate": "prediction", "draft_tokens": most, "draft_layer": draft_layer}
     engine = cold_engine(model, "cuda", prefill_chunk_tokens=64, **settings)
     for name, case in cases_of(model).items():
         prediction, new = np.array(case.greedy, dtype=np.int32), len(case.greedy)

@@ -10,12 +10,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.backends.torch_backend import TorchBackend
-from tasuki.model.backends.triton_entries import PromptCarry, PromptEntries, TritonEntries
+from tasuki.model.backends.triton_entries import (
+    PromptCarry,
+    PromptEntries,
+    TritonEntries,
+    VerifyEntries,
+    fold_carry,
+)
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.draft.carry import carry_normed
+from tasuki.model.ops.gdn.verify.fold import FoldRows
 from tasuki.model.ops.linear.gemv import gemv
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.qwen3_5 import Qwen35Model
@@ -55,7 +62,13 @@ def small_config() -> ModelConfig:
 def on_device(weights: DraftWeights, device: torch.device) -> DraftWeights:
     """What entries are made of; the rest stays where it is."""
     mixer = weights.attention
-    moved = replace(mixer, in_proj=mixer.in_proj.to(device), k_norm=mixer.k_norm.to(device))
+    moved = replace(
+        mixer,
+        in_proj=mixer.in_proj.to(device),
+        # Without query heads it is not read, and still named to the kernel.
+        q_norm=mixer.q_norm.to(device),
+        k_norm=mixer.k_norm.to(device),
+    )
     layer = replace(weights.layer, mixer=moved, mixer_norm=weights.layer.mixer_norm.to(device))
     return replace(
         weights,
@@ -201,6 +214,52 @@ def test_a_step_equals_the_cpu_path(
     )
     case.batch = Batch.pack(steps)
     case.oracle(rms_norm(branch + residual, norm, case.config.norm_eps)[:3])
+    case.compare(tolerance)
+
+
+@each_dtype
+def test_rows_with_drafts_equal_the_cpu_path(
+    dtype: torch.dtype, tolerance: float, device: torch.device
+) -> None:
+    """Three sequences of four tokens, of which 4, 1 and 2 mean something, and one of padding; then
+    what is carried behind 2, 1 and 2 of them."""
+    width, blocks = 4, blocks_a_slab()
+    rows = [
+        SequenceSlice([5, 6, 7, 8], 62, [8 * blocks, 8 * blocks + 1], 0, None),
+        SequenceSlice([9], 0, [8 * blocks + 2], 1, None),
+        SequenceSlice([11, 12], 63, [8 * blocks + 3, 9 * blocks], 2, None),
+    ]
+    case = EntriesCase.of(rows, dtype, device)
+    hidden = torch.randn(4, width, WIDTH).to(dtype)
+    ids = torch.zeros(4, width, dtype=torch.int32)
+    positions = torch.full((4, width), -1, dtype=torch.int32)
+    for row, item in enumerate(rows):
+        count = len(item.token_ids)
+        ids[row, :count] = torch.tensor(item.token_ids)
+        positions[row, :count] = item.start + torch.arange(count)
+    table = torch.cat([case.batch.page_table, case.batch.page_table[:1]]).int()
+    places = TokenPlaces(
+        positions.flatten().to(device),
+        torch.arange(4, dtype=torch.int32).repeat_interleave(width).to(device),
+        table.to(device),
+        torch.tensor([3 * width], dtype=torch.int32, device=device),
+        gaps=True,
+    )
+    read = torch.tensor([0, 1, 2, 0], dtype=torch.int32, device=device)
+    kept = torch.full((5, 8, WIDTH), torch.nan, dtype=dtype, device=device)
+    rotary = rotary_cache(case.config, 128, device)
+    view = kept[:4, :width]
+    entries = VerifyEntries(case.config, rotary, places, read, linear, view)
+    case.write(entries, ids.flatten(), hidden.flatten(0, 1).to(device))
+    before = case.arena.carry[0].clone()
+    entries.carry_over(hidden.flatten(0, 1).to(device), case.arena.carry[0])
+    assert torch.equal(case.arena.carry[0].isnan(), before.isnan()), "no slot is written yet"
+    folds = ([0, 1, 2], [2, 1, 2], [0, 1, 2], [4, 1, 5])
+    tables = (torch.tensor(column, dtype=torch.int32, device=device) for column in folds)
+    fold_carry(kept, FoldRows(*tables), case.arena.carry[0])
+    case.oracle(torch.cat([hidden[0], hidden[1, :1], hidden[2, :2]]))
+    for row, count, slot in ((0, 2, 4), (1, 1, 1), (2, 2, 5)):
+        case.expected.carry[0][slot] = hidden[row, count - 1]
     case.compare(tolerance)
 
 

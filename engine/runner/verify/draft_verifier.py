@@ -20,6 +20,7 @@ from tasuki.engine.runner.device_batch import SamplingTable
 from tasuki.engine.runner.eager_sampler import EagerSampler
 from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
 from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.backends.triton_entries import fold_carry
 from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
@@ -186,6 +187,8 @@ class DraftVerifier:
             [row.read_slot for row in rows],
             [row.write_slot for row in rows],
         )
-        tables = host.to(self._device, non_blocking=True)
-        arena = self._arena
-        gdn_fold(self._scratch.kept, self._model.config, arena.conv, arena.ssm, FoldRows(*tables))
+        folds = FoldRows(*host.to(self._device, non_blocking=True))
+        arena, hidden = self._arena, self._scratch.hidden
+        gdn_fold(self._scratch.kept, self._model.config, arena.conv, arena.ssm, folds)
+        if hidden is not None:
+            fold_carry(hidden, folds, arena.carry[0])

@@ -82,6 +82,8 @@ class VerifyGraphs:
         operators = self._backend.bind_verify(batch, self._scratch)
         tokens = self._rows.ids(size, width)
         branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
+        if self._arena.layout.draft_layers:
+            self._model.keep_entries(tokens, branch, residual, operators, self._arena, NullHooks())
         logits = self._logits[: size * width]
         logits.copy_(self._model.head(branch, residual, operators))
         sample(logits, self._rows.draws(size, width), self._rows.tokens)
