@@ -1,0 +1,68 @@
+"""What a GPU is asked for where answers are drafted: room that is counted, and refusals by name."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.build import EngineParts, most_drafts
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.role import Role
+from tasuki.model.known_models import published_or_folder
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
+from tasuki.pycache.layout import LayerKind
+from tests.harness.engines import tiny_parts
+
+
+@dataclass(frozen=True)
+class OnGpu:
+    """As much of an arena as says where it is."""
+
+    layout: object
+    bytes: torch.Tensor
+
+
+def on_gpu(**changes: int) -> EngineParts:
+    parts = tiny_parts()
+    layout = replace(parts.layout, **changes)
+    arena = OnGpu(layout, torch.empty(0, device="meta"))
+    return replace(parts, arena=arena)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("speculate", "most"), [("prediction", 5), ("tree", 5), ("auto", 0), ("off", 0)]
+)
+def test_a_gpu_verifies_what_was_asked_for_by_name(speculate: str, most: int) -> None:
+    config = EngineConfig(speculate=speculate, draft_tokens=5)
+    assert most_drafts(config, on_gpu()) == most
+    assert most_drafts(config, tiny_parts()) == (0 if speculate == "off" else 5)
+
+
+def test_what_a_gpu_cannot_verify_is_refused_by_name() -> None:
+    config = EngineConfig(speculate="tree", draft_tokens=8)
+    with pytest.raises(EngineConfigError, match="at most 7 at a time"):
+        most_drafts(config, on_gpu())
+    config = EngineConfig(speculate="tree")
+    kinds = (*tiny_parts().layout.layer_kinds, LayerKind.DRAFT)
+    with pytest.raises(EngineConfigError, match="--draft-layer off"):
+        most_drafts(config, on_gpu(layer_kinds=kinds))
+    with pytest.raises(EngineConfigError, match="verifies no drafts"):
+        most_drafts(config, replace(tiny_parts(), runner=lambda parts, hands_on: None))
+
+
+def test_their_room_is_planned() -> None:
+    model = published_or_folder("9b")
+
+    def beside(role: Role = Role.FUSED, **changes: object) -> int:
+        config = EngineConfig(arena_mib=4096, max_batch=64, **changes)  # type: ignore[arg-type]
+        return MemoryPlan.of(model, config, 140_000 * MIB, role).beside
+
+    plain, drafted = beside(speculate="off"), beside(speculate="tree", draft_tokens=3)
+    kept = 64 * 4 * kept_bytes(model, 24, 2)
+    logits = 64 * 4 * model.vocab * 2
+    assert kept + logits < drafted - plain < 2 * (kept + logits) + 700 * MIB
+    assert beside(speculate="auto") == plain
+    assert beside(Role.PREFILL, speculate="tree") == beside(Role.PREFILL, speculate="off")
+    one = KeptInputs.empty(model, 24, 1, 4, torch.bfloat16, torch.device("meta"))
+    assert 4 * kept_bytes(model, 24, 2) == one.raw.nbytes + one.mixed.nbytes + one.scalars.nbytes
