@@ -47,12 +47,14 @@ class BenchConfig:
         """Raises ModelConfigError."""
         return published_or_folder(self.model)
 
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self, *, speculate: str = "off", draft_tokens: int = 1) -> EngineConfig:
         """Raises EngineConfigError, and ModelConfigError."""
+        config = self._engine(self.arena_mib)
+        config = replace(config, speculate=speculate, draft_tokens=draft_tokens)
         if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
-            return self._engine(self.arena_mib)
+            return config
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
-        return self._engine(self._plan(self.arena_mib).arena // MIB)
+        return replace(config, arena_mib=self._plan(config).arena // MIB)
 
     def engine_config_of_two(self) -> EngineConfig:
         """Of each of two engines that share a GPU and the weights, one with a draft layer. Raises
@@ -67,16 +69,16 @@ class BenchConfig:
 
     def memory_note(self, engine: EngineConfig) -> str:
         """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
-        plan = self._plan(engine.arena_mib)
+        plan = self._plan(engine)
         free, total = torch.cuda.mem_get_info()
         return (
             f"GPU memory beside the arena: {plan.beside / MIB:.0f} MiB planned, "
             f"{(total - free - plan.arena) / MIB:.0f} MiB taken"
         )
 
-    def _plan(self, arena_mib: int | Auto) -> MemoryPlan:
+    def _plan(self, engine: EngineConfig) -> MemoryPlan:
         memory = torch.cuda.get_device_properties(0).total_memory
-        return MemoryPlan.of(self.model_config(), self._engine(arena_mib), memory, Role.FUSED)
+        return MemoryPlan.of(self.model_config(), engine, memory, Role.FUSED)
 
     def _engine(self, arena_mib: int | Auto) -> EngineConfig:
         return EngineConfig(

@@ -6,9 +6,12 @@ from itertools import chain, pairwise
 from statistics import fmean, median
 
 from tasuki.bench.measure.draft_pair import DraftPair
+from tasuki.bench.measure.drafted_turns import DraftedTurns
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig
+from tasuki.bench.measure.scripted_drafts import Script
+from tasuki.model.config import DenseShape
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
@@ -18,8 +21,10 @@ from .grammar import GRAMMAR
 from .idle import idle_between_steps
 from .transformers_peer import decode_seconds
 from .workload import (
+    ACCEPTED,
     DECODE_PEER_RATIO,
     DECODE_TARGETS,
+    DRAFT_TARGETS,
     GRAMMAR_RATIO,
     IDLE_BATCH,
     IDLE_SECONDS,
@@ -42,11 +47,30 @@ class DecodeConfig:
         "auto: an engine that keeps a draft layer's entries beside one without, by turns",
         ("auto", "off"),
     )
+    speculate: str = option(
+        "off",
+        "prediction, tree: steps with drafts of that drafter beside steps without, by turns",
+        ("prediction", "tree", "off"),
+    )
+    draft_tokens: int = option(3, "drafts of a step and answer")
+    accept: str = option(
+        ACCEPTED, "how likely the drafts of a step hold where those before them do, one by one"
+    )
 
     def __post_init__(self) -> None:
         self.parsed()
         if self.draft_layer == "auto" and (self.constrained or self.peer):
             raise ValueError("draft_layer auto measures neither constrained nor peer: leave them")
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens must be at least 1, not {self.draft_tokens}")
+        Script.parse(self.accept, self.draft_tokens)
+        if self.speculate != "off" and (
+            self.constrained or self.peer or self.draft_layer == "auto"
+        ):
+            raise ValueError(
+                f"speculate {self.speculate} measures neither constrained, peer nor draft_layer: "
+                "leave them"
+            )
         if not 0 <= self.constrained <= 1:
             raise ValueError(f"constrained must be in [0, 1], not {self.constrained}")
 
@@ -62,6 +86,9 @@ def main(argv: Sequence[str]) -> int:
     with config.reported(f"decode {config.model}") as report:
         if own.draft_layer == "auto":
             _pair(config, own, report)
+            return 0
+        if own.speculate != "off":
+            _drafted(config, own, report)
             return 0
         # Before the engine takes all memory.
         peers = {
@@ -112,6 +139,51 @@ def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
             rig.flush()
 
 
+def _drafted(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
+    model = config.model_config()
+    if not isinstance(model.feed_forward, DenseShape):
+        raise BenchError(
+            f"speculate {own.speculate}: {config.model} has experts, of which answers that draw "
+            "one token, as these do, would wake few: give a dense model"
+        )
+    engine = config.engine_config(speculate=own.speculate, draft_tokens=own.draft_tokens)
+    script = Script.parse(own.accept, own.draft_tokens)
+    turns = DraftedTurns(model, engine, script)
+    floor = ModelFloor.of(model, turns.rig.parts.layout, report.floors)
+    for point in own.parsed():
+        room = max(point.context, turns.tokens(own.steps) + own.warmup_steps + point.batch)
+        answers = _start(turns.rig, point, tokens=room)
+        for _ in range(own.warmup_steps):
+            turns.rig.step()
+        gain = turns.decode(answers, own.steps)
+        report.add(_row("", point, gain.off, floor, own, {}))
+        target = DRAFT_TARGETS.get((config.model, point)) if own.accept == ACCEPTED else None
+        times, seconds = gain.times(script.tokens), median(gain.on)
+        report.add(
+            Row(
+                f"step of {point.batch} x {point.context} tokens, {own.draft_tokens} drafts",
+                seconds,
+                target="" if target is None else f">= {target:g}x the tokens/s without",
+                met=None if target is None else times >= target,
+                others={"without": median(gain.off)},
+                extra={
+                    "times the tokens/s without": times,
+                    "tokens/s": point.batch * script.tokens / seconds,
+                    "tokens a step and answer": fmean(gain.tokens),
+                    "scripted": script.tokens,
+                },
+            )
+        )
+        turns.rig.abort(answers)
+        turns.rig.flush()
+    report.note(
+        f"Drafts of {own.speculate} are looked for, computed, verified and folded as any are; that "
+        f"they hold is scripted, at {script}. Steps with drafts and without take turns."
+    )
+    if config.device == "cuda":
+        report.note(config.memory_note(engine))
+
+
 def _add_constrained(
     report: Report, rig: Rig, point: Point, own: DecodeConfig, plain: float
 ) -> None:
@@ -133,12 +205,14 @@ def _add_constrained(
     )
 
 
-def _start(rig: Rig, point: Point, constrained: int = 0) -> list[Answer]:
+def _start(rig: Rig, point: Point, constrained: int = 0, tokens: int | None = None) -> list[Answer]:
     """Requests that all decode, the first `constrained` of them by a grammar; the first ones answer
-    while the last ones are prefilled."""
+    while the last ones are prefilled. tokens: of an answer at most; as long as its prompt where
+    nobody says."""
     grammars = [GRAMMAR if number < constrained else None for number in range(point.batch)]
     answers = [
-        rig.submit(rig.prompt(point.context), point.context, grammar) for grammar in grammars
+        rig.submit(rig.prompt(point.context), tokens or point.context, grammar)
+        for grammar in grammars
     ]
     rig.run_until_tokens(answers, 1)
     return answers

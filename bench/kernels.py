@@ -16,6 +16,7 @@ from .errors import BenchError
 
 FAMILIES = (
     "gdn",
+    "gdn_drafts",
     "attention",
     "products",
     "elementwise",

@@ -29,6 +29,14 @@ DECODE_TARGETS = {
     ("9b", Point(64, 8_192)): (11.2e-3, 1.2),
     ("35b-a3b", Point(1, 50_000)): (None, 1.8),
 }
+DRAFT_TARGETS = {
+    ("9b", Point(1, 8_192)): 1.8,
+    ("9b", Point(1, 50_000)): 1.8,
+    ("9b", Point(16, 8_192)): 1.8,
+    ("9b", Point(64, 8_192)): 1.4,
+}
+"""Tokens a second with drafts to those without, where drafts hold as ACCEPTED says."""
+ACCEPTED = ".80/.75/.72"
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
 TURN_TARGETS = {"9b": (45e-3, 15e-3)}

@@ -26,6 +26,7 @@ from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.lane_adjustments import DrawnTogether
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
+from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
@@ -62,9 +63,10 @@ class EngineParts:
 
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
-    None: by the arena's device. grammars: over the model's vocabulary. clock: seconds, of the time
-    that requests wait. ranks: the other ranks that share the model, and together: how
-    tokens are drawn with them; None: there are none.
+    None: by the arena's device. speculation: what is drafted of answers, and drafts: how many of
+    them a step has; None: as the config says. grammars: over the model's vocabulary. clock:
+    seconds, of the time that requests wait. ranks: the other ranks that share the model, and
+    together: how tokens are drawn with them; None: there are none.
     """
 
     model_config: ModelConfig
@@ -74,6 +76,8 @@ class EngineParts:
     slabs: int | None = None
     wire: UnitSizes | None = None
     runner: "Callable[[EngineParts, bool], Runner] | None" = None
+    speculation: Speculation | None = None
+    drafts: DraftLimit | None = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks | None = None
@@ -268,6 +272,8 @@ def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
             "--draft-layer auto"
         )
     most = most_drafts(config, parts)
+    if parts.speculation is not None:
+        return parts.speculation
     return Speculation(
         most, from_tree=config.speculate == "tree", by_layer=config.speculate == "mtp"
     )
@@ -321,6 +327,7 @@ def _assemble(
         side,
         grammars,
         wire=wire,
+        drafts=parts.drafts or FixedLimit(drafts),
         max_batch=batch,
         per_token=per_token,
         clock=parts.clock,

@@ -24,6 +24,7 @@ from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.model.grammar.grammar import GrammarError, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
@@ -60,13 +61,15 @@ class Engine:
         grammars: GrammarCompiler,
         *,
         wire: UnitSizes,
+        drafts: DraftLimit,
         max_batch: int,
         per_token: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
-        travels. max_batch: requests in one forward. per_token: seconds between two tokens that
-        answers were promised; None: nothing was. clock: of the time that requests wait, seconds."""
+        travels. drafts: of an answer in a step. max_batch: requests in one forward. per_token:
+        seconds between two tokens that answers were promised; None: nothing was. clock: of the time
+        that requests wait, seconds."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -79,7 +82,9 @@ class Engine:
         self.watchdog_timeout = config.watchdog_timeout
         self._queue = QueueLimit(config.queue_timeout, clock)
         seats = Seats(max_batch, per_token)
-        self._scheduler = Scheduler(cache, config, self._admit, self._queue, seats, max_batch)
+        self._scheduler = Scheduler(
+            cache, config, self._admit, self._queue, seats, drafts, max_batch
+        )
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
         router = Router(config, cache.arena.layout, wire)
@@ -133,12 +138,14 @@ class Engine:
         began = time.perf_counter()
         self._end_overdue()
         self._handover.advance()
-        ended = self._flight is not None and self._scheduler.drafts_next
+        drafts = self._scheduler.drafts_next
+        # What may follow is drafted from the tokens that are there, and how many of a row with
+        # drafts hold nobody knows before.
+        ended = self._flight is not None and bool(drafts or self._flight.scheduled.drafted)
         if ended:
-            # What may follow is drafted from the tokens that are there.
             self._land(self._flight, self._follows)
             self._flight = None
-        work = self._scheduler.schedule()
+        work = self._scheduler.schedule(drafts)
         self._ledger.collect()
         self._handover.planned(work.prompts, self._plans.ticks)
         before, self._flight = self._flight, None

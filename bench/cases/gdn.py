@@ -40,8 +40,8 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
     turns: list[Work] = []
     for turn in range(count):
         layer = turn % len(arena.ssm)
-        read = _slots(stage, batch, turn // len(arena.ssm))
-        write = _slots(stage, batch, turn // len(arena.ssm) + 1) if alternates else read
+        read = slots(stage, batch, turn // len(arena.ssm))
+        write = slots(stage, batch, turn // len(arena.ssm) + 1) if alternates else read
         turns.append(
             partial(
                 gdn_decode,
@@ -65,7 +65,7 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
     )
 
 
-def _slots(stage: Stage, batch: int, turn: int) -> Tensor:
+def slots(stage: Stage, batch: int, turn: int) -> Tensor:
     """A run of slots, another one each turn as far as the arena reaches."""
     first = turn * batch % (stage.slabs - batch + 1)
     return stage.ints(list(range(first, first + batch)))

@@ -27,6 +27,7 @@ from tasuki.engine.request import (
     Waiting,
 )
 from tasuki.engine.routing.cost_learner import LineFit
+from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .caller_shares import CallerShares
@@ -54,15 +55,18 @@ class Scheduler:
         admit: Admit,
         limit: QueueLimit,
         seats: Seats,
+        drafts: DraftLimit,
         max_batch: int,
     ) -> None:
         """limit: notes each request that begins to wait. seats: of requests that run, and learns
-        from the forwards. max_batch: requests in one forward, which the config may leave open."""
+        from the forwards. drafts: of answers that may be drafted. max_batch: requests in one
+        forward, which the config may leave open."""
         self._cache = cache
         self._admit = admit
         self._limit = limit
         self.max_batch = max_batch
         self.seats = seats
+        self._drafts = drafts
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._chunk_seconds = LineFit()
         """By prompt tokens of a forward."""
@@ -121,14 +125,15 @@ class Scheduler:
         elif forward:
             self.seats.steps.landed(len(forward), seconds)
 
-    def schedule(self) -> ScheduledForward:
-        """The next forward; empty when nothing can run.
+    def schedule(self, drafts: int) -> ScheduledForward:
+        """The next forward, with so many drafts of an answer at most; empty when nothing can run.
+        REQUIRES: where there may be some, or the one before had some, none is in flight.
 
-        The one before may be in flight: what it computes counts as computed, the token it draws as
+        Else the one before may be: what it computes counts as computed, the token it draws as
         drawn. That it was the last token shows only later; then one forward was for nothing."""
         self._admit_waiting()
         lanes = self._growable()
-        drafted = self._draft(lanes)
+        drafted = self._draft(lanes, drafts) if drafts else []
         if drafted:
             lanes = lanes[~np.isin(lanes, [item.lane for item in drafted])]
         answers = self.running.schedule_next(lanes)
@@ -137,22 +142,21 @@ class Scheduler:
         return ScheduledForward(answers, self._chunks_of(budget, rows), drafted)
 
     @property
-    def drafts_next(self) -> bool:
-        """Whether the next forward may have drafts. They follow tokens that are there, so that the
-        forward before is to land first."""
-        return bool(self.running.drafting)
+    def drafts_next(self) -> int:
+        """Drafts of an answer that the next forward may have. They follow tokens that are there, so
+        that the forward before is to land first where there may be some."""
+        drafting = self.running.drafting.values()
+        return self._drafts.next(len(self.running), drafting) if drafting else 0
 
-    def _draft(self, lanes: Lanes) -> list[ScheduledSequence]:
+    def _draft(self, lanes: Lanes, most: int) -> list[ScheduledSequence]:
         """Rows with drafts, or behind which some are to be guessed, of requests that have the next
-        forward's rows. REQUIRES: nothing of theirs is in flight."""
-        if not self.running.drafting:
-            return []
+        forward's rows."""
         turns = set(lanes.tolist())
         found = []
         for request, drafting in self.running.drafting.items():
             state = request.state
             if isinstance(state, Decoding) and state.progress.lane in turns:
-                left = request.final_length - request.length
+                left = min(most, request.final_length - request.length)
                 drafts = drafting.propose(request.output, left)
                 first = 0 if drafts else drafting.first_guesses(request.output, left)
                 if drafts or drafting.guesses:

@@ -26,7 +26,7 @@ class Drafting:
         guesses for."""
         self._most = most
         self._mtp = mtp
-        self._drafters = drafters
+        self.drafters = drafters
         self._proposing = drafters[0]
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
@@ -63,7 +63,7 @@ class Drafting:
         most = min(most, self._most)
         if most < 1:
             return ()
-        for drafter in self._drafters:
+        for drafter in self.drafters:
             drafts = drafter.propose(output, most)
             if drafts:
                 self._proposing = drafter

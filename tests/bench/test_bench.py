@@ -12,13 +12,14 @@ from tasuki.bench.measure.draft_pair import DraftPair, Turns
 from tasuki.bench.measure.floors import Floors, measure_floors
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Row, as_line
+from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
-from tests.harness.engines import TINY
+from tests.harness.engines import TINY, submit
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
 
@@ -62,6 +63,53 @@ def test_a_decode_bench_has_a_draft_layer_and_none_take_turns(
     assert kept["others"] == {"without": off["seconds"]}
     assert kept["floor"] > off["floor"]
     assert kept["met"] is (kept["extra"]["slower %"] <= 1)
+
+
+@pytest.mark.parametrize("drafter", ["prediction", "tree"])
+def test_a_decode_bench_has_drafts_that_hold_as_scripted_and_none_take_turns(
+    tmp_path: Path, tiny: list[str], drafter: str
+) -> None:
+    points = ["--points", "2x70", "--steps", "16", "--warmup-steps", "2"]
+    asked = ["--speculate", drafter, "--draft-tokens", "4", "--accept", "1/1/0/1"]
+    document = run(tmp_path / "out.json", "decode", *tiny, *points, *asked)
+    plain, drafted = document["rows"]
+    assert plain["name"] == "step of 2 x 70 tokens"
+    assert drafted["name"] == "step of 2 x 70 tokens, 4 drafts"
+    assert drafted["others"] == {"without": plain["seconds"]}
+    assert drafted["extra"]["tokens a step and answer"] == drafted["extra"]["scripted"] == 3
+    assert drafted["met"] is None
+    assert any("scripted, at 1.00/1.00/0.00/1.00" in note for note in document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "refusal"),
+    [
+        (["--accept", ".8/x"], "how likely drafts hold"),
+        (["--accept", "1.5"], "how likely drafts hold"),
+        (["--draft-tokens", "0"], "draft_tokens must be at least 1"),
+        (["--constrained", "0.5"], "measures neither constrained"),
+    ],
+)
+def test_drafts_that_cannot_be_scripted_are_refused(
+    tiny: list[str], capsys: pytest.CaptureFixture[str], asked: list[str], refusal: str
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "decode", *tiny, "--speculate", "tree", *asked])
+    assert refusal in capsys.readouterr().err
+
+
+def test_a_script_holds_as_often_as_it_says() -> None:
+    script = Script.parse(".80/.75/.72", 3)
+    assert script.reached == pytest.approx([0.8, 0.6, 0.432])
+    assert script.tokens == pytest.approx(2.832)
+    assert Script.parse(".5", 3).likely == (0.5, 0.5, 0.5)
+    drafting = ScriptedSpeculation(script, from_tree=False).drafting(submit("r", [1, 2], 8))
+    assert drafting is not None
+    drafts = [drafting.propose([], 3) for _ in range(1000)]
+    for most, part in enumerate(script.reached, 1):
+        held = sum(row[:most] == (0,) * most for row in drafts)
+        assert held / 1000 == pytest.approx(part, abs=0.005)
+    assert all(row == tuple(sorted(row)) for row in drafts)
 
 
 def test_a_prefill_bench_has_a_draft_layer_and_none_take_turns(

@@ -20,6 +20,7 @@ from tasuki.engine.handover.base import Handover
 from tasuki.engine.request import Decoding, Finished, Prefilling, Request
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.speculation.draft_limit import FixedLimit
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -196,7 +197,8 @@ class Planned:
         config = EngineConfig(model="tiny", **changes)  # type: ignore[arg-type]
         limit = QueueLimit(60.0)
         rows = changes.get("max_batch", 64)
-        self.scheduler = Scheduler(self.cache, config, self.begin, limit, Seats(rows, None), rows)
+        seats, drafts = Seats(rows, None), FixedLimit(0)
+        self.scheduler = Scheduler(self.cache, config, self.begin, limit, seats, drafts, rows)
 
     def request(self, length: int, seed: int = 0, answer: int = 4) -> Request:
         tokens = np.array(prompt(length, seed), dtype=np.int32)
@@ -218,7 +220,7 @@ class Planned:
 
     def spans(self) -> list[tuple[str, int, int, int]]:
         """Of the next forward: request, first token, end, tokens drawn."""
-        work = self.scheduler.schedule()
+        work = self.scheduler.schedule(0)
         items = [*work.answers.sequences(), *work.prompts]
         return [(item.request.id, item.start, item.stop, item.num_sampled) for item in items]
 
@@ -239,11 +241,11 @@ def test_a_failed_forward_leaves_a_sound_state_or_none(slots: int, later: bool, 
     planned = Planned(slots, prefill_chunk_tokens=64)
     scheduler, request = planned.scheduler, planned.request(300)
     scheduler.enqueue(request)
-    (first,) = scheduler.schedule().prompts
+    (first,) = scheduler.schedule(0).prompts
     land(first)
-    (failed,) = scheduler.schedule().prompts
+    (failed,) = scheduler.schedule(0).prompts
     if later:
-        assert len(scheduler.schedule()) == 1
+        assert len(scheduler.schedule(0)) == 1
     scheduler.set_apart([failed])
     assert request.suspect and list(scheduler.waiting) == [request] and not scheduler.running
     assert planned.cache.match(request.prompt).usable_tokens == kept
@@ -358,7 +360,7 @@ def test_who_would_be_late_is_computed_first_once_the_speed_is_known() -> None:
     seconds = 3600.0 / 40
     firsts = []
     for _ in range(16):
-        work = scheduler.schedule()
+        work = scheduler.schedule(0)
         firsts.append(work.prompts[0].request.id)
         land(work.prompts[0])
         scheduler.landed(work, seconds)
@@ -381,13 +383,13 @@ def test_nothing_is_kept_of_who_is_over() -> None:
     planned = Planned()
     request = planned.request(70)
     planned.scheduler.enqueue(request)
-    (item,) = planned.scheduler.schedule().prompts
+    (item,) = planned.scheduler.schedule(0).prompts
     land(item)
     planned.scheduler.drop(request)
     planned.cache.release(item.active.allocation)
     request.move(Finished())
     gone = ref(request)
     del request, item
-    assert not planned.scheduler.schedule()
+    assert not planned.scheduler.schedule(0)
     collect()
     assert gone() is None

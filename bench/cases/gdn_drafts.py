@@ -1,0 +1,70 @@
+"""All GDN layers of rows with drafts, and their fold, beside those of decode steps of as many rows:
+what states that are read once more cost."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from torch import Tensor
+
+from tasuki.model.ops.gdn.decode import gdn_decode
+from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
+from tasuki.model.ops.gdn.verify.rows import gdn_verify
+from tasuki.model.weights.layers import GdnWeights
+
+from .case import Case
+from .gdn import gdn_weights, slots
+from .stage import Stage, turns_to_overflow
+
+_TOKENS = 4
+_HELD = 3
+"""Tokens of a row that a fold goes through: as many hold, about, at .80/.75/.72."""
+_MOST = 1.15
+"""Times as long as those of a plain step the states of a step with drafts may take."""
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    weights = gdn_weights(stage)
+    for batch in (1, 16, 64):
+        if 2 * batch <= stage.slabs:
+            yield _case(stage, weights, batch)
+
+
+def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
+    config, layers = stage.model, len(stage.arena.ssm)
+    state = layers * batch * config.value_heads * config.value_dim * config.key_dim * 4
+    conv = layers * batch * config.conv_channels * (config.conv_width - 1) * 2
+    width = config.conv_channels + config.value_heads * (config.value_dim + 2)
+    projected = stage.random(batch * _TOKENS, width)
+    kept = KeptInputs.empty(config, layers, batch, _TOKENS, projected.dtype, stage.device)
+    counts, rows = stage.ints([_TOKENS] * batch), stage.rows(batch)
+    held, places = stage.ints([_HELD] * batch), stage.ints(list(range(batch)))
+    runs = [
+        (slots(stage, batch, turn), slots(stage, batch, turn + 1))
+        for turn in range(turns_to_overflow(2 * state))
+    ]
+
+    def decode(read: Tensor, write: Tensor) -> list[Tensor]:
+        return [
+            gdn_decode(projected[:batch], weights, config, *views, read, write, rows)
+            for views in zip(stage.arena.conv, stage.arena.ssm, strict=True)
+        ]
+
+    def verify(read: Tensor, write: Tensor) -> list[Tensor]:
+        outputs = [
+            gdn_verify(projected, weights, config, *views, read, counts, rows, kept.layer(layer))
+            for layer, views in enumerate(zip(stage.arena.conv, stage.arena.ssm, strict=True))
+        ]
+        folds = FoldRows(places, held, read, write)
+        gdn_fold(kept, config, stage.arena.conv, stage.arena.ssm, folds)
+        return outputs
+
+    inputs = batch * _TOKENS * kept_bytes(config, layers, projected.element_size())
+    return Case(
+        f"gdn of all layers, {batch} rows of {_TOKENS} tokens, and their fold",
+        [partial(verify, *run) for run in runs],
+        # The states once more than a plain step; what is kept is written, and read twice.
+        bytes=3 * state + 2 * conv + 3 * inputs,
+        captured={"plain steps": [partial(decode, *run) for run in runs]},
+        ratios={"plain steps": 1 / _MOST},
+    )
