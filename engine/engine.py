@@ -8,27 +8,20 @@ working slots keep the state that stop is published with.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Callable
 
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.admission.seats import Seats
 from tasuki.engine.handover.base import Handover, HandoverContext
-from tasuki.engine.handover.unsound import all_sound, unsound
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
-from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
-from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
+from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.model.grammar.grammar import GrammarError, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.ops.sampling.prompt_scores import PromptScores
-from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.unit_sizes import UnitSizes
@@ -37,8 +30,9 @@ from . import messages as m
 from .answering_room import AnsweringRoom
 from .cache_queries import CacheQueries
 from .config import EngineConfig
-from .forward_plan import Fold, PlanError
+from .forward_plan import PlanError
 from .intake import Intake, PromptLimits
+from .landing import Landing
 from .plan_stream import LaunchedForward, PlanStream
 from .request import Request
 
@@ -103,6 +97,7 @@ class Engine:
                 clock,
             )
         )
+        self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
         self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
         self._queries = CacheQueries(cache, self._handover, self._times, self._room, emit)
 
@@ -246,83 +241,7 @@ class Engine:
                 self._costs.forwarded.add(tokens, busy)
             if follows:
                 self._times.idle.add(flight.in_flight.idle_seconds)
-            self._commit(flight.scheduled, sampled)
-
-    def _commit(self, forward: ScheduledForward, drawn: DrawnTokens) -> None:
-        count = len(forward.answers)
-        if count:
-            self._commit_answers(forward.answers, drawn.take(slice(count)))
-        if forward.drafted:
-            self._commit_drafted(forward.drafted, drawn, count)
-            count += len(forward.drafted)
-        for row, item in enumerate(forward.prompts, count):
-            if item.live:
-                sampled = drawn.at(row) if item.num_sampled else None
-                if item.guesses and item.request.drafting is not None:
-                    behind = len(item.request.output) + 1
-                    item.request.drafting.guessed(drawn.guessed[row], behind)
-                self._commit_prompt(item, sampled, drawn.scores.get(row))
-
-    def _commit_answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
-        """Of rows whose requests are over nothing counts: what was drawn is behind the end."""
-        progress, sound = self._scheduler.progress, drawn.sound
-        live = answers.live(progress)
-        for request in answers.requests_where(live & ~sound):
-            self._handover.reject(request, unsound(request))
-        counts = live & sound
-        if not counts.all():
-            rows = counts.nonzero()[0]
-            answers, drawn = answers.take(rows), drawn.take(rows)
-        progress.land_next(answers.lanes, answers.tokens)
-        self._scheduler.running.acquit(answers.requests)
-        self._handover.on_tokens(answers, drawn)
-
-    def _commit_drafted(
-        self, drafted: Sequence[ScheduledSequence], drawn: DrawnTokens, first: int
-    ) -> None:
-        """Of each row count the tokens up to the answer's end. first: the first one's row."""
-        counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
-        for row, item in enumerate(drafted, first):
-            if not item.live:
-                continue
-            request, found = item.request, drawn.all_at(row)
-            tokens = found[: self._handover.until_end(request, found)]
-            if not all_sound(tokens):
-                self._handover.reject(request, unsound(request))
-                continue
-            assert request.drafting is not None
-            if item.drafts:
-                request.drafting.verified(len(item.drafts), min(len(found) - 1, len(tokens)))
-            request.drafting.guessed(drawn.guessed.get(row, ()), len(request.output) + len(tokens))
-            item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
-            counted.append((item, tokens))
-        folds = tuple(Fold(item.lane, len(tokens)) for item, tokens in counted if item.drafts)
-        if folds:
-            self._plans.fold(folds)
-        self._scheduler.running.acquit([item.request for item, _ in counted])
-        for item, tokens in counted:
-            for token in tokens:
-                self._handover.on_token(item.request, token)
-
-    def _commit_prompt(
-        self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
-    ) -> None:
-        """REQUIRES: it is live."""
-        request, allocation = item.request, item.active.allocation
-        request.suspect = False
-        drawn_unsoundly = sampled is not None and not all_sound([sampled])
-        if drawn_unsoundly or (scores is not None and not np.isfinite(scores.logprobs).all()):
-            self._handover.reject(request, unsound(request))
-            return
-        item.active.progress.land(item.stop, item.write_index, item.num_sampled)
-        for planned, slot in item.checkpoints:
-            self._cache.insert(allocation, planned.position, slot, planned.kind)
-        if scores is not None:
-            self._handover.on_scores(request, item.start, scores)
-        if sampled is not None:
-            self._handover.on_token(request, sampled)
-        elif item.stop == request.length and not request.sampling.draws:
-            self._handover.on_prompt_end(request)
+            self._landing.commit(flight.scheduled, sampled)
 
     def _fail(self, forward: ScheduledForward, error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
