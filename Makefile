@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -78,6 +78,11 @@ sweep: $(VENV)/dev-installed
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# Loads from host memory below the arena while copies fail: a million in ids and bytes, ten thousand with forwards;
+# exit status 1 on a wrong byte or token. TIERS_ARGS="--copies 100000 --loads 1000" is minutes.
+soak-tiers: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.tiers $(TIERS_ARGS) $(if $(SEED),--seed $(SEED))
 
 # Checkpoints of random weights and transformers' answers to them, equal byte by byte to those kept.
 goldens: $(VENV)/dev-installed

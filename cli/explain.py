@@ -13,7 +13,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.session import Client
 from tasuki.dashboard.metrics.life_spans import missed_targets, seconds_by_phase
 from tasuki.engine import messages as m
-from tasuki.engine.messages.evictions import TEMPLATE_CHANGED
+from tasuki.engine.messages.evictions import LOAD_DECLINED, LOAD_FAILED, TEMPLATE_CHANGED
 from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.timeline_messages import timeline_from_wire
@@ -44,6 +44,8 @@ _MEANING = {
     "kv_evicted": "its KV was cached and had to make room",
     "alignment": "inside a page that was cached only in part",
     "in_flight": "being computed by another request at that moment",
+    LOAD_DECLINED: "in memory below the arena, and cheaper to compute than to load",
+    LOAD_FAILED: "to be loaded from below the arena, and what came was late or wrong",
     TEMPLATE_CHANGED: "the chat template renders an earlier turn otherwise than before",
 }
 
@@ -172,6 +174,8 @@ def _prompt(hit: m.HitBreakdown) -> list[str]:
         f"{hit.usable_tokens} usable{source}",
         _row("usable", hit.usable_tokens, hit.prompt_tokens, "not computed again"),
     ]
+    for tier, tokens in hit.loaded.items():
+        lines.append(_row(f"loaded_{tier}", tokens, hit.prompt_tokens, "of those, from below"))
     lost = sorted(hit.causes.items(), key=lambda item: -item[1])
     for cause, tokens in lost:
         if tokens:

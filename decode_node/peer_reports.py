@@ -11,6 +11,7 @@ from tasuki.engine.messages import (
     CAUSES,
     ESTIMATES,
     EVICTION_KINDS,
+    TIERS,
     Choice,
     EvictedCheckpoint,
     Eviction,
@@ -43,6 +44,12 @@ def bounded_hit(hit: HitBreakdown) -> HitBreakdown:
         raise PeerInvalid(
             f"hit of {hit.prompt_tokens} tokens has {hit.usable_tokens} usable ones and "
             f"{others} others"
+        )
+    for tier, tokens in hit.loaded.items():
+        _tokens(tokens, f"hit.loaded[{peer_values.known(tier, 'hit.loaded', TIERS)}]")
+    if sum(hit.loaded.values()) > hit.usable_tokens:
+        raise PeerInvalid(
+            f"hit of {hit.usable_tokens} usable tokens has {sum(hit.loaded.values())} loaded ones"
         )
     if hit.checkpoint_source is not None:
         peer_values.known(hit.checkpoint_source, "hit.checkpoint_source", _CHECKPOINT_KINDS)

@@ -28,6 +28,11 @@ from tasuki.engine.runner.lane_adjustments import DrawnTogether
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.speculation import Speculation
+from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.host_memory import host_arena
+from tasuki.engine.tiers.host_tier import Copier, HostTier, MakeTier
+from tasuki.engine.tiers.piece_copies import HostCopies
+from tasuki.engine.tiers.tier_prices import CPU_LINK, TierPrices
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -39,10 +44,12 @@ from tasuki.model.weights.safetensors_folder import (
     check_kernels,
     load_weights,
 )
+from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 from tasuki.utils.progress import Progress, no_progress
@@ -64,9 +71,10 @@ class EngineParts:
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
     None: by the arena's device. speculation: what is drafted of answers, and drafts: how many of
-    them a step has; None: as the config says. grammars: over the model's vocabulary. clock:
-    seconds, of the time that requests wait. ranks: the other ranks that share the model, and
-    together: how tokens are drawn with them; None: there are none.
+    them a step has; None: as the config says. host: below the arena, where a tier is. copier:
+    between the two; None: a thread. grammars: over the model's vocabulary. clock: seconds, of the
+    time that requests wait. ranks: the other ranks that share the model, and together: how tokens
+    are drawn with them; None: there are none.
     """
 
     model_config: ModelConfig
@@ -78,6 +86,8 @@ class EngineParts:
     runner: "Callable[[EngineParts, bool], Runner] | None" = None
     speculation: Speculation | None = None
     drafts: DraftLimit | None = None
+    copier: "Callable[[EngineParts], Copier] | None" = None
+    host: Arena | None = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks | None = None
@@ -92,6 +102,17 @@ class EngineParts:
         """FLOPs of a token for each token before it, as a part of its other FLOPs."""
         flops = PrefillFlops.for_model(self.model_config)
         return flops.quadratic / flops.linear
+
+    @property
+    def tier_prices(self) -> TierPrices:
+        """Of loads from the host's memory."""
+        flops = PrefillFlops.for_model(self.model_config)
+        return TierPrices.of(self.layout, flops.linear, CPU_LINK)
+
+    @property
+    def tiers(self) -> list[TierConfig]:
+        """Below the arena, as the tree knows them."""
+        return [] if self.host is None else [self.tier_prices.config(self.host.slabs)]
 
 
 BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
@@ -119,6 +140,7 @@ def build_parts(
     check_kernels(config.model, device)
     model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
+    host = build_host_arena(config, arena.layout, role)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
@@ -127,6 +149,7 @@ def build_parts(
         build_model(model_config, weights),
         arena,
         StepCounter(),
+        host=host,
         grammars=GrammarCompiler(vocabulary),
     )
 
@@ -186,6 +209,15 @@ def build_arena(
         ) from error
 
 
+def build_host_arena(config: EngineConfig, layout: CacheLayout, role: Role) -> Arena | None:
+    """Below the arena of an engine of that role. Raises EngineConfigError."""
+    if role is Role.DECODE and config.host_cache_gib is not None:
+        # What its prompts begin with its prefill nodes keep.
+        log.info("host_cache_gib means nothing on a decode node")
+        return None
+    return host_arena(config, layout)
+
+
 def build_model(config: ModelConfig, weights: ModelWeights) -> Qwen35Model:
     """With the operators of the device that the weights are on."""
     device = weights.embedding.device
@@ -203,6 +235,7 @@ def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
         policy=config.cache_policy,
         attention_cost=parts.attention_cost,
         slabs=parts.slabs,
+        tiers=parts.tiers,
     )
 
 
@@ -331,7 +364,22 @@ def _assemble(
         max_batch=batch,
         per_token=per_token,
         clock=parts.clock,
+        tier=build_tier(parts),
     )
+
+
+def build_tier(parts: EngineParts) -> MakeTier | None:
+    """None where the parts have none."""
+    if parts.host is None:
+        return None
+    if parts.copier is not None:
+        copier = parts.copier(parts)
+    else:
+        arena = parts.arena
+        digester = WindowDigester(arena.bytes.numpy(), arena.layout)
+        pieces = HostCopies(arena, parts.host, digester)
+        copier = CopyThread(pieces, arena.layout.page_bytes)
+    return partial(HostTier, copier=copier, prices=parts.tier_prices, clock=parts.clock)
 
 
 def build_early_start(

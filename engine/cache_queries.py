@@ -6,8 +6,10 @@ Thread rule: the engine loop's. Each is answered at once, between two steps.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from tasuki.engine.accounting.evictions import causes_of
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
+from tasuki.engine.tiers.host_tier import HostTier
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
 from tasuki.pycache.packed_events import pack_events
 from tasuki.pycache.packed_tree import pack_tree
@@ -39,12 +41,14 @@ class CacheQueries:
         times: StepTimes,
         room: AnsweringRoom,
         emit: Callable[[m.Outbox], None],
+        tier: HostTier | None,
     ) -> None:
         self._cache = cache
         self._handover = handover
         self._times = times
         self._room = room
         self._emit = emit
+        self._tier = tier
         self._integrity = "ok"
 
     def handle(self, message: m.CacheQuery) -> None:
@@ -110,7 +114,7 @@ class CacheQueries:
                     "leases": stats.allocations,
                     "leased_requests": stats.allocated_requests,
                 },
-                lost=stats.lost.as_dict(),
+                lost=causes_of(stats.lost),
                 requests=dict(Counter(request.state.phase for request in requests)),
                 integrity=self._integrity,
                 policy=self._cache.policy,
@@ -118,5 +122,6 @@ class CacheQueries:
                 slab_pages=self._cache.arena.layout.pages_per_slab,
                 steps=self._times.report(),
                 early=self._handover.early_counters,
+                tiers=() if self._tier is None else (self._tier.report(),),
             )
         )

@@ -29,7 +29,8 @@ class EngineConfig:
             "device",
         ),
         "Memory and batches": (
-            *("arena_mib", "gpu_memory_utilization", "max_batch", "prefill_chunk_tokens"),
+            *("arena_mib", "gpu_memory_utilization", "host_cache_gib"),
+            *("max_batch", "prefill_chunk_tokens"),
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
             *("speculate", "draft_tokens", "threads"),
         ),
@@ -77,6 +78,11 @@ class EngineConfig:
         "part of the GPU's memory that this process takes at most where arena_mib is auto; not "
         "given: all that is free; on a CPU it means nothing",
         aliases=("--mem-fraction-static",),
+    )
+    host_cache_gib: float | Auto | None = option(
+        None,
+        "host memory below the arena, GiB, which keeps what the arena has no room for: of a fused "
+        "or a prefill node on a CPU, as yet; auto: half of what is available; not given: none",
     )
     max_batch: int | Auto = option(
         Auto.AUTO,
@@ -179,6 +185,14 @@ class EngineConfig:
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(
                 "expert_parallel shares experts out among ranks: give --tensor-parallel too"
+            )
+        host = self.host_cache_gib
+        if host is not None and not isinstance(host, Auto) and not 0 < host < float("inf"):
+            raise EngineConfigError(f"host_cache_gib must be auto or above 0, not {host}")
+        if host is not None and self.tensor_parallel > 1:
+            raise EngineConfigError(
+                "host_cache_gib is given, and what lies below the arena is of one rank, as yet: "
+                "leave --host-cache-gib out, or give --tensor-parallel 1"
             )
         for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):
             seconds = getattr(self, name)

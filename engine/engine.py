@@ -20,6 +20,7 @@ from tasuki.engine.runner.base import Runner
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
+from tasuki.engine.tiers.host_tier import HostTier, MakeTier
 from tasuki.model.grammar.grammar import GrammarError, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache._cpp_cache import ImpossibleRequest
@@ -38,6 +39,10 @@ from .request import Request
 
 log = logging.getLogger(__name__)
 
+_COPYING_SECONDS = 0.001
+"""That a step which has nothing else to do waits for a copy between tiers: a message waits as
+long."""
+_CLOSE_SECONDS = 5.0
 _COMPILING_SECONDS = 0.002
 """Until a loop that has nothing else to do looks again whether a grammar is ready."""
 
@@ -59,11 +64,12 @@ class Engine:
         max_batch: int,
         per_token: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tier: MakeTier | None = None,
     ) -> None:
         """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
         travels. drafts: of an answer in a step. max_batch: requests in one forward. per_token:
         seconds between two tokens that answers were promised; None: nothing was. clock: of the time
-        that requests wait, seconds."""
+        that requests wait, seconds. tier: below the arena, where the cache has one."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -81,6 +87,7 @@ class Engine:
         )
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
+        self._tier = None if tier is None else tier(cache, self._plans)
         router = Router(config, cache.arena.layout, wire)
         self._costs = router.costs
         self._handover = side(
@@ -95,16 +102,24 @@ class Engine:
                 emit,
                 grammars,
                 clock,
+                self._tier,
             )
         )
         self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
         self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
-        self._queries = CacheQueries(cache, self._handover, self._times, self._room, emit)
+        self._queries = CacheQueries(
+            cache, self._handover, self._times, self._room, emit, self._tier
+        )
 
     def prepare(self) -> None:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
         self._plans.prepare()
         self._grammars.prepare()
+
+    def close(self) -> None:
+        """Once, after the last step: end the copies that are under way, within seconds."""
+        if self._tier is not None and not self._tier.close(_CLOSE_SECONDS):
+            log.error("a copy between tiers has not ended within %g s", _CLOSE_SECONDS)
 
     @property
     def max_request_tokens(self) -> int:
@@ -132,6 +147,8 @@ class Engine:
         agree, or the runner's device computes nothing any more."""
         began = time.perf_counter()
         self._end_overdue()
+        if self._tier is not None:
+            self._tier.advance()
         self._handover.advance()
         drafts = self._scheduler.drafts_next
         # What may follow is drafted from the tokens that are there, and how many of a row with
@@ -164,7 +181,17 @@ class Engine:
             self._times.steps.add(time.perf_counter() - began)
         if not self._handover.requests:
             self._intake.at_rest()
-        return bool(work) or ended or before is not None or self._handover.waits
+        worked = bool(work) or ended or before is not None or self._handover.waits
+        return worked if self._tier is None else self._goes_on(self._tier, worked)
+
+    @staticmethod
+    def _goes_on(tier: HostTier, worked: bool) -> bool:
+        """Whether a step did something, or copies between tiers go on: then one that did nothing
+        else waits for them a little."""
+        tier.write_down()
+        if not worked and tier.is_busy:
+            tier.wait(_COPYING_SECONDS)
+        return worked or tier.is_busy
 
     @property
     def idle_seconds(self) -> float | None:

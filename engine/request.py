@@ -3,7 +3,9 @@
 Waiting -> Prefilling -> Decoding -> Finished is the straight line. On a decode node a long prompt
 goes Waiting -> AwaitingPrefill -> Receiving -> Decoding; on a prefill node Waiting -> AwaitingGrant
 -> Prefilling -> HandingOver -> Finished, with a Pulling and back to Waiting before it where the
-receiver had more than this node. Retracted gives everything back and waits again.
+receiver had more than this node. A Loading comes before Prefilling, or AwaitingGrant, where memory
+below the arena has more; what does not come goes back to Waiting. Retracted gives everything back
+and waits again.
 """
 
 import math
@@ -68,6 +70,16 @@ class Receiving(State, phase=m.RequestPhase.RECEIVING):
 
     room: m.RoomId
     allocation: Allocation
+
+
+@dataclass(frozen=True)
+class Loading(State, phase=m.RequestPhase.LOADING):
+    """What a tier below the arena has of the prompt is on its way into the allocation. before:
+    tokens that were usable without it."""
+
+    allocation: Allocation
+    boundary: int
+    before: int
 
 
 @dataclass(frozen=True)
@@ -144,10 +156,11 @@ class Aborted(State, phase=m.RequestPhase.ABORTED):
 
 
 MOVES: dict[type, tuple[type, ...]] = {
-    Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Prefilling, Aborted, Finished),
+    Waiting: (AwaitingPrefill, AwaitingGrant, Pulling, Loading, Prefilling, Aborted, Finished),
     AwaitingPrefill: (Receiving, Waiting, Finished, Aborted),
     Pulling: (Waiting, Aborted),
     Receiving: (Decoding, Waiting, Finished, Aborted),
+    Loading: (AwaitingGrant, Prefilling, Waiting, Aborted),
     AwaitingGrant: (Prefilling, Aborted),
     Prefilling: (Decoding, HandingOver, Retracted, Finished, Aborted),
     Decoding: (Retracted, Finished, Aborted),
@@ -213,6 +226,7 @@ class Request:
     pulled: m.PullReport | None = None
     pull_tried: bool = False
     fetch_tried: bool = False
+    load_failed: int | None = None  # tokens that a load was to make usable, and did not
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # of a prefill node

@@ -80,6 +80,7 @@ class EngineThread:
             self._engine.prepare()
             self._prepared.set()
             self._loop()
+            self._engine.close()
         except RankLost as error:
             # No bug of this process, and where it noticed says nothing.
             log.error("the engine loop ends: %s", error)

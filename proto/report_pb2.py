@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tasuki.proto import timeline_pb2 as tasuki_dot_proto_dot_timeline__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tasuki/proto/report.proto\x12\x10tasuki.report.v1\x1a\x1btasuki/proto/timeline.proto\"\xa7\x03\n\x0cHitBreakdown\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x11\n\tkv_tokens\x18\x02 \x01(\x03\x12\x15\n\rusable_tokens\x18\x03 \x01(\x03\x12:\n\x06\x63\x61uses\x18\x04 \x03(\x0b\x32*.tasuki.report.v1.HitBreakdown.CausesEntry\x12\x1e\n\x11\x63heckpoint_source\x18\x05 \x01(\tH\x00\x88\x01\x01\x12.\n\x04lost\x18\x06 \x01(\x0b\x32\x1b.tasuki.report.v1.LostStateH\x01\x88\x01\x01\x12\x35\n\x08in_pages\x18\x07 \x01(\x0b\x32\x1e.tasuki.report.v1.HitBreakdownH\x02\x88\x01\x01\x12 \n\x13template_changed_at\x18\x08 \x01(\x03H\x03\x88\x01\x01\x1a-\n\x0b\x43\x61usesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x14\n\x12_checkpoint_sourceB\x07\n\x05_lostB\x0b\n\t_in_pagesB\x16\n\x14_template_changed_at\"p\n\tLostState\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\x13\n\x0bslabs_since\x18\x02 \x01(\x01\x12\x31\n\x08\x65viction\x18\x03 \x01(\x0b\x32\x1a.tasuki.report.v1.EvictionH\x00\x88\x01\x01\x42\x0b\n\t_eviction\"\xbd\x01\n\x08\x45viction\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x1c\n\x0f\x63heckpoint_kind\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x04 \x01(\x03\x12\r\n\x05slabs\x18\x05 \x01(\x01\x12\x12\n\x05score\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\x08taken_by\x18\x07 \x01(\tH\x02\x88\x01\x01\x42\x12\n\x10_checkpoint_kindB\x08\n\x06_scoreB\x0b\n\t_taken_by\"\xa0\x01\n\x0eTransferReport\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07windows\x18\x02 \x01(\x03\x12\r\n\x05pages\x18\x03 \x01(\x03\x12\x16\n\x0ehidden_seconds\x18\x04 \x01(\x01\x12\x17\n\x0f\x65xposed_seconds\x18\x05 \x01(\x01\x12.\n\x05track\x18\x06 \x01(\x0b\x32\x1f.tasuki.timeline.v1.SenderTrack\"8\n\x06Pulled\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x84\x01\n\x05Route\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\t\x12\x39\n\testimates\x18\x02 \x03(\x0b\x32&.tasuki.report.v1.Route.EstimatesEntry\x1a\x30\n\x0e\x45stimatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa1\x01\n\rPrefillChoice\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12*\n\x04\x62ids\x18\x02 \x03(\x0b\x32\x1c.tasuki.report.v1.PrefillBid\x12\x0f\n\x07weighed\x18\x03 \x01(\x03\x12\x17\n\x0f\x65xpected_tokens\x18\x04 \x01(\x03\x12\x16\n\x0eregret_seconds\x18\x05 \x01(\x01\x12\x12\n\nmoved_from\x18\x06 \x01(\t\"\xa8\x01\n\nPrefillBid\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rusable_tokens\x18\x03 \x01(\x03\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x65xposed_seconds\x18\x06 \x01(\x01\x12\x0c\n\x04\x63ost\x18\x07 \x01(\x01\x12\x0e\n\x06\x63hosen\x18\x08 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tasuki/proto/report.proto\x12\x10tasuki.report.v1\x1a\x1btasuki/proto/timeline.proto\"\x92\x04\n\x0cHitBreakdown\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x11\n\tkv_tokens\x18\x02 \x01(\x03\x12\x15\n\rusable_tokens\x18\x03 \x01(\x03\x12:\n\x06\x63\x61uses\x18\x04 \x03(\x0b\x32*.tasuki.report.v1.HitBreakdown.CausesEntry\x12\x1e\n\x11\x63heckpoint_source\x18\x05 \x01(\tH\x00\x88\x01\x01\x12.\n\x04lost\x18\x06 \x01(\x0b\x32\x1b.tasuki.report.v1.LostStateH\x01\x88\x01\x01\x12\x35\n\x08in_pages\x18\x07 \x01(\x0b\x32\x1e.tasuki.report.v1.HitBreakdownH\x02\x88\x01\x01\x12 \n\x13template_changed_at\x18\x08 \x01(\x03H\x03\x88\x01\x01\x12:\n\x06loaded\x18\t \x03(\x0b\x32*.tasuki.report.v1.HitBreakdown.LoadedEntry\x1a-\n\x0b\x43\x61usesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a-\n\x0bLoadedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x14\n\x12_checkpoint_sourceB\x07\n\x05_lostB\x0b\n\t_in_pagesB\x16\n\x14_template_changed_at\"p\n\tLostState\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\x13\n\x0bslabs_since\x18\x02 \x01(\x01\x12\x31\n\x08\x65viction\x18\x03 \x01(\x0b\x32\x1a.tasuki.report.v1.EvictionH\x00\x88\x01\x01\x42\x0b\n\t_eviction\"\xbd\x01\n\x08\x45viction\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x1c\n\x0f\x63heckpoint_kind\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06tokens\x18\x04 \x01(\x03\x12\r\n\x05slabs\x18\x05 \x01(\x01\x12\x12\n\x05score\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\x08taken_by\x18\x07 \x01(\tH\x02\x88\x01\x01\x42\x12\n\x10_checkpoint_kindB\x08\n\x06_scoreB\x0b\n\t_taken_by\"\xa0\x01\n\x0eTransferReport\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07windows\x18\x02 \x01(\x03\x12\r\n\x05pages\x18\x03 \x01(\x03\x12\x16\n\x0ehidden_seconds\x18\x04 \x01(\x01\x12\x17\n\x0f\x65xposed_seconds\x18\x05 \x01(\x01\x12.\n\x05track\x18\x06 \x01(\x0b\x32\x1f.tasuki.timeline.v1.SenderTrack\"8\n\x06Pulled\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x84\x01\n\x05Route\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\t\x12\x39\n\testimates\x18\x02 \x03(\x0b\x32&.tasuki.report.v1.Route.EstimatesEntry\x1a\x30\n\x0e\x45stimatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa1\x01\n\rPrefillChoice\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12*\n\x04\x62ids\x18\x02 \x03(\x0b\x32\x1c.tasuki.report.v1.PrefillBid\x12\x0f\n\x07weighed\x18\x03 \x01(\x03\x12\x17\n\x0f\x65xpected_tokens\x18\x04 \x01(\x03\x12\x16\n\x0eregret_seconds\x18\x05 \x01(\x01\x12\x12\n\nmoved_from\x18\x06 \x01(\t\"\xa8\x01\n\nPrefillBid\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rusable_tokens\x18\x03 \x01(\x03\x12\x17\n\x0fprefill_seconds\x18\x04 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x65xposed_seconds\x18\x06 \x01(\x01\x12\x0c\n\x04\x63ost\x18\x07 \x01(\x01\x12\x0e\n\x06\x63hosen\x18\x08 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,26 +34,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HITBREAKDOWN_CAUSESENTRY']._loaded_options = None
   _globals['_HITBREAKDOWN_CAUSESENTRY']._serialized_options = b'8\001'
+  _globals['_HITBREAKDOWN_LOADEDENTRY']._loaded_options = None
+  _globals['_HITBREAKDOWN_LOADEDENTRY']._serialized_options = b'8\001'
   _globals['_ROUTE_ESTIMATESENTRY']._loaded_options = None
   _globals['_ROUTE_ESTIMATESENTRY']._serialized_options = b'8\001'
   _globals['_HITBREAKDOWN']._serialized_start=77
-  _globals['_HITBREAKDOWN']._serialized_end=500
-  _globals['_HITBREAKDOWN_CAUSESENTRY']._serialized_start=387
-  _globals['_HITBREAKDOWN_CAUSESENTRY']._serialized_end=432
-  _globals['_LOSTSTATE']._serialized_start=502
-  _globals['_LOSTSTATE']._serialized_end=614
-  _globals['_EVICTION']._serialized_start=617
-  _globals['_EVICTION']._serialized_end=806
-  _globals['_TRANSFERREPORT']._serialized_start=809
-  _globals['_TRANSFERREPORT']._serialized_end=969
-  _globals['_PULLED']._serialized_start=971
-  _globals['_PULLED']._serialized_end=1027
-  _globals['_ROUTE']._serialized_start=1030
-  _globals['_ROUTE']._serialized_end=1162
-  _globals['_ROUTE_ESTIMATESENTRY']._serialized_start=1114
-  _globals['_ROUTE_ESTIMATESENTRY']._serialized_end=1162
-  _globals['_PREFILLCHOICE']._serialized_start=1165
-  _globals['_PREFILLCHOICE']._serialized_end=1326
-  _globals['_PREFILLBID']._serialized_start=1329
-  _globals['_PREFILLBID']._serialized_end=1497
+  _globals['_HITBREAKDOWN']._serialized_end=607
+  _globals['_HITBREAKDOWN_CAUSESENTRY']._serialized_start=447
+  _globals['_HITBREAKDOWN_CAUSESENTRY']._serialized_end=492
+  _globals['_HITBREAKDOWN_LOADEDENTRY']._serialized_start=494
+  _globals['_HITBREAKDOWN_LOADEDENTRY']._serialized_end=539
+  _globals['_LOSTSTATE']._serialized_start=609
+  _globals['_LOSTSTATE']._serialized_end=721
+  _globals['_EVICTION']._serialized_start=724
+  _globals['_EVICTION']._serialized_end=913
+  _globals['_TRANSFERREPORT']._serialized_start=916
+  _globals['_TRANSFERREPORT']._serialized_end=1076
+  _globals['_PULLED']._serialized_start=1078
+  _globals['_PULLED']._serialized_end=1134
+  _globals['_ROUTE']._serialized_start=1137
+  _globals['_ROUTE']._serialized_end=1269
+  _globals['_ROUTE_ESTIMATESENTRY']._serialized_start=1221
+  _globals['_ROUTE_ESTIMATESENTRY']._serialized_end=1269
+  _globals['_PREFILLCHOICE']._serialized_start=1272
+  _globals['_PREFILLCHOICE']._serialized_end=1433
+  _globals['_PREFILLBID']._serialized_start=1436
+  _globals['_PREFILLBID']._serialized_end=1604
 # @@protoc_insertion_point(module_scope)

@@ -7,8 +7,15 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HitBreakdown(_message.Message):
-    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost", "in_pages", "template_changed_at")
+    __slots__ = ("prompt_tokens", "kv_tokens", "usable_tokens", "causes", "checkpoint_source", "lost", "in_pages", "template_changed_at", "loaded")
     class CausesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class LoadedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +30,7 @@ class HitBreakdown(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     IN_PAGES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     kv_tokens: int
     usable_tokens: int
@@ -31,7 +39,8 @@ class HitBreakdown(_message.Message):
     lost: LostState
     in_pages: HitBreakdown
     template_changed_at: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ..., in_pages: _Optional[_Union[HitBreakdown, _Mapping]] = ..., template_changed_at: _Optional[int] = ...) -> None: ...
+    loaded: _containers.ScalarMap[str, int]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., causes: _Optional[_Mapping[str, int]] = ..., checkpoint_source: _Optional[str] = ..., lost: _Optional[_Union[LostState, _Mapping]] = ..., in_pages: _Optional[_Union[HitBreakdown, _Mapping]] = ..., template_changed_at: _Optional[int] = ..., loaded: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class LostState(_message.Message):
     __slots__ = ("tokens", "slabs_since", "eviction")

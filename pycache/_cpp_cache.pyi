@@ -164,6 +164,8 @@ class TierLoad:
     """(tier, its page, the arena's page), in the order of the prompt."""
     state: Final[tuple[int, int, int]]
     """(tier, its slot, the working slot)."""
+    boundary: Final[int]
+    """Tokens that need no forward once it has landed."""
 
 class TierStats:
     """What a tier holds now, and over the cache's life what was written to it, loaded from it and

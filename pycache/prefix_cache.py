@@ -4,7 +4,8 @@ Thread rule: the engine loop alone calls it. It moves no byte: what must be copi
 in the order in which it was decided, until take_copies().
 Invariants:
 1. A working slot that leaves allocate() is to be forked from a checkpoint or zeroed, never neither;
-   one that leaves allocate_to_receive() is written by the sender.
+   one that leaves allocate_to_receive() is written by the sender, and that of an allocation with a
+   load by who copies it.
 2. Whoever reads or writes ids that a call here returned, a forward or another node, does so after
    the copies that waited when that call returned. So they are taken and run before the next forward
    is launched, and before the event is recorded behind which another node may write or read
@@ -13,12 +14,12 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import Allocation, PrefixCache, TreeConfig
+from ._cpp_cache import Allocation, PrefixCache, TierConfig, TreeConfig
 from .arena import Arena
 from .copies import CopyKind, CopyOp
 
@@ -44,8 +45,10 @@ class HybridPrefixCache(PrefixCache):
         attention_cost: float = 0.0,
         clock: Callable[[], int] = monotonic_ms,
         slabs: int | None = None,
+        tiers: Sequence[TierConfig] = (),
     ) -> None:
-        """slabs: of the arena, from the first; all by default."""
+        """slabs: of the arena, from the first; all by default. tiers: memory below the arena, the
+        nearest first."""
         layout = arena.layout
         slabs = arena.slabs if slabs is None else slabs
         super().__init__(
@@ -56,6 +59,7 @@ class HybridPrefixCache(PrefixCache):
                 max_ghost_nodes=max(_LEAST_GHOSTS, _GHOSTS_A_SLAB * slabs),
                 policy=policy,
                 attention_cost=attention_cost,
+                tiers=list(tiers),
             )
         )
         self.arena = arena
@@ -93,8 +97,37 @@ class HybridPrefixCache(PrefixCache):
             cursor=cursor,
         )
         self._follow_moves()
-        if allocation is None:
-            return None
+        if allocation is not None:
+            self._fork(allocation)
+        return allocation
+
+    def allocate_or_load(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        salt: bytes = b"",
+        capacity_tokens: int,
+        working_slots: int,
+        cursor: int | None = None,
+        load_wait: float = 0.0,
+    ) -> Allocation | None:
+        """As allocate(), where it does not load."""
+        self.advance_to(self._clock())
+        allocation = super().allocate_or_load(
+            tokens,
+            salt=salt,
+            capacity_tokens=capacity_tokens,
+            working_slots=working_slots,
+            cursor=cursor,
+            load_wait=load_wait,
+        )
+        self._follow_moves()
+        if allocation is not None and allocation.load is None:
+            self._fork(allocation)
+        return allocation
+
+    def _fork(self, allocation: Allocation) -> None:
+        """Let it start from its checkpoint, or from nothing."""
         first = allocation.working_slots[0]
         if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
@@ -102,7 +135,6 @@ class HybridPrefixCache(PrefixCache):
             self._copies.append(CopyOp(CopyKind.SLOT, allocation.cow_source_slot, first))
         if allocation.tail_copy is not None:
             self._copies.append(CopyOp(CopyKind.PAGE, *allocation.tail_copy))
-        return allocation
 
     def allocate_to_receive(
         self,

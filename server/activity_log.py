@@ -21,6 +21,7 @@ PERIOD_SECONDS = 10.0
 _QUEUED = (
     RequestPhase.WAITING,
     RequestPhase.AWAITING_PREFILL,
+    RequestPhase.LOADING,
     RequestPhase.AWAITING_GRANT,
     RequestPhase.RETRACTED,
 )

@@ -34,6 +34,7 @@ TUNING = frozenset(
     {
         *(
             "arena_mib",
+            "host_cache_gib",
             "gpu_memory_utilization",
             "max_batch",
             "prefill_chunk_tokens",

@@ -226,6 +226,7 @@ void bind_transfers(py::module_& module) {
                                }
                                return out;
                              })
+      .def_readonly("boundary", &TierLoad::boundary)
       .def_property_readonly("state", [](const TierLoad& load) {
         return std::tuple(int{raw(load.state_from)}, raw(load.source), raw(load.target));
       });

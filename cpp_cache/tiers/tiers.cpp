@@ -284,7 +284,7 @@ TierLoad Tiers::begin_load(const StateKey& state, std::int64_t arena_tokens,
   used(state, now);
   const TierId from = nearest_of(tree_.state_below(state).tiers);
   LoadInFlight held{allocation, from, state};
-  TierLoad load{static_cast<TransferId>(next_transfer_++), {}, from, {}, target};
+  TierLoad load{static_cast<TransferId>(next_transfer_++), {}, from, {}, target, 0};
   for (const Node* node = &tree_.node(state.node); node->depth > arena_tokens;
        node = &tree_.node(*node->parent)) {
     const TierId tier = nearest_of(node->kv_below);
@@ -300,6 +300,7 @@ TierLoad Tiers::begin_load(const StateKey& state, std::int64_t arena_tokens,
   std::ranges::reverse(load.pages);
   const StateCopy& copy = *at(from).copies().state(state);
   load.source = copy.held.slot;
+  load.boundary = copy.held.boundary;
   if (copy.page) {
     const std::int64_t whole = tree_.node(state.node).depth / kPageTokens;
     load.pages.push_back({from, *copy.page, targets[static_cast<std::size_t>(whole)]});

@@ -33,6 +33,7 @@ struct TierLoad {
   TierId state_from;
   SlotId source;
   SlotId target;
+  std::int64_t boundary;  // tokens behind which the state stands
 };
 
 // A state and the runs of its path that the tier lacked.

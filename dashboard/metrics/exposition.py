@@ -25,6 +25,7 @@ from .node_report import NodeReport
 from .pull_metrics import PullMetrics
 from .request_metrics import RequestMetrics
 from .room_metrics import RoomMetrics
+from .tiers.tier_metrics import tier_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -74,6 +75,7 @@ class Exposition:
             *self._registry.collect(),
             *cache_families(report),
             *engine_families(report),
+            *tier_families(report.stats.tiers),
         ]
 
     def text(self, report: NodeReport) -> bytes:

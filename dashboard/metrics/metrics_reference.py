@@ -32,9 +32,10 @@ Written by `python -m tasuki.dashboard.metrics.metrics_reference`; a test compar
 `--metrics off` leaves out those that count requests. Counters end in `_total`, histograms in
 `_bucket`, `_sum` and `_count`. Causes are `new`, `not_pulled` (cached here,
 and computed by a prefill node that did not pull it), `never_checkpointed`, `checkpoint_evicted`,
-`kv_evicted`, `alignment`, `in_flight` and, of requests only, `template_changed` (an earlier turn is
-rendered otherwise than before) and, where they ended before their prompt was looked up,
-`{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
+`kv_evicted`, `alignment`, `in_flight`, with [memory below the arena](tiers.md) `load_declined`
+(there, and cheaper to compute) and, of requests only, `load_failed` (to be loaded, and late or
+wrong), `template_changed` (an earlier turn is rendered otherwise than before) and, where they ended
+before their prompt was looked up, `{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
 
 `tasuki_request_*` count requests that ended, by their usages; `tasuki_cache_*` count in this node's
 tree, also requests that were retracted, aborted or computed for another node.
@@ -63,7 +64,7 @@ def _exposition() -> Exposition:
     """One that has observed every message with labels once."""
     exposition = Exposition()
     request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
-    hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None)
+    hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})
     sent = m.TransferReport(0, 0, 0, 0.0, 0.0)
     usage = m.Usage(0, 2, hit, sent, _LABEL_ONLY, False, 0.0, 0.0)
     prompt = np.zeros(1, np.int32)
@@ -97,6 +98,7 @@ def _report() -> NodeReport:
         policies={_LABEL_ONLY: 0.0},
         steps=m.StepReport(_NO_TIMES, _NO_TIMES),
         early=one,
+        tiers=(m.TierReport(_LABEL_ONLY, 0, *(one for _ in range(7))),),
     )
     return NodeReport(
         stats,

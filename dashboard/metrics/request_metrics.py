@@ -30,6 +30,11 @@ class RequestMetrics:
         self._lost = made.counter(
             "request_lost_tokens", "Prompt tokens that were computed, by cause.", "cause"
         )
+        self._loaded = made.counter(
+            "request_loaded_tokens",
+            "Of prompt tokens served from the cache, those that a load brought, by tier.",
+            "tier",
+        )
         self._generated = made.counter("generated_tokens", "Tokens emitted to clients.")
         self._drafted = made.counter(
             "drafted_tokens", "Tokens proposed and computed before they were drawn."
@@ -112,3 +117,5 @@ class RequestMetrics:
         self._usable.inc(hit.usable_tokens)
         for cause, tokens in hit.causes.items():
             self._lost.labels(cause).inc(tokens)
+        for tier, tokens in hit.loaded.items():
+            self._loaded.labels(tier).inc(tokens)

@@ -9,6 +9,8 @@ export const CAUSES = [
   ["kv_evicted", "its KV had to make room"],
   ["alignment", "in a page cached in part"],
   ["in_flight", "being computed by another"],
+  ["load_declined", "below the arena, cheaper to compute"],
+  ["load_failed", "to be loaded, and late or wrong"],
   ["template_changed", "rendered otherwise than the turn before"],
   ["unscheduled", "ended before it was looked up"],
 ];

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 from tasuki.engine.messages import EvictedCheckpoint, Eviction, HitBreakdown, RequestId
-from tasuki.pycache._cpp_cache import CheckpointKind, Match, PageMatch
+from tasuki.engine.messages.evictions import LOAD_DECLINED
+from tasuki.pycache._cpp_cache import CheckpointKind, Match, MissReasons, PageMatch
 from tasuki.pycache._cpp_cache import Eviction as Decision
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -17,6 +18,13 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 def breakdown(match: Match, lost: EvictedCheckpoint | None) -> HitBreakdown:
     pages = _counts(match.prompt_tokens, match.in_pages, None, None)
     return _counts(match.prompt_tokens, match, lost, pages)
+
+
+def causes_of(reasons: MissReasons) -> dict[str, int]:
+    """By their public names. Of what a tier has and was not loaded the tree says only that."""
+    causes = reasons.as_dict()
+    declined = causes.pop("below", None)
+    return causes if declined is None else {LOAD_DECLINED: declined, **causes}
 
 
 def _counts(
@@ -29,7 +37,7 @@ def _counts(
         prompt_tokens=prompt_tokens,
         kv_tokens=match.kv_tokens,
         usable_tokens=match.usable_tokens,
-        causes=match.miss_reasons.as_dict(),
+        causes=causes_of(match.miss_reasons),
         checkpoint_source=_name(match.checkpoint_kind),
         lost=lost,
         in_pages=in_pages,

@@ -16,6 +16,7 @@ from tasuki.engine.request import (
     Active,
     Decoding,
     Finished,
+    Loading,
     Prefilling,
     Request,
 )
@@ -26,6 +27,7 @@ from tasuki.engine.scheduling.turn_end import keep_landed, keep_state, turn_hint
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
+from tasuki.pycache._cpp_cache import Allocation
 
 from .base import Handover, HandoverContext, RequestInbox, misdirected
 from .stop_tokens import StopTokens
@@ -187,6 +189,8 @@ class Answers(Handover):
             if request.findable:
                 keep_landed(self._cache, request, request.state)
             self._cache.release(request.state.allocation)
+        elif isinstance(request.state, Loading):
+            self._give_up_load(request.state)
         request.move(Aborted())
         self.end(request, m.FinishReason.ABORT)
 
@@ -194,8 +198,15 @@ class Answers(Handover):
         allocation = self._allocate(request, request.next_capacity)
         if allocation is None:
             return False
-        request.move(self._begin_prefill(request, allocation))
+        if allocation.load is not None:
+            self._begin_load(request, allocation)
+        else:
+            request.move(self._begin_prefill(request, allocation))
         return True
+
+    def _loaded(self, request: Request, allocation: Allocation) -> None:
+        request.move(self._begin_prefill(request, allocation))
+        self._scheduler.start(request)
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
         """Decode a request whose prompt a hand-over brought. second: drawn by its early step."""

@@ -9,11 +9,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
+from tasuki.engine.accounting.loaded_hits import with_failed, with_loaded
 from tasuki.engine.intake import Intake
-from tasuki.engine.request import Prefilling, Request
+from tasuki.engine.request import Loading, Prefilling, Request, Waiting
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import EventRecorder
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
@@ -21,11 +24,22 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.tiers.host_tier import HostTier, LoadEnd
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+
+class AllocationTerms(TypedDict):
+    """As PrefixCache.allocate() takes them."""
+
+    salt: bytes
+    capacity_tokens: int
+    working_slots: int
+    cursor: int | None
+
 
 RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInbox | m.DecodeInbox
 """What concerns requests and their hand-overs."""
@@ -34,7 +48,8 @@ RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInb
 @dataclass(frozen=True)
 class HandoverContext:
     """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
-    world, in order. clock: of the time that requests wait, seconds."""
+    world, in order. clock: of the time that requests wait, seconds. tier: below the arena, if there
+    is one."""
 
     cache: HybridPrefixCache
     runner: EventRecorder
@@ -46,6 +61,7 @@ class HandoverContext:
     emit: Callable[[m.Outbox], None]
     grammars: GrammarCompiler
     clock: Callable[[], float] = time.monotonic
+    tier: HostTier | None = None
 
 
 class Handover(ABC):
@@ -64,20 +80,69 @@ class Handover(ABC):
         self._ledger = context.ledger
         self._working_slots = context.working_slots
         self._emit = context.emit
+        self._tier = context.tier
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
         """For a prefill here of all the request's tokens; None where there is no room for it now.
-        The request's first one says what it hit. Raises ImpossibleRequest."""
-        allocation = self._cache.allocate(
-            request.tokens(),
-            salt=request.salt,
-            capacity_tokens=capacity_tokens,
-            working_slots=self._working_slots,
-            cursor=request.cursor,
-        )
-        if allocation is not None and request.hit is None:
-            request.hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
+        The request's first one says what it hit. Raises ImpossibleRequest. REQUIRES: one with a
+        load is loaded first."""
+        terms: AllocationTerms = {
+            "salt": request.salt,
+            "capacity_tokens": capacity_tokens,
+            "working_slots": self._working_slots,
+            "cursor": request.cursor,
+        }
+        if self._tier is None or request.load_failed is not None:
+            allocation = self._cache.allocate(request.tokens(), **terms)
+        else:
+            wait = self._tier.load_wait
+            allocation = self._cache.allocate_or_load(request.tokens(), **terms, load_wait=wait)
+        if allocation is not None and allocation.load is None:
+            self._note_hit(request, allocation)
         return allocation
+
+    def _note_hit(self, request: Request, allocation: Allocation) -> None:
+        """What its first allocation found."""
+        if request.hit is None:
+            hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
+            request.hit = with_failed(hit, request.load_failed)
+
+    def _begin_load(self, request: Request, allocation: Allocation) -> None:
+        """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation
+        has one."""
+        assert self._tier is not None and allocation.load is not None
+        state = Loading(allocation, allocation.load.boundary, allocation.match.usable_tokens)
+        request.move(state)
+        self._tier.load(allocation, partial(self._load_ended, request, state))
+
+    def _load_ended(self, request: Request, state: Loading, end: LoadEnd) -> None:
+        """What was late or wrong is computed: the request asks for no other load."""
+        if end is LoadEnd.LANDED:
+            is_first = request.hit is None
+            self._note_hit(request, state.allocation)
+            if is_first and request.hit is not None:
+                request.hit = with_loaded(request.hit, state.before)
+            self._loaded(request, state.allocation)
+            return
+        if end is LoadEnd.FAILED:
+            self._cache.release(state.allocation)
+        request.load_failed = state.boundary
+        request.move(Waiting())
+        self._not_loaded(request)
+        self._scheduler.requeue(request)
+
+    def _give_up_load(self, state: Loading) -> None:
+        """Of a request that is over; the allocation is gone on return."""
+        assert self._tier is not None
+        self._tier.give_up(state.allocation)
+
+    def _not_loaded(self, request: Request) -> None:
+        """Its load failed: it is about to wait again."""
+        return
+
+    def _loaded(self, request: Request, allocation: Allocation) -> None:
+        """Move on a request whose prefix has landed. Only roles that load have such requests."""
+        raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
         """The state to move to."""

@@ -15,6 +15,7 @@ from tasuki.engine.request import (
     AwaitingGrant,
     Finished,
     HandingOver,
+    Loading,
     Prefilling,
     Pulling,
     Request,
@@ -26,6 +27,7 @@ from tasuki.engine.routing.router import report
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.turn_end import keep_landed
 from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import Allocation, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.sending.sender import Sender
@@ -149,7 +151,8 @@ class PrefillHandover(Handover):
         wait = self._load.wait
         if wait > 0:
             self._emit(m.PrefillQueued(room, wait))
-        usable = self._cache.match(request.prompt, request.salt, request.cursor).usable_tokens
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        usable = max(match.usable_tokens, _loadable(match))
         self._load.enter(room, usable, len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
@@ -191,10 +194,25 @@ class PrefillHandover(Handover):
             return False
         if request.route is not None and not request.pull_tried:
             self._router.costs.judged()
-        request.move(AwaitingGrant(allocation))
         self._window.enter(peer, room, tokens)
-        self._emit(m.PrefillAccepted(room))
+        if allocation.load is not None:
+            self._begin_load(request, allocation)
+        else:
+            self._accept(request, allocation)
         return True
+
+    def _accept(self, request: Request, allocation: Allocation) -> None:
+        assert request.ticket is not None
+        request.move(AwaitingGrant(allocation))
+        self._emit(m.PrefillAccepted(request.ticket.room))
+
+    def _loaded(self, request: Request, allocation: Allocation) -> None:
+        """Only now: a window has what was loaded, once somebody may write windows."""
+        self._accept(request, allocation)
+
+    def _not_loaded(self, request: Request) -> None:
+        assert request.ticket is not None
+        self._leave_window(request.ticket.room)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
         """And may begin."""
@@ -203,6 +221,8 @@ class PrefillHandover(Handover):
         if request.pull_tried or not offered or not self._pulls.has_room(peer, offered):
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
+        if request.load_failed is None and _loadable(match) >= offered:
+            return False
         decision = self._router.pull(match, offered, self._seconds_ahead())
         request.route = report(decision)
         return decision.choice is m.Choice.PULLED
@@ -341,6 +361,9 @@ class PrefillHandover(Handover):
             case AwaitingGrant(allocation):
                 self._cache.release(allocation)
                 request.move(Aborted())
+            case Loading() as state:
+                self._give_up_load(state)
+                request.move(Aborted())
             case Waiting() | Pulling():
                 request.move(Aborted())
         self._leave_window(message.room)
@@ -362,3 +385,8 @@ def _end_of_prompt(request: Request) -> int:
     """Tokens behind which a prefill keeps the state: the last page boundary that a repeat of the
     prompt may use."""
     return (len(request.prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
+
+
+def _loadable(match: Match) -> int:
+    """Tokens that a load from below the arena would make usable; 0 without one."""
+    return max((stored.boundary for stored in match.stored), default=0)

@@ -6,7 +6,7 @@ from tasuki.pycache.packed_events import PackedEvents
 from tasuki.pycache.packed_tree import PackedTree
 
 from .evictions import Eviction
-from .reports import StepReport
+from .reports import StepReport, TierReport
 from .request_phase import RequestPhase
 from .types import Message, NodeName, Tokens
 
@@ -99,7 +99,8 @@ class StatsReply(Message):
     """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
     behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
-    without shadows. policy: the one that is followed. slab_pages: of one slab."""
+    without shadows. policy: the one that is followed. slab_pages: of one slab.
+    tiers: below the arena, the nearest first."""
 
     query_id: int
     pages: dict[str, int]
@@ -114,6 +115,7 @@ class StatsReply(Message):
     slab_pages: int = 1
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)
+    tiers: tuple[TierReport, ...] = ()
 
 
 class LoadReply(Message):

@@ -5,7 +5,17 @@ Nothing here decides or remembers; engine/accounting/evictions.py does.
 
 from .types import Message
 
+TIERS = frozenset({"host"})
+"""Below the arena, by name."""
+LOAD_FAILED = "load_failed"
+"""The cause of tokens that a tier below the arena was to bring, where what came was late or wrong;
+it comes before the tree's. Only who asked for the load gives it
+(engine/accounting/loaded_hits.py)."""
+LOAD_DECLINED = "load_declined"
+"""The cause of tokens that a tier has and that were cheaper to compute."""
 CAUSES_IN_ORDER = (
+    LOAD_FAILED,
+    LOAD_DECLINED,
     "checkpoint_evicted",
     "never_checkpointed",
     "alignment",

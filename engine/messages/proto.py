@@ -71,6 +71,7 @@ def _plain_hit_from_proto(hit: report_pb2.HitBreakdown) -> HitBreakdown:
         template_changed_at=(
             hit.template_changed_at if hit.HasField("template_changed_at") else None
         ),
+        loaded=dict(hit.loaded),
     )
 
 

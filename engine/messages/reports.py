@@ -1,5 +1,6 @@
 """What an engine reports of work that is over: hits, transfers, routes, steps."""
 
+from dataclasses import field
 from enum import Enum
 
 from tasuki.transfer.timeline import HandoverTimeline
@@ -14,7 +15,8 @@ class HitBreakdown(Message):
     it. lost: the evicted state that would have served it best. in_pages: the same as if the cache
     knew whole pages only (PageMatch); None where only this much was sent. template_changed_at: the
     first token that the conversation had otherwise the turn before; None where no cause is
-    `template_changed`."""
+    `template_changed`. loaded: of the usable ones, by tier, those that a load from below the arena
+    made so."""
 
     prompt_tokens: int
     kv_tokens: int
@@ -24,6 +26,7 @@ class HitBreakdown(Message):
     lost: EvictedCheckpoint | None = None
     in_pages: "HitBreakdown | None" = None
     template_changed_at: int | None = None
+    loaded: dict[str, int] = field(default_factory=dict)
 
 
 class TransferReport(Message):
@@ -145,3 +148,20 @@ class StepReport(Message):
 
     steps: TimeSpread
     idle: TimeSpread
+
+
+class TierReport(Message):
+    """A tier below the arena. slabs: free, and all. held: pages and slots that are of use. loads,
+    writes: counters, by how they ended. bytes: of those that were of use, counters; loaded and
+    written. moving: loads and writes under way, and writes that wait. dropped: pages and slots,
+    counters."""
+
+    name: str
+    slab_bytes: int
+    slabs: dict[str, int]
+    held: dict[str, int]
+    loads: dict[str, int]
+    writes: dict[str, int]
+    bytes: dict[str, int]
+    moving: dict[str, int]
+    dropped: dict[str, int]

@@ -25,6 +25,7 @@ class RequestPhase(StrEnum):
     AWAITING_PREFILL = "AwaitingPrefill"
     PULLING = "Pulling"
     RECEIVING = "Receiving"
+    LOADING = "Loading"
     AWAITING_GRANT = "AwaitingGrant"
     PREFILLING = "Prefilling"
     DECODING = "Decoding"
@@ -52,6 +53,7 @@ _STAGES = {
     RequestPhase.AWAITING_PREFILL: Stage.QUEUED,
     RequestPhase.PULLING: Stage.QUEUED,
     RequestPhase.RECEIVING: Stage.PREFILL,
+    RequestPhase.LOADING: Stage.QUEUED,
     RequestPhase.AWAITING_GRANT: Stage.QUEUED,
     RequestPhase.PREFILLING: Stage.PREFILL,
     RequestPhase.DECODING: Stage.DECODE,

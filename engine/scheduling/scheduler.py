@@ -21,6 +21,7 @@ from tasuki.engine.request import (
     Active,
     AwaitingGrant,
     Decoding,
+    Loading,
     Prefilling,
     Request,
     Retracted,
@@ -36,7 +37,7 @@ from .chunk_shares import Demand, owed_after, share_chunk
 from .running_requests import RunningRequests
 from .scheduled_forward import ScheduledForward
 from .scheduled_sequence import ScheduledSequence
-from .siblings import follow, leader_of, pays
+from .siblings import follow, leader_of, load_leader_of, pays
 from .turn_end import keep_state
 from .waiting_queue import WaitingQueue
 
@@ -201,7 +202,7 @@ class Scheduler:
         self.waiting.unpark()
         blocked: set[str] = set()
         seats = self.seats.count
-        while len(self.running) < seats:
+        while len(self.running) + self._loading() < seats:
             callers = [caller for caller in self.waiting.lines if caller not in blocked]
             if not callers:
                 break
@@ -225,10 +226,17 @@ class Scheduler:
                 return True
         return False
 
+    def _loading(self) -> int:
+        """Requests that run once what they load has landed."""
+        return sum(isinstance(request.state, Loading) for request in self._computing)
+
     def parked(self, request: Request) -> bool:
-        """Whether the request, which waits, goes on to wait for what another one computes."""
+        """Whether the request, which waits, goes on to wait for what another one computes, or
+        loads."""
         if request.output or request.gateway_room is not None:
             return False
+        if self._follows_load(request):
+            return True
         leader = leader_of(request, self._computing)
         if leader is None:
             return False
@@ -236,6 +244,16 @@ class Scheduler:
         if not pays(leader, match.usable_tokens):
             return False
         follow(leader)
+        self.waiting.park(request, leader)
+        return True
+
+    def _follows_load(self, request: Request) -> bool:
+        if request.load_failed is not None or not self._loading():
+            return False
+        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        leader = load_leader_of(request, self._computing, match.kv_tokens)
+        if leader is None:
+            return False
         self.waiting.park(request, leader)
         return True
 
@@ -347,7 +365,7 @@ def _guesses(request: Request, state: Active, stop: int) -> int:
 
 
 def _computes(request: Request) -> bool:
-    return isinstance(request.state, AwaitingGrant | Prefilling)
+    return isinstance(request.state, AwaitingGrant | Loading | Prefilling)
 
 
 def _prefilling(request: Request) -> Prefilling:

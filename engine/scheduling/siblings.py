@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasuki.engine.messages import Tokens
-from tasuki.engine.request import AwaitingGrant, PlannedCheckpoint, Prefilling, Request
+from tasuki.engine.request import AwaitingGrant, Loading, PlannedCheckpoint, Prefilling, Request
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -39,6 +39,40 @@ class Leader:
         if state.allocation is not self.allocation:
             return True
         return isinstance(state, Prefilling) and state.progress.num_computed >= self.position
+
+
+@dataclass(frozen=True)
+class LoadLeader:
+    """A request that loads what `position` tokens of another one's prompt need too."""
+
+    request: Request
+    allocation: Allocation
+    position: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the load is, however it went."""
+        state = self.request.state
+        return not isinstance(state, Loading) or state.allocation is not self.allocation
+
+
+def load_leader_of(
+    request: Request, computing: Iterable[Request], kv_tokens: int
+) -> LoadLeader | None:
+    """The request that loads most of what this one lacks, whose KV will stand in the tree once the
+    load has landed: two do not load it twice. kv_tokens: of this one, that stand already."""
+    best: LoadLeader | None = None
+    for other in computing:
+        state = other.state
+        if other is request or other.salt != request.salt or not isinstance(state, Loading):
+            continue
+        common = min(common_tokens(request.prompt, other.prompt), state.boundary)
+        position = common // PAGE_TOKENS * PAGE_TOKENS
+        if position - kv_tokens < _LEAST_SAVED:
+            continue
+        if best is None or position > best.position:
+            best = LoadLeader(other, state.allocation, position)
+    return best
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:

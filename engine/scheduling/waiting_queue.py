@@ -13,7 +13,7 @@ from itertools import count, zip_longest
 
 from tasuki.engine.request import Request
 
-from .siblings import Leader
+from .siblings import Leader, LoadLeader
 
 _TRIED = 4
 """Requests of a line that are tried while those before them find no room."""
@@ -29,7 +29,7 @@ class WaitingQueue:
         self._places: dict[Request, Place] = {}
         self.lines: dict[str, list[Place]] = {}
         """By caller, each in the order in which its requests are to be begun; none is empty."""
-        self._parked: dict[Leader, dict[Request, None]] = {}
+        self._parked: dict[Leader | LoadLeader, dict[Request, None]] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -91,7 +91,7 @@ class WaitingQueue:
         if stood:
             self._stand(place)
 
-    def park(self, request: Request, leader: Leader) -> None:
+    def park(self, request: Request, leader: Leader | LoadLeader) -> None:
         """Let it wait behind a sibling, in nobody's way. REQUIRES: it stands in a line."""
         self._leave(self._places[request])
         self._parked.setdefault(leader, {})[request] = None

@@ -84,7 +84,8 @@ def json_logprob(logprob: float) -> float:
 
 
 def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
-    """lost: tokens that might have been cached; reason: why most of them were not."""
+    """lost: tokens that might have been cached; reason: why most of them were not. loaded: of the
+    usable ones, by tier, those that came from below the arena; left out where none did."""
     causes = {cause: count for cause, count in hit.causes.items() if count}
     changed_at = hit.template_changed_at
     lost = {cause: count for cause, count in causes.items() if cause != "new"}
@@ -96,4 +97,5 @@ def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
         "causes": causes,
         "checkpoint_source": hit.checkpoint_source,
         **({} if changed_at is None else {"template_changed_at": changed_at}),
+        **({"loaded": hit.loaded} if hit.loaded else {}),
     }

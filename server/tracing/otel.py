@@ -28,6 +28,7 @@ _SPAN_OF = {
     m.RequestPhase.WAITING: "queue",
     m.RequestPhase.AWAITING_PREFILL: "handshake",
     m.RequestPhase.RECEIVING: "windows",
+    m.RequestPhase.LOADING: "load",
     m.RequestPhase.AWAITING_GRANT: "await grant",
     m.RequestPhase.PULLING: "pull",
     m.RequestPhase.PREFILLING: "prefill",

@@ -18,7 +18,8 @@ LEAST = 12.0
 TOGETHER = {
     "waterfall": (
         *("usable", "new", "not_pulled", "never_checkpointed", "checkpoint_evicted", "kv_evicted"),
-        *("alignment", "in_flight", "template_changed", "unscheduled", "paper"),
+        *("alignment", "in_flight", "load_declined", "load_failed", "template_changed"),
+        *("unscheduled", "paper"),
     ),
     "pools": ("working", "pinned", "evictable", "in_transfer", "quarantined", "free"),
     "tree": ("usable", "never_checkpointed", "in_flight", "in_transfer", "soft", "line"),

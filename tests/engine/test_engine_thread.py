@@ -31,6 +31,9 @@ class Idle:
         self._note("step")
         return False
 
+    def close(self) -> None:
+        self._note("close")
+
     def take_outbox(self) -> list[m.Outbox]:
         answers, self.answers = self.answers, []
         return answers

@@ -53,7 +53,13 @@ def test_what_was_pulled_or_never_held_changes_nothing() -> None:
 
 @st.composite
 def hits(draw: st.DrawFn) -> m.HitBreakdown:
-    cuts = sorted(draw(st.lists(st.integers(0, PROMPT), min_size=6, max_size=6)))
+    cuts = sorted(
+        draw(
+            st.lists(
+                st.integers(0, PROMPT), min_size=len(CAUSES_IN_ORDER), max_size=len(CAUSES_IN_ORDER)
+            )
+        )
+    )
     spans = np.diff([*cuts, PROMPT]).tolist()
     return m.HitBreakdown(
         PROMPT, cuts[0], cuts[0], dict(zip(CAUSES_IN_ORDER, spans, strict=True)), None

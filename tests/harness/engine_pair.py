@@ -95,7 +95,8 @@ class EnginePair:
         self.decode.step()
         wanted = self._last(self.decode, m.HandoverWanted)
         self.prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
-        self.prefill.step()
+        # Until it is accepted: what it begins with may have to be loaded first.
+        self.prefill.run()
         room = self._last(self.prefill, m.PrefillAccepted).room
         self.decode.post(m.GrantWanted(room))
         self.decode.step()

@@ -1,6 +1,6 @@
 """Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,9 +28,11 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
-from tasuki.pycache._cpp_cache import Allocation
+from tasuki.pycache._cpp_cache import Allocation, TierWrite
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.copies import CopyKind
+from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.packed_tree import TreeNode
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
@@ -41,10 +43,21 @@ Kind = TypeVar("Kind")
 
 class PoisonedCache(HybridPrefixCache):
     """NaN wherever an id changes owner: what is read before it is written shows at once. Bytes that
-    a waiting copy still reads stay."""
+    a waiting copy still reads stay. host: below the arena, of a cache with a tier."""
+
+    host: Arena | None = None
 
     def allocate(self, *args: Any, **terms: Any) -> Allocation | None:
         return self._poisoned(super().allocate(*args, **terms))
+
+    def allocate_or_load(self, *args: Any, **terms: Any) -> Allocation | None:
+        return self._poisoned(super().allocate_or_load(*args, **terms))
+
+    def next_write(self) -> TierWrite | None:
+        write = super().next_write()
+        if write is not None and self.host is not None:
+            _poison(self.host, [page for _, page in write.pages], [write.slot[1]])
+        return write
 
     def allocate_to_receive(self, *args: Any, **terms: Any) -> Allocation | None:
         return self._poisoned(super().allocate_to_receive(*args, **terms))
@@ -72,12 +85,16 @@ class PoisonedCache(HybridPrefixCache):
         moved = {copy.source for copy in self._copies if copy.kind is CopyKind.PAGE}
         forked = {copy.source for copy in self._copies if copy.kind is CopyKind.SLOT}
         fresh = [page for page in pages if page not in moved and page // blocks not in forked]
-        for kv in arena.kv:
-            kv[fresh] = float("nan")
-        for slot in set(slots) - forked - {page // blocks for page in moved}:
-            start = slot * arena.layout.slab_bytes
-            state = arena.bytes[start : start + arena.layout.slot_bytes]
-            state.view(torch.float32).fill_(float("nan"))
+        _poison(arena, fresh, set(slots) - forked - {page // blocks for page in moved})
+
+
+def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
+    for kv in arena.kv:
+        kv[pages] = float("nan")
+    for slot in slots:
+        start = slot * arena.layout.slab_bytes
+        state = arena.bytes[start : start + arena.layout.slot_bytes]
+        state.view(torch.float32).fill_(float("nan"))
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
@@ -111,7 +128,9 @@ class Lone:
             policy=config.cache_policy,
             attention_cost=parts.attention_cost,
             slabs=parts.slabs,
+            tiers=parts.tiers,
         )
+        cache.host = parts.host
         match role:
             case Role.FUSED:
                 return build_fused_engine(config, parts, cache)
@@ -256,15 +275,32 @@ class GrammarsAtOnce(GrammarCompiler):
         return True
 
 
-def tiny_parts(arena_mib: float = 8.0, seed: int = 5, slabs: int | None = None) -> EngineParts:
-    """A random two-kind model of four layers over a small arena, of so many slabs if given."""
+def tiny_parts(
+    arena_mib: float = 8.0, seed: int = 5, slabs: int | None = None, host_slabs: int | None = None
+) -> EngineParts:
+    """A random two-kind model of four layers over a small arena, of so many slabs if given.
+    host_slabs: below it."""
     model_config = ModelConfig.from_dict(TINY)
     layout = model_config.cache_layout("float32", "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
     weights = random_weights(model_config, seed, torch.float32)
     model = Qwen35Model(model_config, weights)
     grammars = GrammarsAtOnce(LETTERS)
-    return EngineParts(model_config, model, Arena(layout, slabs), StepCounter(), grammars=grammars)
+    return EngineParts(
+        model_config,
+        model,
+        Arena(layout, slabs),
+        StepCounter(),
+        host=None if host_slabs is None else host_below(layout, host_slabs),
+        grammars=grammars,
+    )
+
+
+def host_below(layout: CacheLayout, slabs: int) -> Arena:
+    """Host memory below an arena, full of NaN."""
+    host = Arena(layout, slabs, key=ArenaKey(Place.HOST))
+    host.bytes.fill_(0xFF)
+    return host
 
 
 LETTERS = Vocabulary(

@@ -1,0 +1,1 @@
+"""Families of what stands below the arena."""

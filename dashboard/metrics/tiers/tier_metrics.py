@@ -1,0 +1,41 @@
+"""Memory below the arena as Prometheus families. Pure: the tree and the engine count."""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from tasuki.engine.messages import TierReport
+
+_GAUGES = (
+    ("slabs", "use", "Slabs of a tier below the arena: free, and all."),
+    ("held", "kind", "Pages and slots in a tier that are of use."),
+    ("moving", "what", "Copies under way between a tier and the arena, and writes that wait."),
+)
+_COUNTERS = (
+    ("loads", "end", "Loads from a tier by how they ended; those that are done were of use."),
+    ("writes", "end", "Writes to a tier by how they ended; those that are done were of use."),
+    ("bytes", "direction", "Moved between a tier and the arena, of what was of use."),
+    ("dropped", "kind", "Pages and slots that a tier gave up."),
+)
+
+
+def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
+    """None of a node without tiers."""
+    if not tiers:
+        return
+    for name, label, text in _GAUGES:
+        gauge = GaugeMetricFamily(f"tasuki_tier_{name}", text, labels=["tier", label])
+        yield _filled(gauge, tiers, name)
+    for name, label, text in _COUNTERS:
+        counter = CounterMetricFamily(f"tasuki_tier_{name}", text, labels=["tier", label])
+        yield _filled(counter, tiers, name)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, tiers: Sequence[TierReport], name: str
+) -> Metric:
+    for tier in tiers:
+        counts: dict[str, int] = getattr(tier, name)
+        for key in sorted(counts):
+            family.add_metric([tier.name, key], counts[key])
+    return family

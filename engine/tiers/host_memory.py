@@ -1,0 +1,73 @@
+"""How much host memory a node keeps below its arena, and that memory."""
+
+import logging
+from pathlib import Path
+
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import ArenaKey, Place
+from tasuki.pycache.layout import CacheLayout
+from tasuki.utils.config.auto import Auto
+
+log = logging.getLogger(__name__)
+
+GIB = 2**30
+_AUTO_PART = 0.5
+"""Of what is available: the rest is for the page cache and for whoever else runs there."""
+_FEWEST_SLABS = 2
+"""A state and the pages of one prompt."""
+
+
+def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
+    """None where the config asks for none. Raises EngineConfigError where it asks for too little,
+    for more than there is, or for what the device cannot have."""
+    asked = config.host_cache_gib
+    if asked is None:
+        return None
+    if config.device.split(":")[0] != "cpu":
+        raise EngineConfigError(
+            f"host_cache_gib is for a node on a CPU, as yet, not on {config.device}: leave it out"
+        )
+    available = available_bytes()
+    size = int(available * _AUTO_PART) if isinstance(asked, Auto) else int(asked * GIB)
+    if size > available:
+        raise EngineConfigError(
+            f"host_cache_gib {asked:g} is more than the {available / GIB:.1f} GiB of memory that "
+            "are available here: give less, or auto"
+        )
+    slabs = size // layout.slab_bytes
+    if slabs < _FEWEST_SLABS:
+        raise EngineConfigError(
+            f"host_cache_gib {asked} holds {slabs} slabs of {layout.slab_bytes} bytes; give at "
+            f"least {_FEWEST_SLABS * layout.slab_bytes / GIB:.3g}"
+        )
+    log.info("%.2f GiB of host memory below the arena, %d slabs", size / GIB, slabs)
+    return Arena(layout, slabs, key=ArenaKey(Place.HOST))
+
+
+def available_bytes(
+    meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Of memory that nobody uses, as far as the system and this process's control group say."""
+    found = _machine_bytes(meminfo)
+    try:
+        limit, used = (
+            (group / name).read_text(encoding="ascii").strip()
+            for name in ("memory.max", "memory.current")
+        )
+        if limit != "max":
+            found = min(found, max(0, int(limit) - int(used)))
+    except (OSError, ValueError):
+        # No group of its own, or one of the older kind.
+        pass
+    return found
+
+
+def _machine_bytes(meminfo: Path) -> int:
+    for line in meminfo.read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    raise EngineConfigError(
+        f"{meminfo} does not say how much memory is available: leave host_cache_gib out"
+    )

@@ -1,0 +1,58 @@
+"""What a load from host memory costs, in tokens of prefill, as the tree weighs it.
+
+Pure. The rates are assumed: a load is far cheaper than the prefill of all but a few hundred tokens,
+so that a decision moves little with them, and what a node measures would change decisions from run
+to run.
+"""
+
+from dataclasses import dataclass
+
+from tasuki.pycache._cpp_cache import TierConfig
+from tasuki.pycache.layout import CacheLayout
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between the arena and host memory: seconds, bytes a second, FLOPs of prefill a second, and
+    the least seconds of a token's prefill, whatever its FLOPs."""
+
+    fixed_seconds: float
+    bytes_a_second: float
+    flops_a_second: float
+    least_seconds: float
+
+
+CPU_LINK = Link(0.5e-3, 3e9, 50e9, 10e-6)
+"""Both are the host's memory, and each byte is read once more for its digest."""
+
+
+@dataclass(frozen=True)
+class TierPrices:
+    """Tokens of prefill: for a load, and more for each page and its state."""
+
+    fixed: float
+    page: float
+    slot: float
+    seconds: float
+    """Of a token's prefill."""
+
+    @staticmethod
+    def of(layout: CacheLayout, token_flops: float, link: Link) -> "TierPrices":
+        """token_flops: of a token's prefill, without what it takes for the tokens before it."""
+        seconds = max(token_flops / link.flops_a_second, link.least_seconds)
+        a_byte = 1 / link.bytes_a_second / seconds
+        return TierPrices(
+            link.fixed_seconds / seconds,
+            layout.page_bytes * a_byte,
+            layout.slot_bytes * a_byte,
+            seconds,
+        )
+
+    def load(self, pages: int) -> float:
+        """Of so many pages and a state."""
+        return self.fixed + self.page * pages + self.slot
+
+    def config(self, slabs: int) -> TierConfig:
+        return TierConfig(
+            slabs=slabs, fixed_cost=self.fixed, page_cost=self.page, slot_cost=self.slot
+        )

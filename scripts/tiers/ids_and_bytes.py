@@ -1,0 +1,182 @@
+"""Turns of conversations without a model: the cache, the tier and its copies, and memory in which
+every page and state says which tokens it is of.
+
+Whatever a turn starts from is compared, word for word, with what its own tokens say.
+"""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.engine.runner.base import Event
+from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.host_tier import HostTier, LoadEnd
+from tasuki.engine.tiers.tier_prices import TierPrices
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import ArenaKey, Place
+from tasuki.pycache.copies import run_copies
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tests.harness.manual_clock import ManualClock
+from tests.harness.tiers import FaultyCopies
+
+from .random_faults import RandomFaults
+
+LAYOUT = CacheLayout(
+    (LayerKind.GDN, LayerKind.FULL, LayerKind.FULL),
+    1,
+    2,
+    "float32",
+    8,
+    4,
+    "float32",
+    2,
+    16,
+    8,
+    "float32",
+)
+Tokens = NDArray[np.int32]
+_ABORTED, _LATE = 150, 400
+"""One load of so many."""
+_MOST_AT_ONCE = 4
+
+
+@dataclass
+class Outcome:
+    turns: int = 0
+    loads: int = 0
+    wrong: int = 0
+
+
+class Turns:
+    def __init__(self, seed: int, slabs: int = 40, host_slabs: int = 300) -> None:
+        self.arena = Arena(LAYOUT, slabs)
+        self.host = Arena(LAYOUT, host_slabs, key=ArenaKey(Place.HOST))
+        prices = TierPrices(1.0, 0.1, 0.1, 1e-6)
+        self.cache = HybridPrefixCache(self.arena, tiers=[prices.config(host_slabs)], policy="auto")
+        self.faults = RandomFaults(seed + 1, 60)
+        copies = FaultyCopies(self.arena, self.host, self.faults)
+        self.clock = ManualClock()
+        copier = CopyThread(copies, LAYOUT.page_bytes)
+        self.tier = HostTier(self.cache, self, copier, prices, self.clock)
+        self.outcome, self.ends = Outcome(), Counter[str]()
+        self._random = np.random.default_rng(seed)
+        self._logs: list[Tokens] = [self._text(40) for _ in range(60)]
+        self._loading: dict[int, tuple[Allocation, Tokens]] = {}
+        self._landed: deque[tuple[Allocation, Tokens, LoadEnd]] = deque()
+        words = (LAYOUT.block_bytes // 8, LAYOUT.slab_bytes // 8)
+        memory = self.arena.bytes.numpy().view(np.int64)
+        self._blocks, self._slots = memory.reshape(-1, words[0]), memory.reshape(-1, words[1])
+
+    def record_event(self) -> Event:
+        run_copies(self.arena, self.cache.take_copies())
+        return lambda: True
+
+    def play(self, loads: int) -> None:
+        while self.outcome.loads < loads:
+            self.tier.advance()
+            while self._landed:
+                self._go_on(*self._landed.popleft())
+            if len(self._loading) < _MOST_AT_ONCE:
+                self._turn()
+            else:
+                self.tier.wait(0.001)
+            self.tier.write_down()
+        while self.tier.is_busy or self._landed:
+            self.tier.advance()
+            while self._landed:
+                self._go_on(*self._landed.popleft())
+            self.tier.wait(0.001)
+        self.cache.check_integrity()
+
+    def _text(self, length: int) -> Tokens:
+        return self._random.integers(0, 1000, length).astype(np.int32)
+
+    def _turn(self) -> None:
+        number = int(self._random.integers(len(self._logs)))
+        tokens = np.concatenate([self._logs[number], self._text(int(self._random.integers(5, 90)))])
+        self._logs[number] = self._text(40) if len(tokens) > 500 else tokens
+        allocation = self.cache.allocate_or_load(
+            tokens,
+            capacity_tokens=len(tokens),
+            working_slots=2,
+            load_wait=self.tier.load_wait,
+        )
+        run_copies(self.arena, self.cache.take_copies())
+        if allocation is None:
+            return
+        self.outcome.turns += 1
+        if allocation.load is None:
+            self._compute(allocation, tokens)
+            return
+        self._poison(allocation)
+        self.outcome.loads += 1
+        number = allocation.load.id
+        self._loading[number] = allocation, tokens
+
+        def ended(end: LoadEnd) -> None:
+            self._landed.append((*self._loading.pop(number), end))
+
+        self.tier.load(allocation, ended)
+        if self._random.integers(_ABORTED) == 0:
+            self.tier.give_up(allocation)
+            del self._loading[number]
+        elif self._random.integers(_LATE) == 0:
+            self.clock.now += 1e6
+
+    def _go_on(self, allocation: Allocation, tokens: Tokens, end: LoadEnd) -> None:
+        self.ends[end.value] += 1
+        if end is LoadEnd.LANDED:
+            self._compute(allocation, tokens)
+        elif end is LoadEnd.FAILED:
+            self.cache.release(allocation)
+
+    def _compute(self, allocation: Allocation, tokens: Tokens) -> None:
+        """Check what it starts from; then the rest is as if computed."""
+        cached, pages = allocation.cached_tokens, allocation.pages.tolist()
+        slots = allocation.working_slots
+        ends = list(range(PAGE_TOKENS, cached + 1, PAGE_TOKENS))
+        if cached % PAGE_TOKENS:
+            ends.append(cached)
+        right = all(
+            self._holds(page, _sign(tokens, end)) for page, end in zip(pages, ends, strict=False)
+        )
+        state = self._slots[slots[0]][: LAYOUT.slot_bytes // 8]
+        right = right and bool((state == _state_sign(tokens, cached)).all())
+        self.outcome.wrong += not right
+        if not right:
+            print(f"wrong bytes behind {cached} of {len(tokens)} tokens", flush=True)
+        for number in range(cached // PAGE_TOKENS, -(-len(tokens) // PAGE_TOKENS)):
+            end = min(len(tokens), (number + 1) * PAGE_TOKENS)
+            self._fill(pages[number], _sign(tokens, end))
+        self._slots[slots[1]][: LAYOUT.slot_bytes // 8] = _state_sign(tokens, len(tokens))
+        if len(tokens) > cached:
+            self.cache.insert(allocation, len(tokens), slots[1], CheckpointKind.TURN_END)
+        self.cache.release(allocation)
+
+    def _blocks_of(self, page: int) -> list[int]:
+        return [page + region * LAYOUT.pages_per_slab for region in range(len(LAYOUT.regions))]
+
+    def _holds(self, page: int, sign: int) -> bool:
+        return bool((self._blocks[self._blocks_of(page)] == sign).all())
+
+    def _fill(self, page: int, sign: int) -> None:
+        self._blocks[self._blocks_of(page)] = sign
+
+    def _poison(self, allocation: Allocation) -> None:
+        for page in allocation.pages[allocation.shared_pages :].tolist():
+            self._fill(page, -1)
+        for slot in allocation.working_slots:
+            self._slots[slot][:] = -1
+
+
+def _sign(tokens: Tokens, end: int) -> int:
+    """Of the tokens before `end`."""
+    return hash(tokens[:end].tobytes())
+
+
+def _state_sign(tokens: Tokens, end: int) -> int:
+    return 0 if end == 0 else _sign(tokens, end) ^ 1

@@ -1,0 +1,177 @@
+"""Engines with host memory below their arena, and copies between the two that fail when a test says
+so."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum, auto
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.engine.build import EngineParts
+from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.piece_copies import HostCopies
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.place_copies import PagePairs
+from tasuki.transfer.windows.digest import WindowDigester
+from tests.harness.engines import Lone, prompt, tiny_engine, tiny_parts
+from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import HANG_SECONDS, until
+
+
+class Fault(Enum):
+    FLIP = auto()
+    """A bit of what landed is wrong."""
+    SKIP = auto()
+    """Nothing is copied, and nobody is told."""
+    RAISE = auto()
+
+
+class FaultyCopies(HostCopies):
+    """As HostCopies. fault: asked before each piece, of its name (slot_up and so on); what it
+    does to that piece, if anything."""
+
+    def __init__(
+        self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
+    ) -> None:
+        super().__init__(arena, below, WindowDigester(arena.bytes.numpy(), arena.layout))
+        self.fault = fault
+        self._held: set[str] = set()
+        self._changed = threading.Condition()
+        self.inside: set[str] = set()
+
+    def hold(self, *names: str) -> None:
+        """Such pieces stand at their begin until let_go()."""
+        with self._changed:
+            self._held.update(names)
+
+    def let_go(self) -> None:
+        with self._changed:
+            self._held.clear()
+            self._changed.notify_all()
+
+    def await_inside(self, name: str) -> None:
+        """Until such a piece stands."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: name in self.inside, HANG_SECONDS)
+
+    def _begin(self, name: str) -> Fault | None:
+        with self._changed:
+            self.inside.add(name)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: name not in self._held, HANG_SECONDS)
+            self.inside.discard(name)
+        fault = self.fault(name)
+        if fault is Fault.RAISE:
+            raise OSError("broken on purpose")
+        return fault
+
+    def pages_down(self, pages: PagePairs) -> list[int]:
+        fault = self._begin("pages_down")
+        if fault is Fault.SKIP:
+            return self._of_pages([page for page, _ in pages])
+        digests = super().pages_down(pages)
+        if fault is Fault.FLIP:
+            flip_page(self._below, pages[-1][1])
+        return digests
+
+    def pages_up(self, pages: PagePairs) -> list[int]:
+        fault = self._begin("pages_up")
+        if fault is None:
+            return super().pages_up(pages)
+        if fault is Fault.FLIP:
+            super().pages_up(pages)
+            flip_page(self._arena, pages[-1][1])
+        return self._of_pages([page for _, page in pages])
+
+    def slot_down(self, slot: tuple[int, int]) -> int:
+        fault = self._begin("slot_down")
+        if fault is Fault.SKIP:
+            return self._of_slot(slot[0])
+        digest = super().slot_down(slot)
+        if fault is Fault.FLIP:
+            flip_slot(self._below, slot[1])
+        return digest
+
+    def slot_up(self, slot: tuple[int, int]) -> int:
+        fault = self._begin("slot_up")
+        if fault is None:
+            return super().slot_up(slot)
+        if fault is Fault.FLIP:
+            super().slot_up(slot)
+            flip_slot(self._arena, slot[1])
+        return self._of_slot(slot[1])
+
+
+def flip_page(arena: Arena, page: int) -> None:
+    """A bit of its last region."""
+    layout = arena.layout
+    block = page + (len(layout.regions) - 1) * layout.pages_per_slab
+    arena.bytes[(block + 1) * layout.block_bytes - 1] ^= 1
+
+
+def flip_slot(arena: Arena, slot: int) -> None:
+    arena.bytes[slot * arena.layout.slab_bytes + arena.layout.slot_bytes - 1] ^= 1
+
+
+def flip_everything(arena: Arena) -> None:
+    np.bitwise_xor(arena.bytes.numpy(), 1, out=arena.bytes.numpy())
+
+
+def tiered_parts(slabs: int = 24, host_slabs: int = 120) -> tuple[EngineParts, "Copies"]:
+    """Of a tiny engine over few slabs, with many below them; the copies are made with it."""
+    copies = Copies()
+
+    def copier(parts: EngineParts) -> CopyThread:
+        assert parts.host is not None
+        copies.made = FaultyCopies(parts.arena, parts.host)
+        return CopyThread(copies.made, parts.layout.page_bytes)
+
+    return replace(tiny_parts(slabs=slabs, host_slabs=host_slabs), copier=copier), copies
+
+
+class Copies:
+    """Between an arena and the memory below it, once their engine is made."""
+
+    made: FaultyCopies
+
+
+class TieredEngine:
+    """A tiny engine over few slabs, with many below them, and the copies between the two."""
+
+    def __init__(self, slabs: int = 24, host_slabs: int = 120, **settings: object) -> None:
+        # A busy machine makes no load late.
+        self.clock = ManualClock()
+        parts, copies = tiered_parts(slabs, host_slabs)
+        self.parts = replace(parts, clock=self.clock)
+        self.lone: Lone = tiny_engine(parts=self.parts, **settings)
+        self.copies = copies.made
+
+    @property
+    def report(self) -> m.TierReport:
+        (report,) = self.lone.stats().tiers
+        return report
+
+    def empty_arena(self, seed: int = 10_000) -> None:
+        """Let another prompt take all of the arena, so that what was there stands below alone."""
+        tokens = (self.parts.arena.slabs - 3) * PAGE_TOKENS
+        self.lone.ask(f"push-{seed}", prompt(tokens, seed), 1)
+
+    def step_until(self, holds: Callable[[], bool]) -> None:
+        """While copies may be held: run() would wait for them."""
+
+        def stepped() -> bool:
+            self.lone.step()
+            return holds()
+
+        until(stepped, "the engine did not come so far")
+
+    def is_over(self, name: str) -> bool:
+        ends = self.lone.all_said(m.Finished)
+        return any(end.request_id == name for end in ends)
+
+    def close(self) -> None:
+        self.copies.let_go()
+        self.lone.engine.close()
