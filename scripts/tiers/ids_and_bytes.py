@@ -42,6 +42,7 @@ Tokens = NDArray[np.int32]
 _ABORTED, _LATE = 150, 400
 """One load of so many."""
 _MOST_AT_ONCE = 4
+_SAID = 10_000
 
 
 @dataclass
@@ -76,7 +77,12 @@ class Turns:
         return lambda: True
 
     def play(self, loads: int) -> None:
+        said = 0
         while self.outcome.loads < loads:
+            if self.outcome.loads >= said + _SAID:
+                said = self.outcome.loads
+                self.cache.check_integrity()
+                print(f"{said} loads, {self.outcome.wrong} wrong", flush=True)
             self.tier.advance()
             while self._landed:
                 self._go_on(*self._landed.popleft())

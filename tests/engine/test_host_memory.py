@@ -1,0 +1,168 @@
+"""How much host memory a node keeps below its arena, and copies to it by a thread."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from tasuki.engine.build import build_host_arena
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.role import Role
+from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
+from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.host_memory import available_bytes, host_arena
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import Place
+from tasuki.utils.config.auto import Auto
+from tests.harness.tiers import FaultyCopies
+from tests.harness.waiting import HANG_SECONDS, until
+
+SLABS_OF_A_GIB = 2**30 // LAYOUT.slab_bytes
+
+
+def config(gib: float | Auto | None, **settings: object) -> EngineConfig:
+    return EngineConfig(model="m", host_cache_gib=gib, **settings)  # type: ignore[arg-type]
+
+
+def test_as_many_slabs_as_were_asked_for() -> None:
+    assert host_arena(config(None), LAYOUT) is None
+    arena = host_arena(config(1 / 64), LAYOUT)
+    assert arena is not None and arena.slabs == SLABS_OF_A_GIB // 64
+    assert arena.key.place is Place.HOST and arena.layout == LAYOUT
+    half = host_arena(config(Auto.AUTO), LAYOUT)
+    assert half is not None and 0 < half.size < available_bytes()
+
+
+def test_a_decode_node_keeps_none() -> None:
+    assert build_host_arena(config(1 / 64), LAYOUT, Role.DECODE) is None
+    assert build_host_arena(config(1 / 64), LAYOUT, Role.PREFILL) is not None
+
+
+@pytest.mark.parametrize(
+    ("gib", "settings", "words"),
+    [
+        (1e6, {}, "available here"),
+        (1e-9, {}, "0 slabs"),
+        (1.0, {"device": "cuda"}, "on a CPU"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(gib: float, settings: dict[str, object], words: str) -> None:
+    with pytest.raises(EngineConfigError, match=words):
+        host_arena(config(gib, **settings), LAYOUT)
+
+
+@pytest.mark.parametrize("gib", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_size_that_is_none_is_refused(gib: float) -> None:
+    with pytest.raises(EngineConfigError, match="host_cache_gib"):
+        config(gib)
+
+
+def test_the_control_group_bounds_what_is_available(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 99 kB\nMemAvailable:      64 kB\n")
+    assert available_bytes(meminfo, tmp_path) == 64 * 1024
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(meminfo, tmp_path) == 64 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert available_bytes(meminfo, tmp_path) == 4000
+    meminfo.write_text("MemTotal: 99 kB\n")
+    with pytest.raises(EngineConfigError, match="leave host_cache_gib out"):
+        available_bytes(meminfo, tmp_path)
+
+
+class Copied:
+    """A thread between two small arenas."""
+
+    def __init__(self) -> None:
+        self.arena, self.below = Arena(LAYOUT, 8), Arena(LAYOUT, 8)
+        self.pieces = FaultyCopies(self.arena, self.below)
+        self.thread = CopyThread(self.pieces, page_bytes=1 << 30)  # a page a piece
+        self.ends: dict[int, JobEnd] = {}
+
+    def begin(self, number: int, direction: Direction, page: int = 0) -> None:
+        self.thread.begin(CopyJob(number, direction, ((page, page),), (5, 5)))
+
+    def await_ends(self, count: int) -> list[int]:
+        def ended() -> bool:
+            self.ends.update(self.thread.take_ended())
+            return len(self.ends) == count
+
+        until(ended, self.ends)
+        return list(self.ends)
+
+
+def test_loads_go_before_writes_that_wait() -> None:
+    copied = Copied()
+    copied.begin(1, Direction.DOWN)
+    copied.await_ends(1)
+    copied.pieces.hold("pages_down")
+    for number in (2, 3):
+        copied.begin(number, Direction.DOWN, page=1)
+    copied.pieces.await_inside("pages_down")
+    copied.begin(4, Direction.UP)
+    copied.pieces.let_go()
+    # The write that was inside gives way behind its piece, and the next one waits.
+    assert copied.await_ends(4) == [1, 4, 2, 3]
+    assert set(copied.ends.values()) == {JobEnd.DONE}
+    assert copied.thread.close(HANG_SECONDS)
+
+
+def test_what_is_cancelled_ends_before_its_next_piece() -> None:
+    copied = Copied()
+    copied.begin(1, Direction.DOWN)
+    copied.await_ends(1)
+    copied.pieces.hold("pages_up")
+    copied.begin(2, Direction.UP)
+    copied.pieces.await_inside("pages_up")
+    copied.begin(3, Direction.UP)
+    for number in (2, 3):
+        copied.thread.cancel(number)
+    copied.pieces.let_go()
+    copied.await_ends(3)
+    assert copied.ends == {1: JobEnd.DONE, 2: JobEnd.CANCELLED, 3: JobEnd.CANCELLED}
+    assert copied.thread.close(HANG_SECONDS)
+
+
+def test_what_was_never_written_is_never_loaded() -> None:
+    copied = Copied()
+    copied.begin(1, Direction.UP)
+    copied.await_ends(1)
+    assert copied.ends == {1: JobEnd.MISMATCH}
+    assert copied.thread.close(HANG_SECONDS)
+
+
+def test_a_closed_thread_cancels_all_and_takes_nothing() -> None:
+    copied = Copied()
+    copied.pieces.hold("pages_down")
+    for number in (1, 2):
+        copied.begin(number, Direction.DOWN)
+    copied.pieces.await_inside("pages_down")
+    assert not copied.thread.close(0.01)
+    copied.begin(3, Direction.UP)
+    copied.pieces.let_go()
+    assert copied.thread.close(HANG_SECONDS)
+    copied.await_ends(3)
+    assert set(copied.ends.values()) == {JobEnd.CANCELLED}
+    assert "tasuki-tiers" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_ids_and_bytes_agree_while_copies_fail() -> None:
+    turns = Turns(seed=3)
+    turns.play(300)
+    assert turns.outcome.wrong == 0 and turns.ends["landed"] > 200
+    assert turns.ends["failed"] > 0 and sum(turns.faults.made.values()) > 10
+    assert turns.tier.close(HANG_SECONDS)
+
+
+def test_without_digests_the_same_turns_start_from_wrong_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What compares the bytes finds what it is to find."""
+    monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
+    turns = Turns(seed=3)
+    turns.play(300)
+    assert turns.outcome.wrong > 0
+    assert "wrong bytes" in capsys.readouterr().out
+    assert turns.tier.close(HANG_SECONDS)
