@@ -19,16 +19,24 @@ _FEWEST_SLABS = 2
 
 
 def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
-    """None where the config asks for none. Raises EngineConfigError where it asks for too little,
-    for more than there is, or for what the device cannot have."""
-    asked = config.host_cache_gib
-    if asked is None:
+    """None where the config asks for none. Raises as host_slabs()."""
+    if config.host_cache_gib is None:
         return None
+    slabs = host_slabs(config, layout, available_bytes())
+    size = slabs * layout.slab_bytes
+    log.info("%.2f GiB of host memory below the arena, %d slabs", size / GIB, slabs)
+    return Arena(layout, slabs, key=ArenaKey(Place.HOST))
+
+
+def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int:
+    """available: bytes. Raises EngineConfigError where the config asks for too little, for more
+    than is available, or for what the device cannot have. REQUIRES: it asks for some."""
+    asked = config.host_cache_gib
+    assert asked is not None
     if config.device.split(":")[0] != "cpu":
         raise EngineConfigError(
             f"host_cache_gib is for a node on a CPU, as yet, not on {config.device}: leave it out"
         )
-    available = available_bytes()
     size = int(available * _AUTO_PART) if isinstance(asked, Auto) else int(asked * GIB)
     if size > available:
         raise EngineConfigError(
@@ -41,8 +49,7 @@ def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
             f"host_cache_gib {asked} holds {slabs} slabs of {layout.slab_bytes} bytes; give at "
             f"least {_FEWEST_SLABS * layout.slab_bytes / GIB:.3g}"
         )
-    log.info("%.2f GiB of host memory below the arena, %d slabs", size / GIB, slabs)
-    return Arena(layout, slabs, key=ArenaKey(Place.HOST))
+    return slabs
 
 
 def available_bytes(

@@ -1,6 +1,5 @@
 """How much host memory a node keeps below its arena, and copies to it by a thread."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread
-from tasuki.engine.tiers.host_memory import available_bytes, host_arena
+from tasuki.engine.tiers.host_memory import available_bytes, host_arena, host_slabs
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import Place
 from tasuki.utils.config.auto import Auto
@@ -30,8 +29,7 @@ def test_as_many_slabs_as_were_asked_for() -> None:
     arena = host_arena(config(1 / 64), LAYOUT)
     assert arena is not None and arena.slabs == SLABS_OF_A_GIB // 64
     assert arena.key.place is Place.HOST and arena.layout == LAYOUT
-    half = host_arena(config(Auto.AUTO), LAYOUT)
-    assert half is not None and 0 < half.size < available_bytes()
+    assert host_slabs(config(Auto.AUTO), LAYOUT, 2**30) == SLABS_OF_A_GIB // 2
 
 
 def test_a_decode_node_keeps_none() -> None:
@@ -42,14 +40,14 @@ def test_a_decode_node_keeps_none() -> None:
 @pytest.mark.parametrize(
     ("gib", "settings", "words"),
     [
-        (1e6, {}, "available here"),
+        (1.01, {}, "more than the 1.0 GiB"),
         (1e-9, {}, "0 slabs"),
         (1.0, {"device": "cuda"}, "on a CPU"),
     ],
 )
 def test_what_cannot_be_had_is_refused(gib: float, settings: dict[str, object], words: str) -> None:
     with pytest.raises(EngineConfigError, match=words):
-        host_arena(config(gib, **settings), LAYOUT)
+        host_slabs(config(gib, **settings), LAYOUT, 2**30)
 
 
 @pytest.mark.parametrize("gib", [0.0, -1.0, float("inf"), float("nan")])
@@ -81,8 +79,10 @@ class Copied:
         self.thread = CopyThread(self.pieces, page_bytes=1 << 30)  # a page a piece
         self.ends: dict[int, JobEnd] = {}
 
-    def begin(self, number: int, direction: Direction, page: int = 0) -> None:
-        self.thread.begin(CopyJob(number, direction, ((page, page),), (5, 5)))
+    def begin(self, number: int, direction: Direction, slab: int = 0) -> None:
+        """Of that slab's first page, and of the slot of the one behind it."""
+        page, slot = slab * LAYOUT.blocks_per_slab, slab + 1
+        self.thread.begin(CopyJob(number, direction, ((page, page),), (slot, slot)))
 
     def await_ends(self, count: int) -> list[int]:
         def ended() -> bool:
@@ -99,7 +99,7 @@ def test_loads_go_before_writes_that_wait() -> None:
     copied.await_ends(1)
     copied.pieces.hold("pages_down")
     for number in (2, 3):
-        copied.begin(number, Direction.DOWN, page=1)
+        copied.begin(number, Direction.DOWN, slab=2)
     copied.pieces.await_inside("pages_down")
     copied.begin(4, Direction.UP)
     copied.pieces.let_go()
@@ -145,7 +145,6 @@ def test_a_closed_thread_cancels_all_and_takes_nothing() -> None:
     assert copied.thread.close(HANG_SECONDS)
     copied.await_ends(3)
     assert set(copied.ends.values()) == {JobEnd.CANCELLED}
-    assert "tasuki-tiers" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_ids_and_bytes_agree_while_copies_fail() -> None:
