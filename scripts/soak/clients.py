@@ -28,6 +28,7 @@ class _Outcome:
     error: Exception | None = None
     fell_back: bool = False
     pulled: bool = False
+    loaded: int = 0
     drafted: int = 0
     accepted: int = 0
 
@@ -64,6 +65,7 @@ def _count(outcome: _Outcome, turn: Turn, decode_died: bool, tally: Tally, place
         tally.count("answers")
         tally.count("local fallbacks", int(outcome.fell_back))
         tally.count("pulls", int(outcome.pulled))
+        tally.count("loaded tokens", outcome.loaded)
         tally.count("drafts", outcome.drafted)
         tally.count("accepted drafts", outcome.accepted)
         if len(outcome.tokens) != turn.answer_tokens:
@@ -100,6 +102,7 @@ def _ask(
                 outcome.tokens.extend(piece.token_ids)
             usage = stream.result().usage
             outcome.fell_back, outcome.pulled = usage.local_fallback, usage.pulled is not None
+            outcome.loaded = sum(usage.hit.loaded.values())
             outcome.drafted, outcome.accepted = usage.drafted_tokens, usage.accepted_tokens
         except (ClientError, ConnectionError) as error:
             outcome.error = error

@@ -25,6 +25,7 @@ class SoakSettings:
     first_round: int = option(0, "where in the seed's series: one that failed")
     clients: int = option(5, "who converse at once")
     storm_clients: int = option(500, "who ask and leave at once in an abort storm")
+    host_cache_gib: float = option(0.25, "below the prefill node's arena; 0: none")
     pause: float = option(0.0, "seconds between rounds, for a host that has other work")
     patience: float = option(
         1.0, "factor on deadlines of what must rest or be answered, for a host that is slow"
@@ -35,7 +36,7 @@ def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
     """Whole rounds until `seconds` have passed, or until one saw what must not be. say: one line a
     round."""
     tally, number = Tally(), settings.first_round
-    with World(settings.storm_clients, settings.patience) as world:
+    with World(settings.storm_clients, settings.patience, settings.host_cache_gib) as world:
         # Not before the daemons stand, which on a busy host takes longer than a short soak.
         begun = time.monotonic()
         while tally.good and time.monotonic() - begun < settings.seconds:

@@ -40,7 +40,15 @@ class Tally(tally.Tally):
         counts = ", ".join(
             f"{self[what]} {what}"
             for what in (
-                *("answers", "local fallbacks", "pulls", "left", "lost with decode", "tokens"),
+                *(
+                    "answers",
+                    "local fallbacks",
+                    "pulls",
+                    "loaded tokens",
+                    "left",
+                    "lost with decode",
+                    "tokens",
+                ),
                 *("drafts", "accepted drafts"),
                 *("near ties", "wrong", "leaks", "unexpected"),
             )

@@ -1,5 +1,5 @@
-"""The daemons of a soak: a disturbed pair that drafts, and an undisturbed fused oracle that does
-not.
+"""The daemons of a soak: a disturbed pair that drafts, with host memory below the prefill node's
+arena, and an undisturbed fused oracle that does and has neither.
 
 Owns the oracle and storms of aborts. Thread rule and invariant: as those of a FaultyPair.
 """
@@ -17,9 +17,9 @@ _ENDLESS = 5000
 
 
 class World(FaultyPair):
-    def __init__(self, storm_clients: int, patience: float) -> None:
+    def __init__(self, storm_clients: int, patience: float, host_cache_gib: float) -> None:
         """storm_clients: how many ask and leave at once in an abort storm. patience: factor on
-        what is waited for."""
+        what is waited for. host_cache_gib: below the prefill node's arena."""
         self._storm_clients = storm_clients
         self.patience = patience
         self._storms = 0
@@ -32,7 +32,8 @@ class World(FaultyPair):
         small += ("--speculate", "tree", "--draft-tokens", "3")
         self.oracle = Node("serve", *flags(arena_mib=128), "--speculate", "off").wait_ready()
         chunks = ("--prefill-chunk-tokens", "128", "--max-batch", "2")
-        super().__init__((*small, *chunks), small, _MEND_SECONDS * patience)
+        below = ("--host-cache-gib", str(host_cache_gib)) if host_cache_gib else ()
+        super().__init__((*small, *chunks, *below), small, _MEND_SECONDS * patience)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
