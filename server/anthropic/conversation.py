@@ -3,6 +3,7 @@
 Pure functions; an error names the place of the wrong value.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,14 @@ from .content_blocks import (
     USER_BLOCKS,
     blocks_of,
     read_blocks,
+    read_text,
     texts_of,
 )
 
 _MAX_BREAKPOINTS = 4
+# Claude Code's word to Anthropic about who pays. Its hash differs by the request, so that nothing
+# behind it would be found in the cache again.
+_BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ def read_conversation(fields: RequestFields) -> Conversation:
         )
     reader = _Reader()
     if fields.get("system") is not None:
-        reader.system(fields.get("system"), "system")
+        reader.instructions(fields.get("system"), "system")
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
         if not isinstance(message, dict) or message.get("role") not in _ROLES:
@@ -69,6 +74,12 @@ class _Reader:
     @property
     def messages(self) -> list[ChatMessage]:
         return self._builder.messages
+
+    def instructions(self, content: Any, place: str) -> None:
+        """Those before the conversation."""
+        texts = (text for _, text in read_blocks(content, place, {"text": read_text}))
+        self._builder.system("".join(_BILLING_LINE.sub("", text) for text in texts))
+        self._marks(content, place)
 
     def system(self, content: Any, place: str) -> None:
         self._builder.system(texts_of(content, place))

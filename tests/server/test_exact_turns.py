@@ -212,7 +212,10 @@ def test_a_message_that_comes_back(node: DictatedNode, template: str, display: s
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is in the file?"}]
     ends = Ends()
     for turn in range(TURNS):
-        body = {**fields, "messages": messages}
+        # As Claude Code begins its instructions: with other letters in each request.
+        bill = f"x-anthropic-billing-header: cc_version=2.1; cch={turn:05x};"
+        system = [{"type": "text", "text": text} for text in (bill, "Be brief.")]
+        body = {**fields, "system": system, "messages": messages}
         counted = node.post("/v1/messages/count_tokens", body).json["input_tokens"]
         node.dictate_behind(
             counted, thought(template, f"Now {turn}.") + call(template, {"path": f"a{turn}"})

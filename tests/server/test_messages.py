@@ -244,6 +244,20 @@ def test_later_system_messages_join_what_stands_before(front: AgentFront) -> Non
     assert front.prompt.startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nit")
 
 
+def test_who_pays_is_no_part_of_the_prompt(front: AgentFront) -> None:
+    """Claude Code's first line is for Anthropic; one that stands elsewhere is the user's text."""
+    bill = "x-anthropic-billing-header: cc_version=2.1; cch=00ab1;"
+    ask(front, system="Be brief.")
+    without = front.prompt
+    text = {"type": "text", "text": "Be brief."}
+    for system in (f"{bill}\nBe brief.", [{"type": "text", "text": bill}, text]):
+        ask(front, system=system)
+        assert front.prompt == without
+    said = f"Read this: {bill}"
+    ask(front, system=said, messages=[{"role": "user", "content": bill}])
+    assert said in front.prompt and f"<|im_start|>user\n{bill}" in front.prompt
+
+
 def test_cache_control_marks_the_ends_of_messages(front: AgentFront) -> None:
     system = [{"type": "text", "text": "the system", **EPHEMERAL}]
     marked = [{"type": "text", "text": "it was", **EPHEMERAL}]
@@ -342,6 +356,7 @@ def test_what_claude_code_sends(front: AgentFront) -> None:
     assert (thinking["thinking"], text["text"]) == ("", "fine")
     submit = front.submits()[-1]
     assert len(submit.marks) == 2
+    assert "billing" not in front.prompt and "You are an agent." in front.prompt
     # The loop of tools goes on: what stands behind the result opens no turn of a user.
     assert front.prompt.endswith(
         "<tool_response>\n(no output)\n<system-reminder>\n1 token left\n</system-reminder>\n"
