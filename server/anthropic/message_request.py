@@ -57,7 +57,7 @@ def read_message_request(
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise InvalidField("max_tokens", "is missing: send how many tokens an answer may have")
-    choice = read_thinking_choice(fields, max_tokens)
+    choice = read_thinking_choice(fields)
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
     parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
@@ -79,7 +79,7 @@ def read_message_request(
 
 
 def count_message_tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> int:
-    choice = read_thinking_choice(fields, fields.integer("max_tokens") or 1)
+    choice = read_thinking_choice(fields)
     rendered, _ = _read_prompt(model, request, fields, choice)
     return len(rendered.tokens)
 
@@ -133,6 +133,8 @@ def _template_variables(
         variables["enable_thinking"] = choice.enabled
     if effort is not None and choice.enabled is not False:
         variables[EFFORT] = effort_of_template(codec, "output_config.effort", effort)
+    elif choice.effort is not None:
+        variables[EFFORT] = effort_of_template(codec, "thinking.budget_tokens", choice.effort)
     return variables
 
 

@@ -15,20 +15,24 @@ from tasuki.server.openai.request_fields import RequestFields
 
 _CARRIED = "tasuki.text."
 _SIGNED = "tasuki.sha256."
+# At most so many tokens. The least that the API takes is the first.
+_SMALL_TARGETS = ((1024, "low"), (2048, "medium"))
 _DISPLAYS = ("summarized", "omitted", "updates")
 
 
 @dataclass(frozen=True)
 class ThinkingChoice:
     """enabled: what the chat template is asked for; None: as it does by itself. shown: whether
-    blocks of thinking have their text."""
+    blocks of thinking have their text. effort: the template's word for what the target of tokens
+    is, where the request has no other; None: as it does by itself."""
 
     enabled: bool | None = None
     shown: bool = True
+    effort: str | None = None
 
 
-def read_thinking_choice(fields: RequestFields, max_tokens: int) -> ThinkingChoice:
-    """max_tokens: of the answer, which are a bound of its thinking too."""
+def read_thinking_choice(fields: RequestFields) -> ThinkingChoice:
+    """Raises InvalidField."""
     choice = fields.fields("thinking")
     kind, display = choice.text("type"), choice.text("display")
     if display is not None and display not in _DISPLAYS:
@@ -37,13 +41,19 @@ def read_thinking_choice(fields: RequestFields, max_tokens: int) -> ThinkingChoi
         return ThinkingChoice(enabled=False)
     if kind not in (None, "adaptive", "enabled"):
         raise InvalidField("thinking.type", "must be adaptive, enabled or disabled")
+    # That API calls it a target, which thinking may miss; max_tokens bounds thinking and answer.
     budget = choice.integer("budget_tokens")
-    if budget is not None and budget < max_tokens - 1:
-        raise InvalidField(
-            "thinking.budget_tokens",
-            "cannot be kept to here: send max_tokens - 1, or the type adaptive",
-        )
-    return ThinkingChoice(None if kind is None else True, shown=display != "omitted")
+    if budget is not None and budget < 1:
+        raise InvalidField("thinking.budget_tokens", f"must be at least 1, not {budget}")
+    effort = _effort(budget)
+    return ThinkingChoice(None if kind is None else True, display != "omitted", effort)
+
+
+def _effort(budget: int | None) -> str | None:
+    """The word of a small target, for templates that take one; None: the template's own."""
+    if budget is None:
+        return None
+    return next((word for most, word in _SMALL_TARGETS if budget <= most), None)
 
 
 def signature_of(thinking: str, choice: ThinkingChoice) -> str:

@@ -75,14 +75,15 @@ def read_format(
     schema: Any,
     types: str = "text, json_object or json_schema",
 ) -> AskedGrammar | None:
-    """Of OpenAI's object with a type. schema: where that API has the one of its type json_schema.
-    types: that it has, for who asks for another. Raises InvalidField."""
+    """Of OpenAI's object with a type. schema: where that API has the one of its type json_schema;
+    an object of any schema may have one too, as llama.cpp's clients send. types: that it has, for
+    who asks for another. Raises InvalidField."""
     kind = form.text("type")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and schema is None:
         return of_any_object(field)
-    if kind != "json_schema":
+    if kind not in ("json_schema", "json_object"):
         raise InvalidField(f"{field}.type", f"must be {types}")
     if schema is None:
         raise InvalidField(f"{field}.json_schema", "must have a schema")
@@ -97,7 +98,7 @@ def _of_response_format(fields: RequestFields) -> AskedGrammar | None:
     if form.text("type") == "structural_tag":
         return of_structural_tag(name, fields.get(name))
     inner = form.get("json_schema")
-    schema = inner.get("schema") if isinstance(inner, dict) else None
+    schema = (inner if isinstance(inner, dict) else form).get("schema")
     return read_format(name, form, schema, "text, json_object, json_schema or structural_tag")
 
 

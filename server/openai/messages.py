@@ -20,6 +20,15 @@ from .request_fields import RequestFields
 _ROLE = {"developer": "system"}
 # An assistant may have called or thought only, and a tool may answer nothing.
 _MAY_BE_EMPTY = ("assistant", "tool")
+# There is no other, so that clients leave it out.
+_FUNCTION = "function"
+# Of the parts that hold text, and where; the names of Responses' come with its items.
+_TEXT_OF_PART = {
+    "text": "text",
+    "refusal": "refusal",
+    "input_text": "text",
+    "output_text": "text",
+}
 
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
@@ -34,18 +43,21 @@ def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
 
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """The definitions as they came; none where tool_choice is "none"."""
+    """The definitions as they came, each with its type; none where tool_choice is "none"."""
     tools = fields.items("tools")
     if len(tools) > MAX_TOOLS:
         raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
+        if not isinstance(tool, dict) or tool.get("type") not in (None, _FUNCTION):
             raise InvalidField(place, 'must be an object with "type": "function"')
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidField(f"{place}.function", "must be an object with a name")
-    return [] if fields.get("tool_choice") == "none" else tools
+    if fields.get("tool_choice") == "none":
+        return []
+    # Templates show a definition as it stands.
+    return [tool if tool.get("type") else {**tool, "type": _FUNCTION} for tool in tools]
 
 
 def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
@@ -139,16 +151,20 @@ def read_content(content: Any, place: str, *, optional: bool) -> str:
         return ""
     if not isinstance(content, list):
         raise InvalidField(place, "must be a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(kind) if kind in ("text", "refusal") else None
-        if not isinstance(text, str):
-            raise InvalidField(
-                f"{place}[{index}]", 'must be {"type": "text", "text": ...}: only text is served'
-            )
-        texts.append(text)
-    return "".join(texts)
+    return "".join(_text(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _text(part: Any, place: str) -> str:
+    """A bare string is one, as in vLLM."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind not in _TEXT_OF_PART:
+        raise InvalidField(place, f"is of type {kind:.40}: only text is served")
+    text = part.get(_TEXT_OF_PART[kind]) if isinstance(kind, str) else None
+    if not isinstance(text, str):
+        raise InvalidField(place, 'must be {"type": "text", "text": ...}: only text is served')
+    return text
 
 
 def _tool_call(call: Any, place: str) -> ToolCall:

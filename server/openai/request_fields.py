@@ -43,10 +43,13 @@ class RequestFields:
         return bool(self._of(name, bool, "true or false"))
 
     def integer(self, name: str) -> int | None:
-        """Fits 63 bits and a sign."""
+        """Fits 63 bits and a sign. A number without a fraction is one however it is written, as in
+        JSON Schema: languages whose numbers are all floating write 60.0."""
         value = self.get(name)
         if value is None:
             return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidField(name, "must be an integer")
         if not -(2**63) <= value < 2**63:

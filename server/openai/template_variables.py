@@ -13,6 +13,7 @@ from .request_fields import RequestFields
 
 _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
+_THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
 NO_EFFORT = "none"
 # What a rendering sets itself.
 _TAKEN = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
@@ -24,6 +25,9 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
     for name in _FLAGS:
         if fields.get(name) is not None:
             variables[name] = fields.flag(name)
+    thinking = _thinking(fields)
+    if thinking is not None:
+        variables.setdefault("enable_thinking", thinking)
     effort = fields.text(_EFFORT)
     if effort is None:
         effort = _reasoning(fields, variables)
@@ -36,6 +40,18 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
         if name in given:
             raise InvalidField(f"chat_template_kwargs.{name}", "is set by the request itself")
     return {**variables, **given}
+
+
+def _thinking(fields: RequestFields) -> bool | None:
+    """DeepSeek's, GLM's and Kimi's object for the same; None: as the template does by itself.
+    Raises InvalidField."""
+    for name, value in fields.items_by_name("thinking").items():
+        if name != "type" and value is not None:
+            raise InvalidField(f"thinking.{name:.80}", "is not supported here: leave it out")
+    kind = fields.fields("thinking").text("type")
+    if kind not in _THINKING_TYPES:
+        raise InvalidField("thinking.type", "must be enabled, disabled or auto")
+    return _THINKING_TYPES[kind]
 
 
 def _reasoning(fields: RequestFields, variables: dict[str, Any]) -> str | None:

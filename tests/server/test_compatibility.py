@@ -174,6 +174,7 @@ OF: dict[str, Fields] = {
         "tools": ([], HONOURED),
         "tool_choice": ("required", HONOURED),
         "parallel_tool_calls": (False, HONOURED),
+        "thinking": ({"type": "disabled"}, HONOURED),
         "functions": ([{"name": "a"}], REFUSED),
         "function_call": ({"name": "a"}, REFUSED),
         "logprobs": (True, HONOURED),
@@ -316,7 +317,9 @@ NO_FIELDS = frozenset(
         *("required", "allowed_tools", "strict", "generation_config", "reasoning_content"),
         *("usage", "text", "thinking", "tool_use", "tool_result", "image", "document"),
         *("search_result", "redacted_thinking", "citations", "null", "content", "refusal"),
-        *("false", "enabled", "effort"),
+        *("false", "enabled", "effort", "disabled", "auto"),
+        # Of parts of content.
+        *("input_text", "output_text", "image_url", "input_audio", "file"),
     }
 )
 

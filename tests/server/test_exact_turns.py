@@ -235,6 +235,23 @@ def test_a_message_that_comes_back(node: DictatedNode, template: str, display: s
     assert ends.exact() == [True] * (TURNS - 1), ends.turns
 
 
+def test_a_small_target_of_thinking_is_the_template_s_effort(
+    node: DictatedNode, template: str
+) -> None:
+    def counted(effort: str | None = None, **thinking: Any) -> int:
+        chosen = {"type": "enabled", **thinking}
+        body = {"messages": [{"role": "user", "content": "Where?"}], "thinking": chosen}
+        config = {} if effort is None else {"output_config": {"effort": effort}}
+        reply = node.post("/v1/messages/count_tokens", {**body, **config})
+        tokens: int = reply.json["input_tokens"]
+        return tokens
+
+    assert counted(budget_tokens=1024) == counted("low")
+    assert counted(budget_tokens=1024, effort="medium") == counted("medium")
+    assert counted(budget_tokens=8192) == counted()
+    assert (counted("low") != counted()) is (template == "qwen3_8")
+
+
 def responded(node: DictatedNode, body: dict[str, Any], text: str) -> dict[str, Any]:
     probe = {**body, "cache_salt": "probe", "max_output_tokens": 1, "store": False}
     usage = node.post("/v1/responses", probe).json["usage"]

@@ -96,6 +96,15 @@ def test_what_the_answer_follows_reaches_the_engine(http: HttpFront, path: str, 
     assert submit.sampling.grammar == Grammar(GrammarKind(kind), source)
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_may_stand_beside_the_type(http: HttpFront, kind: str) -> None:
+    """As llama.cpp's clients, and others of its API, write it."""
+    wanted = {"type": "array", "items": {"type": "integer"}}
+    assert http.chat(response_format={"type": kind, "schema": wanted}).status == 200
+    (submit,) = http.engine.of(m.Submit)
+    assert submit.sampling.grammar == Grammar(GrammarKind.JSON_SCHEMA, json.dumps(wanted))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [

@@ -246,6 +246,47 @@ SENT_BY_AGENTS = [
 ]
 
 
+def test_a_tool_without_its_type_is_shown_with_it(http: HttpFront, codec: TextCodec) -> None:
+    untyped = {"function": TOOL["function"]}
+    for tools in ([untyped], [{**untyped, "type": None}], [TOOL]):
+        reply = http.post("/v1/chat/completions", {"messages": USER, "tools": tools})
+        assert reply.status == 200
+        text = codec.require_tokenizer().decode(submitted(http).prompt.tolist())
+        shown = text.removeprefix("system\n").splitlines()[0]
+        assert json.loads(shown) == TOOL
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "it was",
+        {"type": "text", "text": "it was"},
+        {"type": "input_text", "text": "it was"},
+        {"type": "output_text", "text": "it was", "annotations": []},
+    ],
+    ids=str,
+)
+def test_a_part_of_text_is_its_text(http: HttpFront, part: object) -> None:
+    plain = {"messages": [{"role": "user", "content": "it was it was"}]}
+    assert http.post("/v1/chat/completions", plain).status == 200
+    parts = ["it was ", part]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 7.0}
+    assert http.post("/v1/chat/completions", body).status == 200
+    first, second = http.engine.of(m.Submit)
+    assert first.prompt.tolist() == second.prompt.tolist()
+    assert second.sampling.max_new_tokens == 7
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_what_is_no_text_is_refused_by_its_type(http: HttpFront, kind: str) -> None:
+    parts = [{"type": "text", "text": "it was"}, {"type": kind, kind: {"url": "x"}}]
+    reply = http.post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
+    assert reply.status == 400
+    assert reply.error["message"] == (
+        f"messages[0].content[1] is of type {kind}: only text is served"
+    )
+
+
 @pytest.mark.parametrize("message", SENT_BY_AGENTS, ids=str)
 def test_a_history_as_agents_send_it_is_taken(http: HttpFront, message: dict[str, Any]) -> None:
     assert http.post("/v1/chat/completions", {"messages": [*USER, message]}).status == 200
@@ -374,7 +415,13 @@ def called_with(arguments: object) -> dict[str, Any]:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"top_logprobs": 5}, "top_logprobs"),
-        ({"tools": [{}]}, "tools[0]"),
+        ({"tools": [1]}, "tools[0]"),
+        ({"tools": [{}]}, "tools[0].function"),
+        ({"tools": [{**TOOL, "type": "custom"}]}, "tools[0]"),
+        ({"thinking": {"type": "deep"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
+        ({"max_tokens": 7.5}, "max_tokens"),
+        ({"max_tokens": 1e300}, "max_tokens"),
         ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),

@@ -294,7 +294,7 @@ def test_sampling_reaches_the_engine(front: AgentFront) -> None:
 def test_thinking_is_a_choice_of_the_template_s(front: AgentFront) -> None:
     ask(front, thinking={"type": "disabled"})
     assert front.prompt.endswith("<think>\n\n</think>\n\n")
-    for choice in ({"type": "enabled", "budget_tokens": 1999}, {"type": "adaptive"}):
+    for choice in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
         ask(front, thinking=choice)
         assert front.prompt.endswith("<think>\n")
 
@@ -394,7 +394,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "none"}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"thinking": {"type": "adaptive", "display": "all"}}, "thinking.display"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),

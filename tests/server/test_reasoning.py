@@ -114,6 +114,7 @@ def test_the_effort_is_the_template_s(
         {"enable_thinking": False},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}},
     ],
     ids=str,
 )
