@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from tasuki.server.errors import InvalidField
 from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.replies.reasoning_effort import effort_of_target
 
 _CARRIED = "tasuki.text."
 _SIGNED = "tasuki.sha256."
-# At most so many tokens. The least that the API takes is the first.
-_SMALL_TARGETS = ((1024, "low"), (2048, "medium"))
 _DISPLAYS = ("summarized", "omitted", "updates")
 
 
@@ -41,19 +40,8 @@ def read_thinking_choice(fields: RequestFields) -> ThinkingChoice:
         return ThinkingChoice(enabled=False)
     if kind not in (None, "adaptive", "enabled"):
         raise InvalidField("thinking.type", "must be adaptive, enabled or disabled")
-    # That API calls it a target, which thinking may miss; max_tokens bounds thinking and answer.
-    budget = choice.integer("budget_tokens")
-    if budget is not None and budget < 1:
-        raise InvalidField("thinking.budget_tokens", f"must be at least 1, not {budget}")
-    effort = _effort(budget)
+    effort = effort_of_target("thinking.budget_tokens", choice.integer("budget_tokens"))
     return ThinkingChoice(None if kind is None else True, display != "omitted", effort)
-
-
-def _effort(budget: int | None) -> str | None:
-    """The word of a small target, for templates that take one; None: the template's own."""
-    if budget is None:
-        return None
-    return next((word for most, word in _SMALL_TARGETS if budget <= most), None)
 
 
 def signature_of(thinking: str, choice: ThinkingChoice) -> str:

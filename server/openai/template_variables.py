@@ -8,6 +8,7 @@ that it refuses is refused with its words, one that it does not ask for changes 
 from typing import Any
 
 from tasuki.server.errors import InvalidField
+from tasuki.server.replies.reasoning_effort import effort_of_target
 
 from .request_fields import RequestFields
 
@@ -21,13 +22,10 @@ _TAKEN = ("messages", "tools", "add_generation_prompt", "chat_template", "tokeni
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
     """By name. What `chat_template_kwargs` holds counts before a field of that name."""
-    variables: dict[str, Any] = {}
+    variables = _of_thinking(fields)
     for name in _FLAGS:
         if fields.get(name) is not None:
             variables[name] = fields.flag(name)
-    thinking = _thinking(fields)
-    if thinking is not None:
-        variables.setdefault("enable_thinking", thinking)
     effort = fields.text(_EFFORT)
     if effort is None:
         effort = _reasoning(fields, variables)
@@ -42,16 +40,23 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
     return {**variables, **given}
 
 
-def _thinking(fields: RequestFields) -> bool | None:
-    """DeepSeek's, GLM's and Kimi's object for the same; None: as the template does by itself.
-    Raises InvalidField."""
+def _of_thinking(fields: RequestFields) -> dict[str, Any]:
+    """What the object of DeepSeek's and GLM's APIs, and of Anthropic's, stands for. Raises
+    InvalidField."""
+    thinking = fields.fields("thinking")
     for name, value in fields.items_by_name("thinking").items():
-        if name != "type" and value is not None:
+        if name not in ("type", "budget_tokens", "clear_thinking") and value is not None:
             raise InvalidField(f"thinking.{name:.80}", "is not supported here: leave it out")
-    kind = fields.fields("thinking").text("type")
+    kind = thinking.text("type")
     if kind not in _THINKING_TYPES:
         raise InvalidField("thinking.type", "must be enabled, disabled or auto")
-    return _THINKING_TYPES[kind]
+    cleared = thinking.get("clear_thinking")
+    variables = {
+        "enable_thinking": _THINKING_TYPES[kind],
+        "preserve_thinking": None if cleared is None else not thinking.flag("clear_thinking"),
+        _EFFORT: effort_of_target("thinking.budget_tokens", thinking.integer("budget_tokens")),
+    }
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _reasoning(fields: RequestFields, variables: dict[str, Any]) -> str | None:

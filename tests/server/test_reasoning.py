@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.template_variables import read_template_variables
 from tasuki.server.text.call_arguments import read_arguments
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_template import ChatTemplate
@@ -94,6 +96,9 @@ def test_stop_strings_end_reasoning_as_they_end_content(http: HttpFront, codec: 
         ({"reasoning_effort": "low"}, "set to low"),
         ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "set to low"),
         ({"reasoning_effort": "medium"}, "user"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "set to low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, "xhigh"),
+        ({"thinking": {"budget_tokens": 1024}, "reasoning_effort": "medium"}, "user"),
         (
             {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "medium"}},
             "user",
@@ -124,6 +129,13 @@ def test_without_thinking_all_is_content(
     say(http, codec, "fine</think>")
     assert message(http.chat(**fields)) == {"role": "assistant", "content": "fine</think>"}
     assert prompt_text(http, codec).endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_what_is_kept_of_thinking_has_two_names(cleared: bool) -> None:
+    """GLM's clients name the opposite."""
+    asked = RequestFields({"thinking": {"type": "auto", "clear_thinking": cleared}})
+    assert read_template_variables(asked) == {"preserve_thinking": not cleared}
 
 
 def test_what_a_template_refuses_is_refused_with_its_words(http: HttpFront) -> None:
