@@ -5,6 +5,7 @@ that calls what it is asked to call (tests/tool_caller), by a published chat tem
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,18 +27,22 @@ _DRIVERS = {
     "openai": "openai_driver.py",
     "anthropic": "anthropic_driver.py",
     "litellm": "litellm_driver.py",
-    "openai-agents": "agents_driver.py",
-    "langchain-openai": "langchain_driver.py",
-    "pydantic-ai": "pydantic_ai_driver.py",
+    "openai-agents": "frameworks/agents_driver.py",
+    "langchain-openai": "frameworks/langchain_driver.py",
+    "pydantic-ai": "frameworks/pydantic_ai_driver.py",
     "instructor": "instructor_driver.py",
-    "smolagents": "smolagents_driver.py",
+    "smolagents": "frameworks/smolagents_driver.py",
     "llm": "llm_driver.py",
-    "haystack": "haystack_driver.py",
-    "autogen": "autogen_driver.py",
+    "haystack": "frameworks/haystack_driver.py",
+    "autogen": "frameworks/autogen_driver.py",
+    "llama-index": "frameworks/llama_index_driver.py",
+    "langgraph": "frameworks/langgraph_driver.py",
+    "semantic-kernel": "frameworks/semantic_kernel_driver.py",
+    "agno": "frameworks/agno_driver.py",
     "inspect-ai": "inspect_driver.py",
     "lm-eval": "lm_eval_driver.py",
 }
-_PROGRAMS = {"qwen-code": "qwen", "opencode": "opencode", "codex": "codex"}
+_PROGRAMS = {"qwen-code": "qwen", "opencode": "opencode", "codex": "codex", "claude-code": "claude"}
 CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
 
 
@@ -86,6 +91,8 @@ def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
     done = subprocess.run(
         [*_command(client), f"http://{address}", MODEL, *_more(client)],
         cwd=folder,
+        # Where `columns` is, for those in a folder below.
+        env={**os.environ, "PYTHONPATH": str(_AGENTS)},
         capture_output=True,
         text=True,
         timeout=_SECONDS,

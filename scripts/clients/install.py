@@ -37,6 +37,13 @@ PACKAGES = {
     "lm-eval": ("lm-eval[api]==0.4.13",),
     "haystack": ("haystack-ai==3.3.0",),
     "autogen": ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
+    "llama-index": ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
+    "langgraph": (
+        *("langgraph==1.2.22", "langchain==1.4.7", "langchain-anthropic==1.7.7"),
+        "langchain-openai==1.7.3",
+    ),
+    "semantic-kernel": ("semantic-kernel==1.45.0",),
+    "agno": ("agno==3.1.10", "openai==3.54.0", "anthropic==2.12.0"),
     "inspect-ai": ("inspect-ai==0.3.285", "openai==3.54.0"),
 }
 
@@ -44,6 +51,7 @@ NODE_PACKAGES = {
     "qwen-code": ("@qwen-code/qwen-code@0.24.4",),
     "opencode": ("opencode-ai@1.18.33",),
     "codex": ("@openai/codex@0.169.0",),
+    "claude-code": ("@anthropic-ai/claude-code@2.1.197",),
     "ai-sdk": (
         *("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92"),
         "zod@4.6.7",

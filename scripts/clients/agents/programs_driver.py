@@ -1,4 +1,4 @@
-"""qwen-code, opencode and codex: programs that answer one request and end.
+"""qwen-code, opencode, codex and Claude Code: programs that answer one request and end.
 
 `python programs_driver.py URL MODEL PROGRAM NAME`, in a folder of their own: their homes and
 settings lie there.
@@ -86,16 +86,31 @@ def codex(text: str) -> str:
     return output("exec", "--skip-git-repo-check", access, *flags, text)
 
 
+def claude_code(text: str) -> str:
+    """With one of its two dozen tools and a short system prompt."""
+    return output(
+        *("--tools", "Bash", "--allowedTools", "Bash", "--system-prompt", "Be brief."),
+        *("--disable-slash-commands", "-p", text),
+        ANTHROPIC_BASE_URL=c.URL,
+        ANTHROPIC_AUTH_TOKEN=c.KEY,
+        ANTHROPIC_MODEL=c.MODEL,
+        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        DISABLE_AUTOUPDATER="1",
+    )
+
+
 # The tool of each that writes a file, as a request names it; qwen-code takes no relative path.
 WRITES = {
     "qwen-code": f'Call write_file with file_path="{WRITTEN}", content="{CONTENT}".',
     "opencode": f'Call write with filePath="{WRITTEN.name}", content="{CONTENT}".',
     "codex": f"Call exec_command with cmd=\"printf '{CONTENT}' > {WRITTEN.name}\".",
+    "claude-code": f"Call Bash with command=\"printf '{CONTENT}' > {WRITTEN.name}\".",
 }
 RUN: dict[str, Callable[[str], str]] = {
     "qwen-code": qwen_code,
     "opencode": opencode,
     "codex": codex,
+    "claude-code": claude_code,
 }
 
 

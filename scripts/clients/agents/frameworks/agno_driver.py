@@ -1,0 +1,78 @@
+"""agno: agents over chats, Messages and Responses."""
+
+from collections.abc import Callable, Iterator
+
+import anthropic
+import columns as c
+from agno.agent import Agent
+from agno.models.anthropic import Claude
+from agno.models.base import Model
+from agno.models.openai import OpenAIResponses
+from agno.models.openai.like import OpenAILike
+from pydantic import BaseModel
+
+calls: list[dict] = []
+
+
+def get_weather(city: str, days: int) -> str:
+    """The weather to come."""
+    calls.append({"city": city, "days": days})
+    return c.FOUND
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def models() -> Iterator[Model]:
+    yield OpenAILike(id=c.MODEL, base_url=c.API, api_key=c.KEY, max_tokens=300, retries=0)
+    client = anthropic.Anthropic(base_url=c.URL, api_key=c.KEY, max_retries=0)
+    yield Claude(id=c.MODEL, client=client, max_tokens=300)
+
+
+def responses() -> Model:
+    return OpenAIResponses(id=c.MODEL, base_url=c.API, api_key=c.KEY, max_output_tokens=300)
+
+
+def by_each(check: Callable[[Model], None]) -> Callable[[], None]:
+    def run() -> None:
+        for model in models():
+            check(model)
+
+    return run
+
+
+def agent(model: Model, **more) -> Agent:
+    return Agent(model=model, telemetry=False, **more)
+
+
+def text(model: Model) -> None:
+    c.same(agent(model).run(c.SAY).content, c.SAID)
+
+
+def stream(model: Model) -> None:
+    events = agent(model).run(c.SAY, stream=True)
+    pieces = [event.content or "" for event in events if event.event == "RunContent"]
+    c.same("".join(pieces), c.SAID)
+
+
+def tools(model: Model) -> None:
+    calls.clear()
+    found = agent(model, tools=[get_weather]).run(c.CALL).content
+    c.same((found, calls), (c.FOUND, [c.ARGUMENTS]))
+
+
+def structured(model: Model) -> None:
+    c.same(agent(model, output_schema=Person).run(c.WRITE).content, Person(**c.PERSON))
+
+
+c.check(
+    {
+        "text": by_each(text),
+        "stream": by_each(stream),
+        "tools": by_each(tools),
+        "structured": by_each(structured),
+        "default API": lambda: tools(responses()),
+    }
+)

@@ -1,0 +1,96 @@
+"""langgraph and langchain-anthropic: Messages, and agents with a tool over Messages, chats and
+Responses, whose second question goes on from a checkpoint of LangGraph's."""
+
+from itertools import pairwise
+
+import columns as c
+from langchain.agents import create_agent
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import BaseModel
+
+calls: list[dict] = []
+
+
+@tool
+def get_weather(city: str, days: int) -> str:
+    """The weather to come."""
+    calls.append({"city": city, "days": days})
+    return c.FOUND
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str
+    age: int
+
+
+def messages(**more) -> ChatAnthropic:
+    asked = {"max_tokens": 300, **more}
+    return ChatAnthropic(model=c.MODEL, base_url=c.URL, api_key=c.KEY, max_retries=0, **asked)
+
+
+def openai(**more) -> ChatOpenAI:
+    asked = {"max_tokens": 300, **more}
+    return ChatOpenAI(model=c.MODEL, base_url=c.API, api_key=c.KEY, max_retries=0, **asked)
+
+
+def two_questions(model) -> list[dict]:
+    """The usage of each answer."""
+    calls.clear()
+    agent = create_agent(model, [get_weather], checkpointer=InMemorySaver())
+    thread = {"configurable": {"thread_id": "1"}}
+    for asked, expected in ((c.CALL, c.FOUND), (c.SAY, c.SAID)):
+        answered = agent.invoke({"messages": [HumanMessage(asked)]}, thread)["messages"]
+        c.same(answered[-1].text, expected)
+    c.same(calls, [c.ARGUMENTS])
+    return [message.usage_metadata for message in answered if message.type == "ai"]
+
+
+def text() -> None:
+    c.same(messages().invoke(c.SAY).text, c.SAID)
+    target = {"type": "enabled", "budget_tokens": 1024}
+    c.same(messages(max_tokens=2000, thinking=target).invoke(c.SAY).text, c.SAID)
+
+
+def stream() -> None:
+    c.same("".join(piece.text for piece in messages().stream(c.SAY)), c.SAID)
+
+
+def tools() -> None:
+    """Each turn finds all of the one before in the cache, but for the token it ended by."""
+    for before, after in pairwise(two_questions(messages())):
+        c.same(after["input_token_details"]["cache_read"], before["total_tokens"] - 1)
+
+
+def forced_tool() -> None:
+    for choice in ("any", "get_weather"):
+        (call,) = messages().bind_tools([get_weather], tool_choice=choice).invoke(c.CALL).tool_calls
+        c.same((call["name"], call["args"]), ("get_weather", c.ARGUMENTS))
+
+
+def structured() -> None:
+    for method, asked in (("json_schema", c.WRITE), ("function_calling", c.call_of("Person"))):
+        found = messages().with_structured_output(Person, method=method).invoke(asked)
+        c.same(found, Person(**c.PERSON))
+
+
+def default() -> None:
+    two_questions(openai())
+    two_questions(openai(use_responses_api=True))
+
+
+c.check(
+    {
+        "text": text,
+        "stream": stream,
+        "tools": tools,
+        "forced tool": forced_tool,
+        "structured": structured,
+        "default API": default,
+    }
+)
