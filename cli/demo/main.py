@@ -1,5 +1,7 @@
 """`tasuki demo`: ten turns of an agent through two daemons, then through one process, compared.
 
+The daemons draft answers by the model's own draft layer, where it has one; the process does not.
+
 Owns the daemons while they run; leaves no process and no file behind.
 """
 
@@ -13,6 +15,7 @@ from tasuki.cli.launcher import disaggregated, fused
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client
+from tasuki.model.weights.safetensors_folder import has_draft_layer
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
@@ -38,11 +41,13 @@ def main(argv: Sequence[str]) -> int:
     model = config.model or str(embedded_model())
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
     write_line(f"Model {model}\nStarting a prefill daemon and a decode daemon ...")
-    pair = play(disaggregated, flags, config.answer_tokens)
-    write_line("\nThe same session in one fused process ...")
-    alone = play(fused, flags, config.answer_tokens)
+    drafter = "mtp" if has_draft_layer(model) else "off"
+    pair = play(disaggregated, [*flags, "--speculate", drafter], config.answer_tokens)
+    write_line("\nThe same session in one fused process, which drafts nothing ...")
+    alone = play(fused, [*flags, "--speculate", "off"], config.answer_tokens)
     verdict = compare(pair, alone)
     write_line(f"\nThe last answer: {' '.join(pair[-1].text.split()) or '(no readable text)'}")
+    write_line(f"\n{table.drafts([answer.usage for answer in pair])}")
     write_line(f"\nTwo daemons against one process, fp32: {verdict}")
     return 0 if verdict.equal else 1
 

@@ -3,6 +3,8 @@
 Pure functions of usage objects: the table prints the client's usages and measures nothing.
 """
 
+from collections.abc import Sequence
+
 from tasuki.engine.messages import TransferReport, Usage
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -17,6 +19,7 @@ COLUMNS = {
     "handed over": 11,
     "hidden": 6,
     "tokens/s": 8,
+    "drafts held": 11,
 }
 """Widths by title."""
 LAST_TITLE = "lost and why"
@@ -39,6 +42,7 @@ def row(turn: int, usage: Usage) -> str:
         handed_over(usage.transfer),
         hidden_share(usage.transfer),
         decode_rate(usage),
+        drafts_held(usage),
     )
     cells = [f"{text:>{width}}" for text, width in zip(texts, COLUMNS.values(), strict=True)]
     return "  ".join([*cells, lost(usage)])
@@ -81,3 +85,23 @@ def decode_rate(usage: Usage) -> str:
     if usage.completion_tokens < 2 or seconds <= 0:
         return "-"
     return f"{(usage.completion_tokens - 1) / seconds:.1f}"
+
+
+def drafts_held(usage: Usage) -> str:
+    """Drafts that were the answer's, of all that were verified, or a dash without any."""
+    if not usage.drafted_tokens:
+        return "-"
+    return f"{usage.accepted_tokens} of {usage.drafted_tokens}"
+
+
+def drafts(usages: Sequence[Usage]) -> str:
+    """A sentence on the drafts of a whole session."""
+    drafted = sum(usage.drafted_tokens for usage in usages)
+    if not drafted:
+        return "No token of the answers was drafted."
+    accepted = sum(usage.accepted_tokens for usage in usages)
+    tokens = sum(usage.completion_tokens for usage in usages)
+    return (
+        f"{accepted} of {drafted} drafted tokens held ({accepted / drafted:.0%}): "
+        f"{tokens} tokens in {tokens - accepted} forwards."
+    )

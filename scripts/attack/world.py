@@ -49,7 +49,7 @@ class World(Pair):
         keys = Path(self._folder.name) / "keys"
         keys.write_text("".join(f"{name} {key} {scope}\n" for name, (key, scope) in KEYS.items()))
         self.flags = (
-            *(*flags(arena_mib=32), "--api-key", OWNER, "--api-keys", str(keys)),
+            *(*flags(arena_mib=48), "--api-key", OWNER, "--api-keys", str(keys)),
             # The transport of rogue peers.
             *("--prefill-chunk-tokens", "64", "--transport", "nixl"),
         )

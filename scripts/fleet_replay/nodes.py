@@ -14,7 +14,9 @@ class TwoByTwo(Daemons):
 
     def __init__(self, prefill: Sequence[str], decode: Sequence[str], arena_mib: int) -> None:
         """prefill, decode: flags of those nodes, besides the model's. arena_mib: of each node."""
-        shared = (*flags(arena_mib=arena_mib), "--cache-policy", POLICY)
+        # The simulated ones keep no entries of a draft layer.
+        cache = ("--cache-policy", POLICY, "--draft-layer", "off")
+        shared = (*flags(arena_mib=arena_mib), *cache)
         self.prefill = [
             Node("prefill", *shared, *prefill, "--name", name, bind=kept_address()).wait_ready()
             for name in ("p1", "p2")

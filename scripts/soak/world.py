@@ -28,7 +28,7 @@ class World(FaultyPair):
         self._decode_stands = threading.Event()
         self._decode_stands.set()
         # How long anybody waits is the host's doing, not the fault's.
-        small = (*flags(arena_mib=32), "--queue-timeout", "600")
+        small = (*flags(arena_mib=48), "--queue-timeout", "600")
         small += ("--speculate", "tree", "--draft-tokens", "3")
         self.oracle = Node("serve", *flags(arena_mib=128), "--speculate", "off").wait_ready()
         chunks = ("--prefill-chunk-tokens", "128", "--max-batch", "2")

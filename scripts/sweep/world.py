@@ -64,7 +64,7 @@ class Victim(Node):
 
 
 def victim_flags() -> list[str]:
-    return [*flags(arena_mib=16), "--prefill-chunk-tokens", str(CHUNK)]
+    return [*flags(arena_mib=24), "--prefill-chunk-tokens", str(CHUNK)]
 
 
 def decode_flags(prefill: Node) -> list[str]:

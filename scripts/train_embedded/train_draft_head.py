@@ -215,7 +215,7 @@ def _settings() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=2048, help="tokens of a sequence")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-tokens", type=int, default=16384)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rate", type=float, default=4e-3)
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--cross-entropy", type=float, default=0.1, help="its weight")
     parser.add_argument("--warm-up", type=int, default=50, help="steps")

@@ -14,6 +14,8 @@ def cells(line: str) -> list[str]:
 def test_a_row_tells_everything_that_was_counted() -> None:
     told = replace(
         usage(900, 51),
+        drafted_tokens=40,
+        accepted_tokens=30,
         hit=m.HitBreakdown(900, 640, 576, {"new": 260, "alignment": 64, "kv_evicted": 0}, None),
         transfer=m.TransferReport(3 * 2**20, 9, 10, 0.09, 0.01),
     )
@@ -26,6 +28,7 @@ def test_a_row_tells_everything_that_was_counted() -> None:
         "3 MiB",
         "90%",
         "50.0",
+        "30 of 40",
         "new 260, alignment 64",
     ]
 
@@ -33,8 +36,15 @@ def test_a_row_tells_everything_that_was_counted() -> None:
 def test_what_was_not_measured_is_a_dash() -> None:
     told = replace(usage(5, 1), hit=None, transfer=None, local_fallback=True)
     row = cells(table.row(1, told))
-    assert row[2:4] == ["-", "-"] and row[5:8] == ["-", "-", "-"]
-    assert row[8] == "(hand-over lost, prefilled here)"
+    assert row[2:4] == ["-", "-"] and row[5:9] == ["-", "-", "-", "-"]
+    assert row[9] == "(hand-over lost, prefilled here)"
+
+
+def test_drafts_are_added_up_over_a_session() -> None:
+    drafted = replace(usage(900, 50), drafted_tokens=40, accepted_tokens=30)
+    said = table.drafts([drafted, usage(900, 10)])
+    assert said == "30 of 40 drafted tokens held (75%): 60 tokens in 30 forwards."
+    assert table.drafts([usage(5, 1)]) == "No token of the answers was drafted."
 
 
 def test_columns_stand_under_their_titles() -> None:

@@ -34,7 +34,7 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
-    with node_pair(*HTTP, arena_mib=12) as (prefill, decode):
+    with node_pair(*HTTP, arena_mib=15) as (prefill, decode):
         client = decode.client
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:
@@ -128,7 +128,10 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (
             demo.usages[TURNS - 1].pulled.bytes
         )
-        windows = {"sender": transfer.windows, "receiver": transfer.windows}
+        record = json.loads(fetched(demo.decode.http_address, f"/debug/requests/{request}"))
+        # An early step, where there was time for one, waited for layers.
+        waits = len(record["usage"]["transfer"]["timeline"]["receiver"]["waits"])
+        windows = {"sender": transfer.windows, "receiver": transfer.windows + waits}
         for track, expected in {**windows, "giver": pulled, "puller": pulled}.items():
             bars = seen.page.locator(f"#gantt [data-track={track}] [data-window]")
             assert bars.count() == expected, track

@@ -9,8 +9,10 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt
-from tasuki.model.config import ModelConfig
+from tasuki.engine.build import asked_model
+from tasuki.engine.config import EngineConfig
 from tasuki.proto import inference_pb2 as pb
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.settings import WireSettings
@@ -60,6 +62,12 @@ def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> 
     assert len(told[0.0]) == 6
 
 
+def served_layout() -> CacheLayout:
+    """Of the daemons' arenas."""
+    config = EngineConfig(model=str(embedded_model()), dtype="float32")
+    return asked_model(config).cache_layout("float32", "float32", "float32")
+
+
 def answers(node: Node, texts: Sequence[str]) -> list[Answer]:
     # Longer than a page, so that KV of some pages travels too.
     return [
@@ -81,10 +89,10 @@ def assert_equal_up_to_near_ties(exact: Answer, got: Answer) -> None:
 def test_a_session_of_fp8_travels_there_and_back_again() -> None:
     """Every turn is handed over, and all before it pulled: each in as many bytes as fp8 takes."""
     fp8 = ("--wire-kv", "fp8", "--wire-state", "fp8")
-    layout = ModelConfig.load(embedded_model()).cache_layout("float32", "float32", "float32")
+    layout = served_layout()
     units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))
-    page = layout.full_layers * units.block_bytes
-    states = layout.gdn_layers * units.state_layer_bytes
+    page = len(layout.regions) * units.block_bytes
+    states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
     with fleet() as start:
         prefill = start("prefill", *flags(), *fp8)
         to = ("--prefill", prefill.address, "--local-prefill-tokens", "0")
@@ -132,9 +140,9 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
     assert all(answer.usage.transfer is None for answer in exact)
     for ours, theirs in zip(exact, got, strict=True):
         assert_equal_up_to_near_ties(ours, theirs)
-    layout = ModelConfig.load(embedded_model()).cache_layout("float32", "float32", "float32")
+    layout = served_layout()
     units = WireUnits.of(layout, WirePrecision(state=Precision.BF16))
-    states = layout.gdn_layers * units.state_layer_bytes
+    states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
     assert states < 0.6 * layout.slot_bytes
     for answer in got:
         assert answer.usage.transfer is not None

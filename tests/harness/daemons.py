@@ -49,7 +49,7 @@ def resting_at(window: int) -> dict[str, str]:
 
 
 def flags(
-    model: Path | None = None, dtype: str = "float32", arena_mib: int = 64, device: str = "cpu"
+    model: Path | None = None, dtype: str = "float32", arena_mib: int = 96, device: str = "cpu"
 ) -> list[str]:
     return [
         *("--device", device),

@@ -33,7 +33,7 @@ def running(node: Node) -> Iterator[Node]:
 
 
 @contextmanager
-def fused_node(*more: str, arena_mib: int = 64) -> Iterator[Node]:
+def fused_node(*more: str, arena_mib: int = 96) -> Iterator[Node]:
     """`tasuki serve` with the embedded model. more: flags."""
     with running(Node("serve", *flags(arena_mib=arena_mib), *more)) as node:
         yield node
@@ -44,7 +44,7 @@ def node_pair(
     *shared: str,
     prefill: Sequence[str] = (),
     decode: Sequence[str] = (),
-    arena_mib: int = 64,
+    arena_mib: int = 96,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Node, Node]]:
     """A prefill and a decode node that have met. shared, prefill, decode: flags of both, of one.
