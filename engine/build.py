@@ -294,22 +294,21 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
-    if config.speculate == "mtp" and parts.arena.bytes.device.type != "cpu":
+    drafters = config.speculate.split("+")
+    if "mtp" in drafters and parts.arena.bytes.device.type != "cpu":
         raise EngineConfigError(
-            "speculate is mtp, and the draft layer guesses on a CPU only, as yet: give tree or "
-            "prediction, or --device cpu"
+            f"speculate is {config.speculate}, and the draft layer guesses on a CPU only, as yet: "
+            "give tree or prediction, or --device cpu"
         )
-    if config.speculate == "mtp" and not parts.layout.draft_layers:
+    if "mtp" in drafters and not parts.layout.draft_layers:
         raise EngineConfigError(
-            "speculate is mtp, and the arena has no draft layer: give a checkpoint with mtp.*, and "
-            "--draft-layer auto"
+            f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
+            "with mtp.*, and --draft-layer auto"
         )
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
-    return Speculation(
-        most, from_tree=config.speculate == "tree", by_layer=config.speculate == "mtp"
-    )
+    return Speculation(most, from_tree="tree" in drafters, by_layer="mtp" in drafters)
 
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:

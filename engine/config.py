@@ -136,6 +136,7 @@ class EngineConfig:
         "what answers are drafted from, so that a step may give several tokens of one, all of them "
         "the same as without: prediction, what a request says of its answer; mtp, that and the "
         "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
+        "mtp+tree, all of these, the layer where nothing agrees that stands elsewhere; "
         "auto: predictions, on a CPU; off: nothing",
         get_args(SpeculateName),
     )

@@ -12,7 +12,7 @@ from .prediction import PredictionDrafter
 from .suffix_index import ANCHOR_TOKENS, SuffixIndex
 from .tree_drafter import TreeDrafter
 
-SpeculateName = Literal["auto", "mtp", "tree", "prediction", "off"]
+SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
 _LEFT_TOKENS = 1 << 19
 """Of ended requests that the tree drafter looks through: 18 MiB."""
 
@@ -36,14 +36,16 @@ class Speculation:
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
-        mtp = None
         # What a grammar allows the layer does not see.
-        if self._by_layer and message.sampling.grammar is None:
-            mtp = MtpDrafter()
-            drafters.append(mtp)
+        mtp = MtpDrafter() if self._by_layer and message.sampling.grammar is None else None
         if self._left is not None:
             most = message.sampling.max_new_tokens
-            drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left))
+            # Before the layer, since it costs nothing and may be right for longer; but as long as
+            # it was wrong last, the layer drafts.
+            least = 1 if mtp is None else 2
+            drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left, least))
+        if mtp is not None:
+            drafters.append(mtp)
         if not drafters or not self._draft_tokens:
             return None
         return Drafting(drafters, self._draft_tokens, mtp)

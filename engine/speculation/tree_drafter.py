@@ -3,7 +3,8 @@ in what others of the same salt left in the tree. Needs no weights; an agent tha
 anew writes most of it as it was.
 
 Owns an index of its own request's tokens, and how many drafts are worth a try: twice as many after
-all held, half as many after none did. Thread rule: the engine loop's.
+all held, half as many after none did. Where that are too few to be proposed, what was found is only
+watched, until one of it comes. Thread rule: the engine loop's.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,11 @@ _OWN_TOKENS = 1 << 17
 
 
 class TreeDrafter:
-    def __init__(self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex) -> None:
-        """most: tokens of the answer. left: what others left."""
+    def __init__(
+        self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex, least: int = 1
+    ) -> None:
+        """most: tokens of the answer. left: what others left. least: fewer drafts than these are
+        not worth a try; at most 2."""
         self._salt = salt
         self._left = left
         self._own = SuffixIndex(min(len(prompt) + most, _OWN_TOKENS))
@@ -30,6 +34,8 @@ class TreeDrafter:
         self._seen = 0
         self._tail = prompt[-ANCHOR_TOKENS:].tolist()
         self._length = 2
+        self._least = least
+        self._watched: int | None = None
 
     @property
     def source(self) -> DraftSource:
@@ -41,12 +47,19 @@ class TreeDrafter:
         new = list(output[self._seen :])
         self._own.append(np.array(new, dtype=np.int32))
         self._seen = len(output)
+        if new and new[0] == self._watched:
+            self._length = self._least
+        self._watched = None
         self._tail = (self._tail + new)[-ANCHOR_TOKENS:]
         if len(self._tail) < ANCHOR_TOKENS:
             return []
         most = min(most, self._length)
         own = self._own.follow(self._tail, self._salt, most)
-        return own or self._left.follow(self._tail, self._salt, most)
+        found = own or self._left.follow(self._tail, self._salt, most)
+        if self._length < self._least:
+            self._watched = found[0] if found else None
+            return []
+        return found
 
     def verified(self, drafted: int, accepted: int) -> None:
         if accepted == drafted == self._length:

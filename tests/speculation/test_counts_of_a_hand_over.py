@@ -18,7 +18,7 @@ from tests.harness.goldens import golden, reference_dir
 MODEL = "small-dense"
 PROMPT = golden(MODEL, "long").prompt
 NEW = 32
-DRAFTERS = ("mtp", "prediction", "tree")
+DRAFTERS = ("mtp", "prediction", "tree", "mtp+tree")
 
 
 def parts() -> EngineParts:
@@ -50,7 +50,7 @@ def asked(name: str, drafter: str, given: int = 0) -> m.Submit:
 
 def begin(engine: Lone, drafter: str) -> None:
     """Let the tree's drafter find the answer, but for a token, behind the prompt's end."""
-    if drafter == "tree":
+    if "tree" in drafter:
         text = answer().copy()
         text[12] += 1
         engine.ask("before", PROMPT[-8:] + text + PROMPT[:3], 1)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tasuki.engine.runner import cpu_runner
+from tasuki.model.draft_tokens import DraftStart
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
-from tests.harness.engines import Lone, prompt, submit, tiny_engine
+from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_engine
+from tests.harness.goldens import reference_dir
 
 FILE = prompt(400, seed=21)
 ASK = prompt(40, seed=22)
@@ -101,3 +103,38 @@ def test_a_prediction_comes_before_what_stands_elsewhere(monkeypatch: pytest.Mon
     forwards(engine, FILE, answer, prediction=np.array(answer, dtype=np.int32))
     usage = engine.finished("r").usage
     assert usage.accepted_prediction_tokens == usage.accepted_tokens > 40
+
+
+class Layer:
+    """In the place of the model's draft layer: it expects the answer, but for every third place."""
+
+    def __init__(self, answer: Sequence[int], behind: int) -> None:
+        self._answer, self._behind = answer, behind
+
+    def __call__(self, model: object, arena: object, starts: Sequence[DraftStart]):  # type: ignore[no-untyped-def]
+        return [tuple(self._expected(start.position + 1, start.count)) for start in starts]
+
+    def _expected(self, place: int, count: int) -> list[int]:
+        places = range(place - self._behind, place - self._behind + count)
+        known = [at for at in places if at < len(self._answer)]
+        return [(self._answer[at] + (at % 3 == 2)) % 128 for at in known]
+
+
+def test_the_layer_drafts_where_nothing_agrees_that_stands_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file with new text in its middle: each drafter alone takes more steps than both."""
+    tokens, new = ASK + FILE[:160] + ASK, prompt(80, seed=23)
+    answer = FILE[:80] + new + FILE[80:160]
+    dictate(monkeypatch, answer, len(tokens))
+    monkeypatch.setattr(cpu_runner, "draft_tokens", Layer(answer, len(tokens)))
+    model = reference_dir("small-dense")
+    taken = {}
+    for drafter in ("mtp", "tree", "mtp+tree"):
+        config = engine_config(model, speculate=drafter, draft_tokens=7)
+        engine = Lone(config)
+        taken[drafter] = forwards(engine, tokens, answer)
+        counts = engine.finished("r").usage
+        assert counts.accepted_tokens > 80
+        engine.assert_at_rest()
+    assert taken["mtp+tree"] < 0.8 * min(taken["mtp"], taken["tree"])
