@@ -118,7 +118,17 @@ def _answer(usage: m.Usage) -> list[str]:
 
 
 def _drafts(usage: m.Usage) -> list[str]:
-    return [f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted"]
+    return [
+        f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted",
+        *(_drafts_of(use) for use in usage.drafts),
+    ]
+
+
+def _drafts_of(use: m.DraftUse) -> str:
+    """By place: how many of the first drafts of a step held, of the second ones, and so on."""
+    pairs = zip(use.accepted, use.drafted, strict=True)
+    places = ", ".join(f"{accepted} of {drafted}" for accepted, drafted in pairs)
+    return f"    {use.source:<10} by place {places}"
 
 
 def _targets(usage: m.Usage, targets: m.Targets) -> list[str]:

@@ -45,6 +45,7 @@ def screen(overview: Mapping[str, Any]) -> list[str]:
         "",
         *_waterfall(totals, prompt),
         *_what_if(overview["what_if"]),
+        *_drafts(overview.get("drafts", {})),
         f"  {'recent':<20}{_sparkline(overview['hits']['columns']['prompt'])}  prompt tokens",
         f"  {'':<20}{_sparkline(overview['hits']['columns']['usable'])}  usable",
         "",
@@ -70,6 +71,19 @@ def _what_if(answer: Mapping[str, Any]) -> list[str]:
     if not answer["slots"]:
         return []
     return [f"  +{answer['slots']} slots would recover {answer['points']:.1f} points"]
+
+
+def _drafts(totals: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Tokens of answers that were drafted, by what proposed them; a recording may be older."""
+    lines = []
+    for source, of in totals.items():
+        drafted, share = of["drafted"], _share(of["accepted"], of["drafted"])
+        fewer = ", ".join(f"{tokens:.2f}" for tokens in of["tokens_a_step"])
+        lines += [
+            f"  {f'drafts: {source}':<20}{drafted:>12}  {share:>6}  held",
+            f"  {'':<20}tokens a step with at most 1, 2 ... drafts: {fewer}",
+        ]
+    return lines
 
 
 def _pools(pools: Mapping[str, Any]) -> list[str]:

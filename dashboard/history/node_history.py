@@ -9,6 +9,7 @@ usages.
 from collections import deque
 from typing import Any
 
+from .draft_totals import DraftTotals
 from .event_journal import EventJournal
 from .events import Event
 from .fault_ledger import FaultLedger
@@ -25,6 +26,7 @@ class NodeHistory:
     def __init__(self) -> None:
         self.journal = EventJournal()
         self.hits = HitIntervals()
+        self.drafts = DraftTotals()
         self.what_if = WhatIf()
         self.requests = RequestHistory()
         self.sessions = SessionHistory()
@@ -42,6 +44,7 @@ class NodeHistory:
             case "finished":
                 usage = event["usage"]
                 self._looked_up(event, usage["prompt_tokens"], usage["hit"])
+                self.drafts.add(usage)
                 self.sessions.ended(self.requests.ended(event))
             case "room":
                 self._looked_up(event, event["prompt_tokens"], event["hit"])

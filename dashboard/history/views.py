@@ -12,13 +12,14 @@ _SESSIONS, _TURNS = 24, 24
 
 
 def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dict[str, Any]:
-    """The waterfall, the what-if, both pools, the last minute's pace, and counts of requests,
-    sessions and faults."""
+    """The waterfall, drafts, the what-if, both pools, the last minute's pace, and counts of
+    requests, sessions and faults."""
     return {
         "at": now,
         "events": history.journal.end,
         "totals": dict(history.hits.totals),
         "hits": history.hits.series(now, seconds, points),
+        "drafts": history.drafts.answer(),
         "what_if": history.what_if.answer(),
         "pools": history.pools.last,
         "series": history.pools.series(seconds, points),

@@ -16,6 +16,7 @@ from .life_spans import prefilled_seconds, queued_seconds, seconds_per_token
 
 UNSCHEDULED = "unscheduled"
 """Cause of the prompt tokens of requests that ended before their prompt was looked up."""
+_DRAFT_LABELS = ("drafter", "place")
 
 
 class RequestMetrics:
@@ -37,10 +38,13 @@ class RequestMetrics:
         )
         self._generated = made.counter("generated_tokens", "Tokens emitted to clients.")
         self._drafted = made.counter(
-            "drafted_tokens", "Tokens proposed and computed before they were drawn."
+            "drafted_tokens",
+            "Tokens proposed and computed before they were drawn, by what proposed them and their "
+            "place in a forward's drafts.",
+            *_DRAFT_LABELS,
         )
         self._accepted = made.counter(
-            "accepted_draft_tokens", "Of drafted tokens those that answers have."
+            "accepted_draft_tokens", "Of drafted tokens those that answers have.", *_DRAFT_LABELS
         )
         self._remote = made.counter("remote_prefills", "Requests whose prompt was handed over.")
         self._fallbacks = made.counter(
@@ -86,8 +90,11 @@ class RequestMetrics:
     def _observe_usage(self, usage: Usage) -> None:
         self._prompt.inc(usage.prompt_tokens)
         self._observe_hit(usage.prompt_tokens, usage.hit)
-        self._drafted.inc(usage.drafted_tokens)
-        self._accepted.inc(usage.accepted_tokens)
+        for use in usage.drafts:
+            pairs = zip(use.drafted, use.accepted, strict=True)
+            for place, (drafted, accepted) in enumerate(pairs, 1):
+                self._drafted.labels(use.source, place).inc(drafted)
+                self._accepted.labels(use.source, place).inc(accepted)
         if usage.local_fallback:
             self._fallbacks.inc()
         if usage.prefill_choice is not None:

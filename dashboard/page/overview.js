@@ -25,7 +25,7 @@ export class Overview {
     }
   }
 
-  drawHeadlines({ totals, what_if: more, in_flight: running, pace, pools }) {
+  drawHeadlines({ totals, what_if: more, in_flight: running, pace, pools, drafts }) {
     const prompt = totals.prompt ?? 0;
     const possible = prompt - (totals["lost.new"] ?? 0) - (totals["lost.unscheduled"] ?? 0);
     find("headline").textContent = prompt
@@ -40,6 +40,7 @@ export class Overview {
       ? `In the last minute ${count(pace.ended)} requests ended: first token after ${seconds(pace.first_token_seconds)}, `
         + `each one after it ${seconds(pace.per_token_seconds)} (medians), ${pace.tokens_per_second.toFixed(1)} tokens a second.`
       : "";
+    find("drafts").textContent = draftsOf(drafts ?? {});
     find("queue").textContent = pools ? [queueOf(pools.requests ?? {}), peersOf(pools.prefill_nodes ?? {})].filter(Boolean).join(" ") : "";
   }
 
@@ -76,6 +77,12 @@ export class Overview {
         + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}`),
     );
   }
+}
+
+// A node that drafts nothing has nothing to say, nor has a recording from before there were drafts.
+function draftsOf(drafts) {
+  return Object.entries(drafts).map(([source, of]) => `Drafted: ${count(of.drafted)} tokens by ${source}, of which ${percent(of.accepted, of.drafted)} held. `
+    + `With at most 1, 2 ... drafts a step would have given ${of.tokens_a_step.map((tokens) => tokens.toFixed(2)).join(", ")} tokens.`).join(" ");
 }
 
 // The engine's requests by state, in words.

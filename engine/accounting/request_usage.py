@@ -1,6 +1,7 @@
 """What the client of a request gets to read of it, once it is over. Pure."""
 
 import time
+from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
@@ -29,14 +30,24 @@ def usage_of(request: Request) -> m.Usage:
     )
 
 
-def _drafted(request: Request) -> dict[str, int]:
+def _drafted(request: Request) -> dict[str, Any]:
     """Of its usage."""
     if request.drafting is None:
         return {}
-    total = request.drafting.total
-    found = {"drafted_tokens": total.drafted, "accepted_tokens": total.accepted}
-    predicted = request.drafting.counts.get(DraftSource.PREDICTION)
+    counts = request.drafting.counts
+    drafts = tuple(
+        m.DraftUse(source.value, tuple(count.drafted), tuple(count.accepted))
+        for source, count in counts.items()
+        if count.drafted
+    )
+    found: dict[str, Any] = {
+        "drafts": drafts,
+        "drafted_tokens": sum(sum(use.drafted) for use in drafts),
+        "accepted_tokens": sum(sum(use.accepted) for use in drafts),
+    }
+    predicted = counts.get(DraftSource.PREDICTION)
     if predicted is not None:
-        found["accepted_prediction_tokens"] = predicted.accepted
-        found["rejected_prediction_tokens"] = predicted.drafted - predicted.accepted
+        accepted = sum(predicted.accepted)
+        found["accepted_prediction_tokens"] = accepted
+        found["rejected_prediction_tokens"] = sum(predicted.drafted) - accepted
     return found

@@ -17,6 +17,7 @@ from tasuki.transfer.timeline import HandoverTimeline
 
 from .evictions import EvictedCheckpoint, Eviction
 from .reports import (
+    DraftUse,
     HitBreakdown,
     PrefillBid,
     PrefillChoice,
@@ -171,6 +172,10 @@ def usage_to_proto(usage: Usage) -> inference_pb2.Usage:
         accepted_tokens=usage.accepted_tokens,
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
+        drafts=[
+            inference_pb2.Drafts(source=use.source, drafted=use.drafted, accepted=use.accepted)
+            for use in usage.drafts
+        ],
     )
 
 
@@ -196,6 +201,9 @@ def usage_from_proto(usage: inference_pb2.Usage) -> Usage:
         accepted_tokens=usage.accepted_tokens,
         accepted_prediction_tokens=_optional(usage, "accepted_prediction_tokens"),
         rejected_prediction_tokens=_optional(usage, "rejected_prediction_tokens"),
+        drafts=tuple(
+            DraftUse(use.source, tuple(use.drafted), tuple(use.accepted)) for use in usage.drafts
+        ),
     )
 
 

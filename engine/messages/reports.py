@@ -105,6 +105,16 @@ class PrefillChoice(Message):
     moved_from: str = ""
 
 
+class DraftUse(Message):
+    """Drafts of an answer from one source, counted by their place in a forward's drafts, the first
+    one's first. source: prediction, mtp or tree. drafted: that were computed before they were
+    drawn; accepted: of these the answer's."""
+
+    source: str
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
 class Usage(Message):
     """What the client gets. hit is None only where the request ended before its prompt was
     scheduled.
@@ -112,7 +122,8 @@ class Usage(Message):
     prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
     prompt computed here instead. targets: None where nothing was said of them. drafted_tokens: that
     were computed before they were drawn; accepted_tokens: of these the answer's. The same of those
-    that the request's prediction proposed; None without one.
+    that the request's prediction proposed; None without one. drafts: the same by source; none of a
+    source that proposed nothing.
     """
 
     prompt_tokens: int
@@ -131,6 +142,7 @@ class Usage(Message):
     accepted_tokens: int = 0
     accepted_prediction_tokens: int | None = None
     rejected_prediction_tokens: int | None = None
+    drafts: tuple[DraftUse, ...] = ()
 
 
 class TimeSpread(Message):

@@ -1,7 +1,7 @@
 """How one request's answer is drafted, and what came of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .drafter import Drafter, DraftSource
 from .mtp_drafter import MtpDrafter
@@ -9,10 +9,21 @@ from .mtp_drafter import MtpDrafter
 
 @dataclass
 class DraftCount:
-    """Tokens of one source. drafted: that were verified. accepted: that are the answer's."""
+    """Tokens of one source, by their place in a forward's drafts. drafted: that were verified.
+    accepted: that are the answer's."""
 
-    drafted: int = 0
-    accepted: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Of one forward."""
+        missing = drafted - len(self.drafted)
+        if missing > 0:
+            self.drafted += [0] * missing
+            self.accepted += [0] * missing
+        for place in range(drafted):
+            self.drafted[place] += 1
+            self.accepted[place] += place < accepted
 
 
 class Drafting:
@@ -51,12 +62,6 @@ class Drafting:
         if self._mtp is not None:
             self._mtp.guessed(tokens, behind)
 
-    @property
-    def total(self) -> DraftCount:
-        """Of all sources."""
-        counts = self.counts.values()
-        return DraftCount(sum(c.drafted for c in counts), sum(c.accepted for c in counts))
-
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
         """Tokens that may follow the answer's so far, at most so many; then verified() is called,
         or nothing came of them."""
@@ -73,6 +78,4 @@ class Drafting:
     def verified(self, drafted: int, accepted: int) -> None:
         """Of so many drafts, of those proposed last, so many are the answer's."""
         self._proposing.verified(drafted, accepted)
-        count = self.counts[self._proposing.source]
-        count.drafted += drafted
-        count.accepted += accepted
+        self.counts[self._proposing.source].add(drafted, accepted)

@@ -52,6 +52,15 @@ OVERVIEW = Board(
             generated="generated_tokens_total",
             prompt="request_prompt_tokens_total",
         ),
+        Panel(
+            "Drafted tokens a second",
+            "short",
+            (
+                Query(rate("drafted_tokens_total", "drafter"), "{{drafter}}: drafted"),
+                Query(rate("accepted_draft_tokens_total", "drafter"), "{{drafter}}: held"),
+            ),
+            "Of requests that ended, by what proposed them.",
+        ),
         by_label("Requests by state", "requests", "state", "In the engines now.", stacked=True),
         times("Step", "engine_step", "From planning a forward to having landed the one before."),
         rates(

@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from aiohttp import web
@@ -42,8 +43,9 @@ def usage(
         "total_tokens": prompt + completion,
         "prompt_tokens_details": details,
     }
-    completion_details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
-    completion_details |= _predicted(answers)
+    completion_details: dict[str, Any] = _predicted(answers) | _drafted(answers)
+    if reasoning_tokens is not None:
+        completion_details["reasoning_tokens"] = reasoning_tokens
     if completion_details:
         shown["completion_tokens_details"] = completion_details
     return shown
@@ -58,6 +60,18 @@ def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
         field: sum(getattr(answer, field) for answer in given)
         for field in ("accepted_prediction_tokens", "rejected_prediction_tokens")
     }
+
+
+def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
+    """Tokens that were drafted and those that held, by drafter and by their place in a forward's
+    drafts; nothing where none were."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for use in (use for answer in answers for use in answer.drafts):
+        of_source = found.setdefault(use.source, {"drafted": [], "accepted": []})
+        for name, counts in (("drafted", use.drafted), ("accepted", use.accepted)):
+            sums = zip_longest(of_source[name], counts, fillvalue=0)
+            of_source[name] = [sum(pair) for pair in sums]
+    return {"drafts": found} if found else {}
 
 
 def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]:

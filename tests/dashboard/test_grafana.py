@@ -36,7 +36,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A pair under Prometheus to which happened, once each, what boards tell of. One request still
     runs."""
     with ExitStack() as stack:
-        prefill, decode = stack.enter_context(node_pair(*CHUNKS, *HTTP, environment=resting_at(1)))
+        pair = node_pair(
+            *(*CHUNKS, *HTTP), decode=("--speculate", "mtp"), environment=resting_at(1)
+        )
+        prefill, decode = stack.enter_context(pair)
         targets = [decode.http_address, prefill.http_address]
         folder = tmp_path_factory.mktemp("prometheus")
         server = stack.enter_context(scraping(targets, folder))

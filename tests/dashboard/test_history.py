@@ -2,10 +2,12 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from tasuki.cli.top import screen
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.event_journal import EventJournal
 from tasuki.dashboard.history.events import event_of
@@ -68,6 +70,30 @@ def test_a_session_tells_which_turn_an_eviction_cost() -> None:
     assert (second["cached"], second["fresh"], second["lost_tokens"]) == (128, 260, 512)
     assert second["lost"]["eviction"]["taken_by"] == "thief"
     assert views.evictions(history)[0]["score"] == 0.25
+
+
+def test_drafts_are_summed_by_what_proposed_them() -> None:
+    history = NodeHistory()
+    plain = finished("one", hit(100, 0))
+    uses = (m.DraftUse("mtp", (4, 3), (3, 1)), m.DraftUse("tree", (2,), (0,)))
+    drafted = replace(plain, usage=replace(plain.usage, drafts=uses))
+    for at, message in enumerate((plain, drafted, drafted), 11):
+        told(history, float(at), message)
+    # Of a recording from before there were drafts.
+    old = event_of(plain)
+    del old["usage"]["drafts"]
+    history.apply({**json.loads(json.dumps(old)), "at": 20.0})
+    shown = views.overview(history, 21.0, 60, 10)
+    assert shown["drafts"] == {
+        "mtp": {"drafted": 14, "accepted": 8, "tokens_a_step": [1.75, 2.0]},
+        "tree": {"drafted": 4, "accepted": 0, "tokens_a_step": [1.0]},
+    }
+    about = {"node": "n", "role": "fused"}
+    lines = [line.split() for line in screen({**shown, "about": about})]
+    assert ["drafts:", "mtp", "14", "57.1%", "held"] in lines
+    assert any(line[-2:] == ["1.75,", "2.00"] for line in lines)
+    del shown["drafts"]
+    assert not any("drafts" in line for line in screen({**shown, "about": about}))
 
 
 def test_a_request_is_told_whole_and_in_a_list() -> None:

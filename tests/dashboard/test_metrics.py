@@ -96,6 +96,24 @@ def test_requests_are_told_as_their_clients_were() -> None:
     assert seen["tasuki_time_per_output_token_seconds_sum"] == pytest.approx(2 * 0.8 / 4)
 
 
+def test_drafts_are_counted_by_drafter_and_place() -> None:
+    told = Exposition()
+    uses = (m.DraftUse("mtp", (4, 3), (3, 1)), m.DraftUse("tree", (2,), (0,)))
+    for _ in range(2):
+        ended = replace(usage(HIT), drafts=uses)
+        told.observe(m.Finished("a", m.FinishReason.STOP, ended))
+    counted = samples(told.text(REPORT)).items()
+    seen = {name: number for name, number in counted if "draft" in name and "_total{" in name}
+    assert seen == {
+        "tasuki_drafted_tokens_total{drafter=mtp,place=1}": 8,
+        "tasuki_drafted_tokens_total{drafter=mtp,place=2}": 6,
+        "tasuki_drafted_tokens_total{drafter=tree,place=1}": 4,
+        "tasuki_accepted_draft_tokens_total{drafter=mtp,place=1}": 6,
+        "tasuki_accepted_draft_tokens_total{drafter=mtp,place=2}": 2,
+        "tasuki_accepted_draft_tokens_total{drafter=tree,place=1}": 0,
+    }
+
+
 def test_the_cache_is_told_as_it_counts() -> None:
     seen = samples(exposition().text(REPORT))
     owners = ("free", "working", "pinned", "evictable", "in_transfer", "quarantined")

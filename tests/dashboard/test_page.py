@@ -34,7 +34,7 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
-    with node_pair(*HTTP, arena_mib=15) as (prefill, decode):
+    with node_pair(*HTTP, arena_mib=15, decode=("--speculate", "mtp")) as (prefill, decode):
         client = decode.client
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:
@@ -65,6 +65,13 @@ def counters(node: Node, name: str) -> dict[str, int]:
     return {match[1] or "": int(value) for match, value in found.items() if match is not None}
 
 
+def drafts(node: Node, name: str) -> int:
+    """Of the draft layer, at every place."""
+    found = scraped(node.http_address).items()
+    counted = f"tasuki_{name}_tokens_total{{drafter=mtp,"
+    return sum(int(number) for key, number in found if key.startswith(counted))
+
+
 def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -> None:
     with opened(demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
@@ -86,6 +93,12 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
         what_if = json.loads(fetched(demo.decode.http_address, "/debug/overview"))["what_if"]
         assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
             seen.text("#what-if")
+        )
+        drafted, held = (drafts(demo.decode, name) for name in ("drafted", "accepted_draft"))
+        assert drafted >= sum(usage.drafted_tokens for usage in demo.usages) > 0
+        share = f"{100 * held / drafted:.1f} %"
+        seen.page.wait_for_selector(
+            f"#drafts:has-text('{drafted:,} tokens by mtp, of which {share}')"
         )
         assert not seen.complaints and not seen.foreign
 

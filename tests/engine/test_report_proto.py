@@ -88,6 +88,9 @@ def test_a_choice_comes_back_as_it_went() -> None:
 
 def test_a_usage_comes_back_as_it_went() -> None:
     assert usage_from_proto(usage_to_proto(USAGE)) == USAGE
+    uses = (m.DraftUse("mtp", (9, 7), (6, 2)), m.DraftUse("tree", (3,), (0,)))
+    drafted = replace(USAGE, drafted_tokens=19, accepted_tokens=8, drafts=uses)
+    assert usage_from_proto(usage_to_proto(drafted)) == drafted
     ended_early = m.Usage(900, 0, None, None, "local", True, 0.5, 1.0)
     assert usage_from_proto(usage_to_proto(ended_early)) == ended_early
 

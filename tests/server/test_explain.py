@@ -66,14 +66,21 @@ def test_each_target_is_shown_as_kept_or_missed() -> None:
 
 def test_drafts_are_shown_where_there_were_any() -> None:
     for drafted in (0, 7):
+        uses = (m.DraftUse("mtp", (4, 2), (2, 1)), m.DraftUse("tree", (1,), (0,)))
         ended = replace(usage(4, 5), drafted_tokens=drafted, accepted_tokens=drafted // 2)
+        ended = replace(ended, drafts=uses) if drafted else ended
         finished = finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
         lines = [
             line
             for line in story(pb.ExplainResponse(request_id="r", finished=finished))
-            if "drafts" in line
+            if "drafts" in line or "by place" in line
         ]
-        assert lines == (["  drafts   3 of 7 tokens were accepted"] if drafted else [])
+        told = [
+            "  drafts   3 of 7 tokens were accepted",
+            "    mtp        by place 2 of 4, 1 of 2",
+            "    tree       by place 0 of 1",
+        ]
+        assert lines == (told if drafted else [])
 
 
 def test_a_refused_request_is_told_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

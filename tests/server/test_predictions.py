@@ -44,6 +44,15 @@ def test_usage_has_what_held_in_openais_fields() -> None:
         "accepted_prediction_tokens": 10,
         "rejected_prediction_tokens": 4,
     }
+    first = replace(plain, drafts=(m.DraftUse("mtp", (3, 1), (2, 1)),))
+    uses = (m.DraftUse("mtp", (5, 4, 4), (5, 3, 0)), m.DraftUse("tree", (2,), (1,)))
+    shown = usage([plain], 9, None, [first, replace(plain, drafts=uses)], with_hit=False)
+    assert shown["completion_tokens_details"] == {
+        "drafts": {
+            "mtp": {"drafted": [8, 5, 4], "accepted": [7, 4, 0]},
+            "tree": {"drafted": [2], "accepted": [1]},
+        }
+    }
     assert "completion_tokens_details" not in usage([plain], 9, None, [plain], with_hit=False)
 
 

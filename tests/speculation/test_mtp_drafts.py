@@ -55,6 +55,11 @@ def test_answers_and_trees_are_those_without_it(most: int, sampling: SamplingPar
     usage = engine.finished("r").usage
     assert usage.drafted_tokens >= usage.accepted_tokens
     assert usage.accepted_prediction_tokens is None
+    (use,) = usage.drafts
+    assert (use.source, len(use.drafted)) == ("mtp", most)
+    assert (sum(use.drafted), sum(use.accepted)) == (usage.drafted_tokens, usage.accepted_tokens)
+    assert list(use.accepted) == sorted(use.accepted, reverse=True)
+    assert list(use.drafted) == sorted(use.drafted, reverse=True)
     if sampling is HOT:
         assert usage.accepted_tokens > NEW // 3
     engine.assert_at_rest()
