@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
 from tasuki.engine.handover.answers import Answers
@@ -34,6 +35,7 @@ from tasuki.engine.tiers.host_tier import Copier, HostTier, MakeTier
 from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.tier_prices import CPU_LINK, TierPrices
 from tasuki.model.config import ModelConfig
+from tasuki.model.draft_vocabulary import DraftRows, draft_ids
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -146,7 +148,7 @@ def build_parts(
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
     return EngineParts(
         model_config,
-        build_model(model_config, weights),
+        build_model(model_config, weights, _drafted(config, model_config)),
         arena,
         StepCounter(),
         host=host,
@@ -218,11 +220,22 @@ def build_host_arena(config: EngineConfig, layout: CacheLayout, role: Role) -> A
     return host_arena(config, layout)
 
 
-def build_model(config: ModelConfig, weights: ModelWeights) -> Qwen35Model:
-    """With the operators of the device that the weights are on."""
+def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
+    """Ids of the tokens that the draft layer may propose, where it is to; None: all. Raises
+    ModelConfigError."""
+    if not config.drafts_by_layer or not model.draft_layers:
+        return None
+    return draft_ids(Path(config.model), model.vocab, model.eos_ids)
+
+
+def build_model(
+    config: ModelConfig, weights: ModelWeights, drafted: Tensor | None = None
+) -> Qwen35Model:
+    """With the operators of the device that the weights are on. drafted: ids of the tokens that
+    drafts may be; None: all."""
     device = weights.embedding.device
     if device.type == "cpu":
-        return Qwen35Model(config, weights)
+        return Qwen35Model(config, weights, drafts=DraftRows.of(weights.head, drafted))
     from tasuki.model.backends.triton_backend import TritonBackend
 
     return Qwen35Model(config, weights, TritonBackend(config, weights.dtype, device))
@@ -294,13 +307,12 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
-    drafters = config.speculate.split("+")
-    if "mtp" in drafters and parts.arena.bytes.device.type != "cpu":
+    if config.drafts_by_layer and parts.arena.bytes.device.type != "cpu":
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the draft layer guesses on a CPU only, as yet: "
             "give tree or prediction, or --device cpu"
         )
-    if "mtp" in drafters and not parts.layout.draft_layers:
+    if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
             "with mtp.*, and --draft-layer auto"
@@ -308,7 +320,7 @@ def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
-    return Speculation(most, from_tree="tree" in drafters, by_layer="mtp" in drafters)
+    return Speculation(most, from_tree=config.drafts_from_tree, by_layer=config.drafts_by_layer)
 
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:

@@ -217,6 +217,16 @@ class EngineConfig:
             )
 
     @property
+    def drafts_by_layer(self) -> bool:
+        """Whether the model's own draft layer is to propose tokens."""
+        return "mtp" in self.speculate.split("+")
+
+    @property
+    def drafts_from_tree(self) -> bool:
+        """Whether tokens are proposed that stand elsewhere behind the same ones."""
+        return "tree" in self.speculate.split("+")
+
+    @property
     def drafts_on_gpu(self) -> int:
         """Of a row at most, for which a GPU keeps room. None where they were not asked for: until a
         controller knows when they gain, they may cost nothing there."""

@@ -27,6 +27,7 @@ from tasuki.pycache.arena import Arena
 from .batch import Batch
 from .config import ModelConfig
 from .draft_layer import NoDraftLayer, begin_step, keep_entries, mixture, of_model
+from .draft_vocabulary import DraftRows
 from .hooks import LayerHooks, NullHooks
 
 
@@ -39,13 +40,16 @@ class Qwen35Model:
         weights: ModelWeights,
         backend: Backend | None = None,
         gather: Gather = one_rank,
+        drafts: DraftRows | None = None,
     ) -> None:
         """backend: PyTorch's operators if none is given. gather: of logits, where the config says
-        that a part of the vocabulary's are computed here."""
+        that a part of the vocabulary's are computed here. drafts: what the draft layer may propose;
+        None: any token."""
         self.config = config
         self.weights = weights
         self.backend = backend or TorchBackend(config)
         self._gather = one_rank if config.head_rows is None else gather
+        self._drafts = drafts
 
     @torch.inference_mode()
     def forward(
@@ -78,6 +82,8 @@ class Qwen35Model:
         operators, weights, draft = self._drafting(self.backend.bind(batch))
         mixed = mixture(batch.token_ids, hidden, weights.embedding, draft, operators)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
+        if self._drafts is not None:
+            return self._drafts.logits(hidden, operators), hidden
         return self._gather(operators.head(hidden, weights.head)).float(), hidden
 
     def keep_entries(

@@ -148,7 +148,7 @@ def _leaves(holder: object, kind: type) -> Iterator[object]:
             yield from _leaves(getattr(holder, field.name), kind)
 
 
-def _for_device(tensor: Tensor) -> Tensor:
+def for_device(tensor: Tensor) -> Tensor:
     """The same [..., out, in] numbers, laid out as their device multiplies one row fastest."""
     if tensor.device.type != "cpu":
         return tensor
@@ -159,7 +159,7 @@ def _for_device(tensor: Tensor) -> Tensor:
 
 def _laid_out(matrix: Matrix) -> Matrix:
     """Plain matrices for their device; what is dequantised at use stays as it is stored."""
-    return Matrix.of(_for_device(matrix.plain)) if matrix.kinds == {Kind.PLAIN} else matrix
+    return Matrix.of(for_device(matrix.plain)) if matrix.kinds == {Kind.PLAIN} else matrix
 
 
 class _Assembler:
@@ -230,7 +230,7 @@ class _Assembler:
         conv = self._read(f"{prefix}.conv1d.weight", config.conv_channels, 1, config.conv_width)
         return GdnWeights(
             in_proj=_laid_out(Matrix.fused(in_proj)),
-            conv=_for_device(conv.squeeze(1)),
+            conv=for_device(conv.squeeze(1)),
             decay_rate=-self._float(f"{prefix}.A_log", heads).exp(),
             dt_bias=self._float(f"{prefix}.dt_bias", heads),
             norm=self._float(f"{prefix}.norm.weight", config.value_dim),

@@ -1,0 +1,86 @@
+"""Which tokens a draft may be, and the rows of the model's head that expect those.
+
+A draft that is none of them only never holds: what is drawn is of all tokens. Tokenizers number the
+tokens that they merge most often first, so a draft from the first ids costs a fraction of the head
+and misses little. Special, stop and tool tokens have the last ids and are wanted as often.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tasuki.model.backends.base import DraftOperators
+
+from .config_fields import ModelConfigError
+from .weights.layers import for_device
+from .weights.matrix import Matrix
+from .weights.segment import Kind
+
+FILE = "draft_vocab.json"
+_FIRST_IDS = 32_768
+
+
+def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | None:
+    """Ascending, [n] int64: those that the folder's draft_vocab.json lists, else the first ones and
+    all that its tokenizer adds or that end an answer. None: all of the vocabulary. Raises
+    ModelConfigError."""
+    listed = _listed(folder / FILE, vocab)
+    if listed is None and vocab <= _FIRST_IDS:
+        return None
+    if listed is None:
+        beyond = {*_added(folder / "tokenizer.json"), *eos_ids}
+        listed = {*range(_FIRST_IDS), *(token for token in beyond if token < vocab)}
+    return None if len(listed) == vocab else torch.tensor(sorted(listed))
+
+
+def _listed(path: Path, vocab: int) -> set[int] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelConfigError(f"{path}: cannot be read ({error}); mend it or remove it") from error
+    whole = isinstance(found, list) and all(type(token) is int for token in found)
+    if not whole or not found or not 0 <= min(found) <= max(found) < vocab:
+        raise ModelConfigError(
+            f"{path}: is no list of token ids from 0 to {vocab - 1}; mend it or remove it"
+        )
+    return set(found)
+
+
+def _added(path: Path) -> set[int]:
+    """Ids; none where there is no tokenizer that can be read: then it adds nothing known."""
+    try:
+        added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
+        return {int(token["id"]) for token in added}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return set()
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their rows, a copy."""
+
+    ids: Tensor
+    head: Matrix
+    vocab: int
+
+    @staticmethod
+    def of(head: Matrix, ids: Tensor | None) -> "DraftRows | None":
+        """head: the model's. None where a draft may be any token, or the head is quantised: its
+        rows share scales."""
+        if ids is None or head.kinds != {Kind.PLAIN}:
+            return None
+        rows = head.plain.index_select(0, ids.to(head.plain.device))
+        return DraftRows(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
+
+    def logits(self, hidden: Tensor, operators: DraftOperators) -> Tensor:
+        """[T, vocab] float32 of hidden states [T, hidden], so that a draw has each token's own
+        noise; of tokens that no draft may be -inf."""
+        found = hidden.new_full((len(hidden), self.vocab), -torch.inf, dtype=torch.float32)
+        found[:, self.ids] = operators.head(hidden, self.head).float()
+        return found
