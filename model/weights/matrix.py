@@ -75,6 +75,15 @@ class Matrix:
         return sum(segment.nbytes for segment in self.segments)
 
     @property
+    def is_on_cpu(self) -> bool:
+        return self.segments[0].device.type == "cpu"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one tensor of plain numbers."""
+        return len(self.segments) == 1 and isinstance(self.segments[0], Plain)
+
+    @property
     def plain(self) -> Tensor:
         """All of it as one tensor. Raises WeightsError where any of it is quantised: kernels that
         read plain numbers would read codes as if they were weights."""
@@ -85,20 +94,29 @@ class Matrix:
             "serve the checkpoint with --device cpu, or convert it to BF16"
         )
 
+    @property
+    def only(self) -> Segment:
+        """Its one segment. Raises WeightsError where there are several: kernels of experts read
+        one."""
+        if len(self.segments) > 1:
+            raise WeightsError(
+                f"gate and up of experts are stored apart, as {self.layout}; quantise them alike, "
+                "or serve the checkpoint with --device cpu"
+            )
+        return self.segments[0]
+
     def __getitem__(self, expert: int) -> "Matrix":
         """One of a stack; a view."""
         return Matrix(tuple(segment.each(lambda t: t[expert]) for segment in self.segments))
 
     def last_rows(self, count: int) -> "Matrix":
-        """The last `count` rows, a view. REQUIRES: no stack, and a quantised segment lies before
-        them or among them as a whole."""
+        """The last `count` rows, a view. REQUIRES: no stack. Raises WeightsError where they would
+        begin inside of what has one scale."""
         kept: list[Segment] = []
         for segment in reversed(self.segments):
             rows = segment.shape[-2]
-            if isinstance(segment, Plain) and rows > count:
-                segment, rows = Plain(segment.values[-count:]), count
             if rows > count:
-                raise WeightsError(f"{count} rows would cut a segment of {rows} rows")
+                segment, rows = segment.last_rows(count), count
             kept.insert(0, segment)
             count -= rows
             if not count:

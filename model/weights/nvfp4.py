@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .e4m3 import e4m3_values
+from .fp8 import e4m3_values
 from .segment import Kind, Segment
 
 GROUP = 16

@@ -13,6 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from .part import WeightsError
+
 _PIECE_ELEMENTS = 2**22
 """Dequantised at a time: 16 MiB in float32, a fraction of any layer that is worth quantising."""
 _ROWS = 128
@@ -49,6 +51,11 @@ class Segment(ABC):
         step = max(_PIECE_ELEMENTS // width // _ROWS, 1) * _ROWS
         for begin in range(0, count, step):
             yield self.rows(begin, min(begin + step, count)).to(dtype)
+
+    def last_rows(self, count: int) -> "Segment":
+        """The last `count` of a single matrix, a view. Raises WeightsError where a scale covers
+        rows on both sides of the cut."""
+        raise WeightsError(f"{count} rows would cut a {self.kind.value} matrix of {self.shape}")
 
     @property
     def stored_as(self) -> tuple[str, ...]:
@@ -96,6 +103,9 @@ class Plain(Segment):
 
     def rows(self, begin: int, end: int) -> Tensor:
         return self.values[begin:end].to(torch.float32, copy=True)
+
+    def last_rows(self, count: int) -> "Plain":
+        return Plain(self.values[-count:])
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
         yield self.values.to(dtype)

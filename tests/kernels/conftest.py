@@ -52,11 +52,30 @@ def dots_of_bfloat16() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
+def roundings_to_e4m3() -> None:
+    """Triton 3.6's interpreter halves what is rounded up to a power of two, and cuts what lies
+    below e4m3's normal numbers."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    plain = interpreter.InterpreterBuilder.create_fp_to_fp
+
+    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        wanted = (language.float32, language.float8e4nv)
+        if (source.dtype.scalar, target.scalar) != wanted:
+            return plain(self, source, target, rounding)
+        codes = torch.from_numpy(source.data.copy()).to(torch.float8_e4m3fn)
+        return interpreter.TensorHandle(codes.view(torch.uint8).numpy(), target.scalar)
+
+    interpreter.InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if TRITON_INSTALLED:
         loop_bounds_from_tensors()
         dots_of_bfloat16()
+        roundings_to_e4m3()
 
 
 class ModuleWithoutTriton(pytest.Module):

@@ -134,7 +134,7 @@ def _block(stream: Stream, columns: int) -> int:
 
 
 @triton.jit
-def _tile(weight, row, rows, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def weight_tile(weight, row, rows, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
     column = begin + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
@@ -155,7 +155,7 @@ def _product_kernel(
     DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    first = _tile(weight, row, rows, 0, COLUMNS, BLOCK)
+    first = weight_tile(weight, row, rows, 0, COLUMNS, BLOCK)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -165,7 +165,7 @@ def _product_kernel(
             column = begin + tl.arange(0, BLOCK)
             tile = first
             if begin > 0:
-                tile = _tile(weight, row, rows, begin, COLUMNS, BLOCK)
+                tile = weight_tile(weight, row, rows, begin, COLUMNS, BLOCK)
             value = tl.load(x + item * COLUMNS + column, column < COLUMNS, 0.0)
             products += tile.to(tl.float32) * value.to(tl.float32)[None, :]
         result = tl.sum(products, axis=1)
@@ -173,7 +173,7 @@ def _product_kernel(
 
 
 @triton.jit
-def _sum(branch, residual, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+def residual_sum(branch, residual, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """branch + residual of one row's block, rounded to their dtype as the residual stream is."""
     column = begin + tl.arange(0, BLOCK)
     inside = column < COLUMNS
@@ -203,16 +203,16 @@ def _norm_product_kernel(
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     up_weight = weight + rows.to(tl.int64) * COLUMNS
-    first = _tile(weight, row, rows, 0, COLUMNS, BLOCK)
+    first = weight_tile(weight, row, rows, 0, COLUMNS, BLOCK)
     if SWIGLU:
-        first_up = _tile(up_weight, row, rows, 0, COLUMNS, BLOCK)
+        first_up = weight_tile(up_weight, row, rows, 0, COLUMNS, BLOCK)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     for item in tl.static_range(BATCH):
         squares = tl.zeros([BLOCK], tl.float32)
         for begin in tl.static_range(0, COLUMNS, BLOCK):
-            value = _sum(branch, residual, item, begin, COLUMNS, BLOCK).to(tl.float32)
+            value = residual_sum(branch, residual, item, begin, COLUMNS, BLOCK).to(tl.float32)
             squares += value * value
         root = tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
         products = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -220,7 +220,7 @@ def _norm_product_kernel(
         for begin in tl.static_range(0, COLUMNS, BLOCK):
             column = begin + tl.arange(0, BLOCK)
             inside = column < COLUMNS
-            stored = _sum(branch, residual, item, begin, COLUMNS, BLOCK)
+            stored = residual_sum(branch, residual, item, begin, COLUMNS, BLOCK)
             if branch is not None:  # noqa: SIM102 (decided when the kernel is compiled)
                 if tl.program_id(0) == 0:
                     tl.store(total + item * COLUMNS + column, stored, inside)
@@ -229,12 +229,12 @@ def _norm_product_kernel(
             value = (stored.to(tl.float32) * root * scale).to(stored.dtype).to(tl.float32)
             tile = first
             if begin > 0:
-                tile = _tile(weight, row, rows, begin, COLUMNS, BLOCK)
+                tile = weight_tile(weight, row, rows, begin, COLUMNS, BLOCK)
             products += tile.to(tl.float32) * value[None, :]
             if SWIGLU:
                 tile = first_up
                 if begin > 0:
-                    tile = _tile(up_weight, row, rows, begin, COLUMNS, BLOCK)
+                    tile = weight_tile(up_weight, row, rows, begin, COLUMNS, BLOCK)
                 ups += tile.to(tl.float32) * value[None, :]
         result = tl.sum(products, axis=1)
         if SWIGLU:

@@ -1,0 +1,194 @@
+"""Rows of activations as e4m3 codes and scales, made anew for every row (W8A8 of prompts).
+
+    scale = max(largest magnitude, 1e-10) / 448, code = nearest e4m3 of value * (1 / scale)
+
+over 128 columns, or over a whole row for weights whose scales are of whole rows. Alone, or of
+silu(gate) * up in the pass that makes it. Rows are padded to a multiple of 4 with zeros, and scales
+of one group of columns lie side by side, which is what the library's product takes. Both divisions
+round to nearest, so every machine makes the same codes, and are of groups, not of values: `/` on a
+GPU is some last bits off, which near ties is another code. Twins: `reference.quantised_rows`,
+behind `reference.swiglu`'s activation.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .fp8_scales import GROUP
+
+_ROWS = 4
+_BLOCK = 1024
+_WARPS = 4
+
+
+@dataclass(frozen=True)
+class Fp8Rows:
+    """values [R, columns] e4m3, of which the first `count` rows are rows; scales [R, groups]
+    float32, as their layout by row or by group asks."""
+
+    values: Tensor
+    scales: Tensor
+    count: int
+
+
+def quantised(x: Tensor) -> Fp8Rows:
+    """x [T, columns], any row stride: a scale for 128 columns, those of a group side by side."""
+    rows, columns = x.shape
+    result = _empty(x, rows, columns)
+    _launch(_group_kernel, x, result, columns)
+    return result
+
+
+def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
+    """silu(gate) * up of gate_up [T, 2 * columns], gate first, any row stride; else as
+    quantised."""
+    rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+    result = _empty(gate_up, rows, columns)
+    _launch(_swiglu_kernel, gate_up, result, columns)
+    return result
+
+
+def quantised_whole(x: Tensor) -> Fp8Rows:
+    """x [T, columns], any row stride: one scale a row."""
+    rows, columns = x.shape
+    padded = -(-rows // _ROWS) * _ROWS
+    values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(padded, 1, dtype=torch.float32, device=x.device)
+    _whole_kernel[(padded,)](
+        x,
+        values,
+        scales,
+        x.stride(0),
+        rows,
+        COLUMNS=columns,
+        BLOCK=triton.next_power_of_2(columns),
+        num_warps=2 * _WARPS,
+        **dependent(x),
+    )
+    return Fp8Rows(values, scales, rows)
+
+
+def _empty(x: Tensor, rows: int, columns: int) -> Fp8Rows:
+    padded, groups = -(-rows // _ROWS) * _ROWS, -(-columns // GROUP)
+    values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(groups, padded, dtype=torch.float32, device=x.device)
+    return Fp8Rows(values, scales.t(), rows)
+
+
+def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
+    padded = len(result.values)
+    kernel[(padded, triton.cdiv(columns, _BLOCK))](
+        x,
+        result.values,
+        result.scales,
+        x.stride(0),
+        result.count,
+        padded,
+        COLUMNS=columns,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+        **dependent(x),
+    )
+
+
+@triton.jit
+def _store_groups(
+    value, values, scales, row, begin, padded, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """value [BLOCK] float32 of the columns from `begin` on, a scale for each 128."""
+    GROUPS: tl.constexpr = BLOCK // 128
+    grouped = tl.reshape(value, [GROUPS, 128])
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10), 448.0)
+    codes = tl.reshape(grouped * tl.div_rn(1.0, scale)[:, None], [BLOCK]).to(tl.float8e4nv)
+    column = begin + tl.arange(0, BLOCK)
+    tl.store(values + row * COLUMNS + column, codes, column < COLUMNS)
+    group = begin // 128 + tl.arange(0, GROUPS)
+    tl.store(scales + group.to(tl.int64) * padded + row, scale, group * 128 < COLUMNS)
+
+
+@triton.jit(do_not_specialize=["rows", "padded"])
+def _group_kernel(
+    x,
+    values,
+    scales,
+    x_stride,
+    rows,
+    padded,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    column = begin + tl.arange(0, BLOCK)
+    wait_for_inputs(DEPENDENT)
+    inside = (column < COLUMNS) & (row < rows)
+    value = tl.load(x + row * x_stride + column, inside, 0.0).to(tl.float32)
+    _store_groups(value, values, scales, row, begin, padded, COLUMNS, BLOCK)
+
+
+@triton.jit(do_not_specialize=["rows", "padded"])
+def _swiglu_kernel(
+    gate_up,
+    values,
+    scales,
+    x_stride,
+    rows,
+    padded,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    column = begin + tl.arange(0, BLOCK)
+    start = gate_up + row * x_stride + column
+    wait_for_inputs(DEPENDENT)
+    inside = (column < COLUMNS) & (row < rows)
+    gate = tl.load(start, inside, 0.0).to(tl.float32)
+    up = tl.load(start + COLUMNS, inside, 0.0).to(tl.float32)
+    value = gate * tl.sigmoid(gate) * up
+    _store_groups(value, values, scales, row, begin, padded, COLUMNS, BLOCK)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _whole_kernel(
+    x,
+    values,
+    scales,
+    x_stride,
+    rows,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    wait_for_inputs(DEPENDENT)
+    inside = (column < COLUMNS) & (row < rows)
+    value = tl.load(x + row * x_stride + column, inside, 0.0).to(tl.float32)
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(value), axis=0), 1e-10), 448.0)
+    codes = (value * tl.div_rn(1.0, scale)).to(tl.float8e4nv)
+    tl.store(values + row * COLUMNS + column, codes, column < COLUMNS)
+    tl.store(scales + row, scale)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shapes of the 9B model."""
+
+    def spec(name: str, kernel: Any, columns: int, block: int, warps: int) -> KernelSpec:
+        sizes = {"COLUMNS": columns, "BLOCK": block, "DEPENDENT": True}
+        return KernelSpec.of(
+            f"fp8_activations_{name}", kernel, sizes, warps, fp32="scales", values="*fp8e4nv"
+        )
+
+    return [
+        spec("alone", _group_kernel, 4096, _BLOCK, _WARPS),
+        spec("swiglu", _swiglu_kernel, 12288, _BLOCK, _WARPS),
+        spec("whole", _whole_kernel, 4096, 4096, 2 * _WARPS),
+    ]

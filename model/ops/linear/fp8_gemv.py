@@ -1,0 +1,259 @@
+"""Products of a few rows with FP8 weights as they are stored, with what comes before and after
+fused in: `gemv.py` for weights of a byte, in bf16 or float32 activations (W8A16).
+
+The same stream and the same order of work: whole runs of a few weight rows, the first of them
+loaded before the kernel waits for the one before it. e4m3 is exact in float32, and a scale is
+folded into the activations of its 128 columns in float32, so that nothing is rounded but the
+activations. Rows that are stored plain behind the FP8 ones (b and a of in_proj) are programs of the
+same launch.
+Twins: `reference.product` after `norm.reference.rms_norm`, and `reference.swiglu`.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.weights.fp8 import Fp8
+from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .fp8_scales import GROUP, row_scales, scale_sizes, scaled_products
+from .gemv import Stream, residual_sum, weight_tile
+
+# As of bf16: not yet chosen by measurement.
+_SHORT = Stream(8, 2048, 8)
+_LONG = Stream(4, 1024, 2)
+_SHORT_COLUMNS = 4096
+_NORMED = Stream(4, 4096, 4)
+_SWIGLU = Stream(2, 4096, 4)
+
+
+def fp8_gemv(x: Tensor, weight: Fp8, stream: Stream | None = None) -> Tensor:
+    """[B, rows] in x's dtype; x [B, columns] contiguous; weight [rows, columns] for kernels."""
+    stream = stream or (_SHORT if weight.shape[1] <= _SHORT_COLUMNS else _LONG)
+    output = x.new_empty(x.shape[0], weight.shape[0])
+    _launch(None, x, None, 0.0, weight, None, output, None, False, stream)
+    return output
+
+
+def norm_fp8_gemv(
+    branch: Tensor | None,
+    residual: Tensor,
+    norm: Tensor,
+    eps: float,
+    weight: Fp8,
+    tail: Tensor | None = None,
+    stream: Stream = _NORMED,
+) -> tuple[Tensor, Tensor]:
+    """(product [B, rows + tail rows], next residual [B, columns]), in residual's dtype.
+
+    branch, residual [B, columns] contiguous; without a branch the residual itself is normed, and
+    returned. norm [columns] float32, 1 + w; tail [tail rows, columns] contiguous in residual's
+    dtype.
+    """
+    rows = weight.shape[0] + (0 if tail is None else tail.shape[0])
+    output = residual.new_empty(residual.shape[0], rows)
+    total = residual if branch is None else residual.new_empty(residual.shape)
+    _launch(branch, residual, norm, eps, weight, tail, output, total, False, stream)
+    return output, total
+
+
+def norm_fp8_gemv_swiglu(
+    branch: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    eps: float,
+    gate_up: Fp8,
+    stream: Stream = _SWIGLU,
+) -> tuple[Tensor, Tensor]:
+    """(activations [B, width], next residual); gate_up [2 * width, columns]; else as
+    norm_fp8_gemv."""
+    output = residual.new_empty(residual.shape[0], gate_up.shape[0] // 2)
+    total = residual.new_empty(residual.shape)
+    _launch(branch, residual, norm, eps, gate_up, None, output, total, True, stream)
+    return output, total
+
+
+def _launch(
+    branch: Tensor | None,
+    residual: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    weight: Fp8,
+    tail: Tensor | None,
+    output: Tensor,
+    total: Tensor | None,
+    swiglu: bool,
+    stream: Stream,
+) -> None:
+    batch, columns = residual.shape
+    rows = weight.shape[0] // 2 if swiglu else weight.shape[0]
+    tail_rows = 0 if tail is None else tail.shape[0]
+    programs = triton.cdiv(rows, stream.rows) + triton.cdiv(tail_rows, stream.rows)
+    _kernel[(programs,)](
+        branch,
+        residual,
+        norm,
+        weight.values,
+        weight.scales,
+        tail,
+        output,
+        total,
+        eps,
+        rows,
+        tail_rows,
+        BATCH=batch,
+        COLUMNS=columns,
+        ROWS=stream.rows,
+        BLOCK=_block(stream, columns),
+        SWIGLU=swiglu,
+        **scale_sizes(weight),
+        **dependent(residual),
+        num_warps=stream.warps,
+    )
+
+
+def _block(stream: Stream, columns: int) -> int:
+    return max(min(int(triton.next_power_of_2(columns)), stream.block), GROUP)
+
+
+@triton.jit
+def _root(branch, residual, norm, item, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """What the norm multiplies by; without one nothing is read."""
+    if norm is None:
+        return 1.0
+    else:
+        squares = tl.zeros([BLOCK], tl.float32)
+        for begin in tl.static_range(0, COLUMNS, BLOCK):
+            value = residual_sum(branch, residual, item, begin, COLUMNS, BLOCK).to(tl.float32)
+            squares += value * value
+        return tl.rsqrt(tl.sum(squares, axis=0) / COLUMNS + eps)
+
+
+@triton.jit
+def _inputs(
+    branch, residual, norm, root, total, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The product's inputs [BLOCK] float32, rounded as the twin rounds between norm and product.
+    The first program keeps the sum."""
+    stored = residual_sum(branch, residual, item, begin, COLUMNS, BLOCK)
+    column = begin + tl.arange(0, BLOCK)
+    if branch is not None:  # noqa: SIM102 (decided when the kernel is compiled)
+        if tl.program_id(0) == 0:
+            tl.store(total + item * COLUMNS + column, stored, column < COLUMNS)
+    value = stored.to(tl.float32)
+    if norm is not None:
+        scale = tl.load(norm + column, column < COLUMNS, 0.0)
+        value = (value * root * scale).to(stored.dtype).to(tl.float32)
+    return value
+
+
+@triton.jit(do_not_specialize=["rows", "tail_rows"])
+def _kernel(
+    branch,
+    residual,
+    norm,
+    values,
+    scales,
+    tail,
+    output,
+    total,
+    eps,
+    rows,
+    tail_rows,
+    BATCH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    tiles = (rows + ROWS - 1) // ROWS
+    if tail is not None:  # noqa: SIM102 (decided when the kernel is compiled)
+        if tl.program_id(0) >= tiles:
+            row = (tl.program_id(0) - tiles) * ROWS + tl.arange(0, ROWS)
+            if DEPENDENT:
+                tl.extra.cuda.gdc_launch_dependents()
+                tl.extra.cuda.gdc_wait()
+            for item in tl.static_range(BATCH):
+                root = _root(branch, residual, norm, item, eps, COLUMNS, BLOCK)
+                plain = tl.zeros([ROWS, BLOCK], tl.float32)
+                for begin in tl.static_range(0, COLUMNS, BLOCK):
+                    tile = weight_tile(tail, row, tail_rows, begin, COLUMNS, BLOCK)
+                    value = _inputs(
+                        branch, residual, norm, root, total, item, begin, COLUMNS, BLOCK
+                    )
+                    plain += tile.to(tl.float32) * value[None, :]
+                at = output + item * (rows + tail_rows) + rows + row
+                tl.store(at, tl.sum(plain, axis=1).to(output.dtype.element_ty), row < tail_rows)
+            return
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
+    up_values = values + rows.to(tl.int64) * COLUMNS
+    first_tile = weight_tile(values, row, rows, 0, COLUMNS, BLOCK)
+    if SWIGLU:
+        first_up = weight_tile(up_values, row, rows, 0, COLUMNS, BLOCK)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    for item in tl.static_range(BATCH):
+        root = _root(branch, residual, norm, item, eps, COLUMNS, BLOCK)
+        products = tl.zeros([ROWS, BLOCK], tl.float32)
+        ups = tl.zeros([ROWS, BLOCK], tl.float32)
+        for begin in tl.static_range(0, COLUMNS, BLOCK):
+            value = _inputs(branch, residual, norm, root, total, item, begin, COLUMNS, BLOCK)
+            tile = first_tile
+            if begin > 0:
+                tile = weight_tile(values, row, rows, begin, COLUMNS, BLOCK)
+            products += scaled_products(
+                tile, value, scales, first, rows, begin, ROWS, BLOCK, COLUMNS, SCALE_ROWS,
+                SCALE_COLUMNS,
+            )  # fmt: skip
+            if SWIGLU:
+                tile = first_up
+                if begin > 0:
+                    tile = weight_tile(up_values, row, rows, begin, COLUMNS, BLOCK)
+                ups += scaled_products(
+                    tile, value, scales, rows + first, 2 * rows, begin, ROWS, BLOCK, COLUMNS,
+                    SCALE_ROWS, SCALE_COLUMNS,
+                )  # fmt: skip
+        result = tl.sum(products, axis=1)
+        if SCALE_COLUMNS >= COLUMNS:
+            result *= row_scales(scales, first, rows, ROWS)
+        if SWIGLU:
+            up = tl.sum(ups, axis=1)
+            if SCALE_COLUMNS >= COLUMNS:
+                up *= row_scales(scales, rows + first, 2 * rows, ROWS)
+            result = result * tl.sigmoid(result) * up
+        at = output + item * (rows + tail_rows) + row
+        tl.store(at, result.to(output.dtype.element_ty), row < rows)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """The shapes of 9B at batch 1, block scales."""
+
+    def spec(name: str, stream: Stream, columns: int, **given: Any) -> KernelSpec:
+        sizes = {"COLUMNS": columns, "ROWS": stream.rows, "BLOCK": _block(stream, columns)}
+        scale = {"SCALE_ROWS": GROUP, "SCALE_COLUMNS": GROUP}
+        absent = {"branch": None, "norm": None, "tail": None, "total": None, "SWIGLU": False}
+        constants = {"BATCH": 1, "DEPENDENT": True} | sizes | scale | absent | given
+        kept = {name: value for name, value in constants.items() if value is not _GIVEN}
+        fp32 = "scales norm" if "norm" not in kept else "scales"
+        return KernelSpec.of(
+            f"fp8_gemv_{name}", _kernel, kept, stream.warps, fp32=fp32, values="*fp8e4nv"
+        )
+
+    normed = dict.fromkeys(("branch", "norm", "total"), _GIVEN)
+    return [
+        spec("down", _LONG, 12288),
+        spec("out_proj", _SHORT, 4096),
+        spec("norm_in_proj", _NORMED, 4096, **normed, tail=_GIVEN),
+        spec("norm_gate_up", _SWIGLU, 4096, **normed, SWIGLU=True),
+    ]
+
+
+_GIVEN = object()

@@ -1,0 +1,76 @@
+"""Products of quantised rows with FP8 weights by the library (W8A8), where it takes the matrix.
+
+`torch._scaled_mm` on Hopper multiplies rows with a scale for 128 columns by weights with a scale
+for 128 x 128, and rows with one scale by weights with one scale a row; of each 128 columns it sums
+in float32. On Blackwell it takes the second alone. Of torch 2.11 with cuBLAS 12.9 or later: K / 128
+is a multiple of 4 and `out` one of 16. Twin: `reference.product` of `reference.quantised_rows`.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tasuki.model.weights.fp8 import Fp8
+
+from .fp8_activations import Fp8Rows, quantised, quantised_whole
+from .fp8_scales import GROUP
+
+_HOPPER = (9, 0)
+_LEAST = (8, 9)
+
+
+def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
+    """Whether the library multiplies it, in blocks, by rows of that dtype once quantised."""
+    rows, columns = weight.shape
+    return (
+        dtype is torch.bfloat16
+        and (weight.block_rows, weight.block_columns) == (GROUP, GROUP)
+        and columns % (4 * GROUP) == 0
+        and rows % 16 == 0
+        and _capability(weight.device) == _HOPPER
+    )
+
+
+def has_row_product(weight: Fp8, dtype: torch.dtype) -> bool:
+    """Likewise with a scale for each row."""
+    rows, columns = weight.shape
+    return (
+        dtype is torch.bfloat16
+        and (weight.block_rows, weight.block_columns) == (1, columns)
+        and columns % 16 == 0
+        and rows % 16 == 0
+        and _capability(weight.device) >= _LEAST
+    )
+
+
+def block_product(x: Fp8Rows, weight: Fp8) -> Tensor:
+    """[T, out] bf16. REQUIRES: has_block_product; x by 128 columns."""
+    return _scaled(x, weight)
+
+
+def library_product(x: Tensor, weight: Fp8) -> Tensor | None:
+    """x [T, in], quantised, times weight; None where the library does not take the matrix."""
+    if has_block_product(weight, x.dtype):
+        return _scaled(quantised(x), weight)
+    if has_row_product(weight, x.dtype):
+        return _scaled(quantised_whole(x), weight)
+    return None
+
+
+def _scaled(x: Fp8Rows, weight: Fp8) -> Tensor:
+    result: Tensor = torch._scaled_mm(
+        x.values,
+        weight.values.t(),
+        scale_a=x.scales,
+        scale_b=weight.scales.t(),
+        out_dtype=torch.bfloat16,
+    )
+    return result[: x.count]
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    if device.type != "cuda":
+        return (0, 0)
+    return torch.cuda.get_device_capability(device)

@@ -1,0 +1,104 @@
+"""How kernels apply the scales of FP8 weights, which lie as `model/weights/fp8_layout.py` says.
+
+Where SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
+rows, 128 or 1. Values are multiplied as they are, and scales folded in float32.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.weights.fp8 import BLOCK, Fp8
+from tasuki.model.weights.matrix import Matrix
+
+GROUP = BLOCK
+"""Columns that share a scale at least."""
+
+
+def scale_sizes(weight: Fp8) -> dict[str, int]:
+    """The constants of a kernel that reads it. REQUIRES: laid out for kernels."""
+    assert weight.block_rows in (1, BLOCK) and weight.values.is_contiguous()
+    return {"SCALE_ROWS": weight.block_rows, "SCALE_COLUMNS": weight.block_columns}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A matrix, or a stack of them, as kernels take either kind: scales None of plain numbers."""
+
+    values: Tensor
+    scales: Tensor | None
+    scale_rows: int
+    scale_columns: int
+
+    @staticmethod
+    def of(matrix: Matrix) -> "Operand":
+        """Raises WeightsError where it is of several kinds, or of one without a kernel."""
+        segment = matrix.only
+        if not isinstance(segment, Fp8):
+            return Operand(matrix.plain, None, 1, matrix.shape[-1])
+        sizes = scale_sizes(segment)
+        return Operand(segment.values, segment.scales, *sizes.values())
+
+    @property
+    def least_columns(self) -> int:
+        """That a kernel has to read at a time."""
+        return 1 if self.scales is None else GROUP
+
+
+@triton.jit
+def scaled_products(
+    tile,
+    value,
+    scales,
+    first,
+    height,
+    begin,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+):
+    """tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on, times
+    value [BLOCK] float32, each with its scale unless that is for whole rows. Rows of one tile are
+    in one block of rows; `height` rows exist."""
+    grid: tl.constexpr = (COLUMNS + 127) // 128
+    GROUPS: tl.constexpr = BLOCK // 128
+    if SCALE_COLUMNS < COLUMNS:
+        group = begin // 128 + tl.arange(0, GROUPS)
+        if SCALE_ROWS == 1:
+            row = first + tl.arange(0, ROWS)
+            column = begin // 128 + tl.arange(0, BLOCK) // 128
+            at = row.to(tl.int64)[:, None] * grid + column[None, :]
+            inside = (row < height)[:, None] & (column < grid)[None, :]
+            return tile.to(tl.float32) * (value[None, :] * tl.load(scales + at, inside, 0.0))
+        else:
+            scale = tl.load(scales + first // SCALE_ROWS * grid + group, group < grid, 0.0)
+            value = tl.reshape(tl.reshape(value, [GROUPS, 128]) * scale[:, None], [BLOCK])
+            return tile.to(tl.float32) * value[None, :]
+    else:
+        return tile.to(tl.float32) * value[None, :]
+
+
+@triton.jit
+def row_scales(scales, first, height, ROWS: tl.constexpr):
+    """[ROWS] of scales that are each for a whole row."""
+    row = first + tl.arange(0, ROWS)
+    return tl.load(scales + row, row < height, 0.0)
+
+
+@triton.jit
+def scales_of(
+    scales,
+    index,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+):
+    """Where those of one matrix of a stack begin."""
+    tall: tl.constexpr = (HEIGHT + SCALE_ROWS - 1) // SCALE_ROWS
+    wide: tl.constexpr = (WIDTH + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+    return scales + index * (tall * wide)

@@ -1,0 +1,68 @@
+"""Products with a matrix on a GPU, however it is stored, in the precision of the rows' phase.
+
+    stored as    STEP           PROMPT
+    plain        library        library
+    FP8          fp8_product    the library's W8A8 where it takes the matrix, else fp8_product
+
+What is chosen depends on the matrix, its device and the model's dtype, never on the number of rows.
+float32 activations are never quantised: such a model is exact. Twin: `reference.product`.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tasuki.model.phase import Phase
+from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.segment import Plain, Segment
+
+from .fp8_activations import quantised_swiglu
+from .fp8_library import block_product, has_block_product, library_product
+from .fp8_product import fp8_product, tile_of_prompts
+from .swiglu import swiglu
+
+
+def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
+    """x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype. x: any row stride."""
+    if matrix.is_plain:
+        return functional.linear(x, matrix.plain)
+    if phase is Phase.PROMPT:
+        parts = [_of_prompt(x, segment) for segment in matrix.segments]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    output = x.new_empty(x.shape[0], matrix.shape[0])
+    begin = 0
+    for segment in matrix.segments:
+        part = output[:, begin : begin + segment.shape[0]]
+        begin += segment.shape[0]
+        _of_step(x, segment, part)
+    return output
+
+
+def phase_swiglu(gate_up: Tensor, down: Matrix, phase: Phase) -> Tensor:
+    """silu(gate) * up of gate_up [T, 2 * in], times down [out, in] transposed: [T, out]."""
+    match down.segments:
+        case [Fp8() as weight] if phase is Phase.PROMPT and has_block_product(
+            weight, gate_up.dtype
+        ):
+            return block_product(quantised_swiglu(gate_up), weight)
+    return phase_product(swiglu(gate_up), down, phase)
+
+
+def _of_prompt(x: Tensor, segment: Segment) -> Tensor:
+    if isinstance(segment, Fp8):
+        found = library_product(x, segment)
+        if found is not None:
+            return found
+        return fp8_product(x, segment, tile=tile_of_prompts(x.dtype))
+    assert isinstance(segment, Plain), f"{segment.kind} has no kernel"
+    return functional.linear(x, segment.values)
+
+
+def _of_step(x: Tensor, segment: Segment, output: Tensor) -> None:
+    """Into output [T, out], any row stride."""
+    if isinstance(segment, Fp8):
+        fp8_product(x, segment, output)
+    else:
+        assert isinstance(segment, Plain), f"{segment.kind} has no kernel"
+        torch.mm(x, segment.values.t(), out=output)

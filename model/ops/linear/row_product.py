@@ -1,0 +1,61 @@
+"""Products of so few rows that they are streams of weights, however a matrix is stored, with the
+norm before and SwiGLU after them in the same launch where there is a kernel for that.
+
+bf16 goes to gemv.py, FP8 to fp8_gemv.py, a matrix of several kinds to a product for each behind one
+norm. Precision is that of `Phase.STEP`.
+"""
+
+from torch import Tensor
+
+from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.phase import Phase
+from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.segment import Plain
+
+from .fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
+from .gemv import gemv, norm_gemv, norm_gemv_swiglu
+from .phase_product import phase_product
+from .swiglu import swiglu
+
+
+def row_product(x: Tensor, matrix: Matrix) -> Tensor:
+    """[B, out] in x's dtype; x [B, in] contiguous."""
+    match matrix.segments:
+        case [Plain(values)]:
+            return gemv(x, values)
+        case [Fp8() as weight]:
+            return fp8_gemv(x, weight)
+    return phase_product(x, matrix, Phase.STEP)
+
+
+def normed_row_product(
+    branch: Tensor | None, residual: Tensor, norm: Tensor, eps: float, matrix: Matrix
+) -> tuple[Tensor, Tensor]:
+    """(product [B, out], next residual), as `gemv.norm_gemv`; may overwrite residual."""
+    match matrix.segments:
+        case [Plain(values)]:
+            return norm_gemv(branch, residual, norm, eps, values)
+        case [Fp8() as weight]:
+            return norm_fp8_gemv(branch, residual, norm, eps, weight)
+        case [Fp8() as weight, Plain(tail)]:
+            return norm_fp8_gemv(branch, residual, norm, eps, weight, tail)
+    if branch is None:
+        normed = rms_norm(residual, norm, eps)
+    else:
+        normed, residual = add_rms_norm(branch, residual, norm, eps)
+    return phase_product(normed, matrix, Phase.STEP), residual
+
+
+def normed_row_swiglu(
+    branch: Tensor, residual: Tensor, norm: Tensor, eps: float, gate_up: Matrix
+) -> tuple[Tensor, Tensor]:
+    """(activations [B, width], next residual), as `gemv.norm_gemv_swiglu`; may overwrite
+    residual."""
+    match gate_up.segments:
+        case [Plain(values)]:
+            return norm_gemv_swiglu(branch, residual, norm, eps, values)
+        case [Fp8() as weight]:
+            return norm_fp8_gemv_swiglu(branch, residual, norm, eps, weight)
+    normed, residual = add_rms_norm(branch, residual, norm, eps)
+    return swiglu(phase_product(normed, gate_up, Phase.STEP)), residual

@@ -1,0 +1,199 @@
+"""Products with FP8 weights against their twins on what the codes say: every grid of scales, parts
+that fall between blocks, sizes that fill no tile."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
+from tasuki.model.ops.linear.fp8_library import library_product
+from tasuki.model.ops.linear.fp8_product import fp8_product
+from tasuki.model.ops.linear.gemv import Stream
+from tasuki.model.ops.linear.phase_product import phase_product
+from tasuki.model.ops.linear.reference import quantised_rows
+from tasuki.model.ops.linear.row_product import normed_row_product
+from tasuki.model.ops.norm.reference import rms_norm
+from tasuki.model.phase import Phase
+from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.segment import Kind, Plain
+
+from .fp8 import numbers, on_device, published, relative
+from .tensors import noise
+
+pytestmark = pytest.mark.usefixtures("poisoned_empty")
+EPS = 1e-6
+STREAM = Stream(16, 128, 4)
+# The interpreter cuts to bf16 where a GPU rounds.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
+each_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+BLOCK, CHANNEL, TENSOR = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR
+# Of parts one below the other: blocks whole; cut by parts, then by columns too; one block wide.
+MATRICES = [
+    (BLOCK, (128, 160), 256),
+    (BLOCK, (40, 24), 320),
+    (BLOCK, (130,), 200),
+    (BLOCK, (36,), 96),
+    (CHANNEL, (20, 13), 256),
+    (TENSOR, (20, 12), 200),
+]
+each_matrix = pytest.mark.parametrize(
+    ("kind", "parts", "columns"), MATRICES, ids=lambda value: getattr(value, "value", str(value))
+)
+
+
+@each_dtype
+@each_matrix
+def test_product_of_one_row(
+    kind: Kind, parts: tuple[int, ...], columns: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    matrix = published(kind, parts, columns)
+    x = noise(1, 2, columns).to(dtype)
+    got = fp8_gemv(x.to(device), on_device(matrix, device), STREAM)
+    assert got.dtype is dtype
+    assert relative(got, functional.linear(x.float(), numbers(matrix))) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("batch", [1, 33])
+@each_dtype
+@each_matrix
+def test_product_of_many_rows(
+    kind: Kind,
+    parts: tuple[int, ...],
+    columns: int,
+    dtype: torch.dtype,
+    batch: int,
+    device: torch.device,
+) -> None:
+    matrix = published(kind, parts, columns)
+    wide = noise(1, batch, columns + 16).to(dtype)
+    got = fp8_product(wide.to(device)[:, :columns], on_device(matrix, device))
+    assert got.dtype is dtype
+    want = functional.linear(wide[:, :columns].float(), numbers(matrix))
+    assert relative(got, want) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tail", [True, False], ids=["b and a", "alone"])
+@pytest.mark.parametrize("added", [True, False], ids=["sum", "first"])
+@each_dtype
+@each_matrix
+def test_product_of_a_norm(
+    kind: Kind,
+    parts: tuple[int, ...],
+    columns: int,
+    dtype: torch.dtype,
+    added: bool,
+    tail: bool,
+    device: torch.device,
+) -> None:
+    matrix = published(kind, parts, columns)
+    residual, norm = noise(1, 1, columns).to(dtype), 1 + 0.1 * noise(4, columns)
+    branch = noise(3, 1, columns).to(dtype) if added else None
+    plain = noise(5, 6, columns).to(dtype) / columns**0.5
+    got, total = norm_fp8_gemv(
+        None if branch is None else branch.to(device),
+        residual.to(device),
+        norm.to(device),
+        EPS,
+        on_device(matrix, device),
+        plain.to(device) if tail else None,
+        STREAM,
+    )
+    want = residual if branch is None else residual + branch
+    assert relative(total, want) < TOLERANCE[dtype]
+    weights = torch.cat([numbers(matrix), plain.float()]) if tail else numbers(matrix)
+    normed = rms_norm(want, norm, EPS).float()
+    assert relative(got, functional.linear(normed, weights)) < TOLERANCE[dtype]
+
+
+@each_dtype
+@each_matrix
+def test_swiglu_of_a_norm(
+    kind: Kind, parts: tuple[int, ...], columns: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    matrix = published(kind, parts * 2, columns)
+    branch, residual = noise(1, 1, columns).to(dtype), noise(2, 1, columns).to(dtype)
+    norm = 1 + 0.1 * noise(4, columns)
+    got, total = norm_fp8_gemv_swiglu(
+        branch.to(device),
+        residual.to(device),
+        norm.to(device),
+        EPS,
+        on_device(matrix, device),
+        STREAM,
+    )
+    assert relative(total, residual + branch) < TOLERANCE[dtype]
+    normed = rms_norm(residual + branch, norm, EPS).float()
+    gate, up = functional.linear(normed, numbers(matrix)).chunk(2, dim=-1)
+    assert relative(got, functional.silu(gate) * up) < 3 * TOLERANCE[dtype]
+
+
+@each_matrix
+def test_a_row_is_the_same_beside_others(
+    kind: Kind, parts: tuple[int, ...], columns: int, device: torch.device
+) -> None:
+    weight = on_device(published(kind, parts, columns), device)
+    x = noise(7, 16, columns).bfloat16().to(device)
+    together = fp8_product(x, weight)
+    x[1:] = float("nan")
+    assert torch.equal(fp8_product(x, weight)[0], together[0])
+    assert torch.equal(fp8_product(x[:1], weight)[0], together[0])
+
+
+def test_scales_from_2_to_the_minus_20_to_2_to_the_10_lose_nothing(device: torch.device) -> None:
+    matrix = published(BLOCK, (128, 128), 256)
+    for part in matrix.segments:
+        part.scales.copy_(torch.exp2(torch.tensor([[-20.0, 10.0]])))  # type: ignore[attr-defined]
+    x = torch.cat([noise(1, 3, 128) * 2.0**20, noise(2, 3, 128) * 2.0**-10], dim=1)
+    want = functional.linear(x, numbers(matrix))
+    weight = on_device(matrix, device)
+    for product in (fp8_gemv, fp8_product):
+        got: Tensor = product(x.to(device), weight)
+        assert relative(got, want) < 1e-6
+
+
+LIBRARY = [(BLOCK, (128, 128), 512), (BLOCK, (384,), 1536), (CHANNEL, (64,), 256)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the library's product")
+@pytest.mark.parametrize("rows", [1, 3, 65, 700])
+@pytest.mark.parametrize(("kind", "parts", "columns"), [*LIBRARY, (TENSOR, (48, 16), 256)])
+def test_the_library_multiplies_quantised_rows(
+    kind: Kind, parts: tuple[int, ...], columns: int, rows: int, device: torch.device
+) -> None:
+    matrix = published(kind, parts, columns)
+    x = noise(9, rows, columns).bfloat16()
+    got = library_product(x.to(device), on_device(matrix, device))
+    if got is None:
+        # Blackwell's library has no product in blocks.
+        assert kind is BLOCK and torch.cuda.get_device_capability(device) != (9, 0)
+        return
+    codes = quantised_rows(x, 128 if kind is BLOCK else columns)
+    assert got.shape == (rows, sum(parts)) and got.dtype is torch.bfloat16
+    assert relative(got, functional.linear(codes, numbers(matrix))) < 5e-3
+
+
+@pytest.mark.parametrize("phase", Phase)
+@each_dtype
+def test_a_matrix_of_several_kinds_is_joined(
+    phase: Phase, dtype: torch.dtype, device: torch.device
+) -> None:
+    plain = Plain(noise(5, 6, 256).to(dtype) / 16)
+    segments = (*published(BLOCK, (128, 64), 256).segments, plain)
+    matrix = Matrix(for_kernels(Matrix(segments).to(device).segments))
+    x = noise(1, 5, 256).to(dtype)
+    got = phase_product(x.to(device), matrix, phase)
+    want = functional.linear(x.float(), Matrix(segments).dequantised(torch.float32))
+    # A GPU quantises the rows of prompts.
+    bound = 0.04 if phase is Phase.PROMPT and dtype is torch.bfloat16 else TOLERANCE[dtype]
+    assert relative(got, want) < bound
+    residual, norm = noise(2, 1, 256).to(dtype), 1 + 0.1 * noise(4, 256)
+    for order in (matrix.segments, matrix.segments[::-1]):
+        turned = Matrix(order)
+        row, _ = normed_row_product(None, residual.to(device), norm.to(device), EPS, turned)
+        whole = turned.to(torch.device("cpu")).dequantised(torch.float32)
+        assert (
+            relative(row, functional.linear(rms_norm(residual, norm, EPS).float(), whole))
+            < (TOLERANCE[dtype])
+        )
