@@ -71,7 +71,8 @@ class SequenceSlice:
     goes to slot; start < position <= start + len(token_ids). pages covers every position, by
     logical page.
 
-    stepped: the recurrence takes its tokens one by one, as a decode step each would. write_slot
+    stepped: they are an answer's, whose recurrence goes token by token as decode steps would and
+    whose products have the precision of such steps (`Phase.STEP`). write_slot
     None: no state is stored.
     """
 

@@ -141,7 +141,7 @@ class Qwen35Model:
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
         weights = self.weights
-        return self._gather(operators.norm_project(branch, residual, weights.norm, weights.head)[0])
+        return self._gather(operators.norm_head(branch, residual, weights.norm, weights.head))
 
     def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks

@@ -34,6 +34,12 @@ class Operators(Protocol):
         """(root-mean-square norm of branch + residual, times weight [n, hidden] transposed: [T, n];
         the sum). norm [hidden] float32, 1 + w. Either input may be overwritten."""
 
+    def norm_head(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
+    ) -> Tensor:
+        """norm_project's product alone, of any rows of the forward: logits [n, vocab]. Those of a
+        prompt's end are an answer's first, so that all are of `Phase.STEP`."""
+
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         """x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
 

@@ -98,6 +98,11 @@ class TorchOperators:
         total = residual if branch is None else residual + branch
         return product(rms_norm(total, norm, self._config.norm_eps), weight), total
 
+    def norm_head(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
+    ) -> Tensor:
+        return self.norm_project(branch, residual, norm, weight)[0]
+
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self._reduce(product(x, weight))
 

@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tasuki.model.batch import DecodeBatch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
+from tasuki.model.ops.linear.phase_product import phase_product
+from tasuki.model.ops.linear.row_product import (
+    normed_row_product,
+    normed_row_swiglu,
+    row_product,
+)
 from tasuki.model.ops.linear.small_batch import MOST_ROWS, is_one_round, small_batch
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 
@@ -73,9 +78,14 @@ class TritonDecode:
     ) -> tuple[Tensor, Tensor]:
         eps = self._config.norm_eps
         if branch is None:
-            return functional.linear(rms_norm(residual, norm, eps), weight.plain), residual
+            return phase_product(rms_norm(residual, norm, eps), weight, Phase.STEP), residual
         normed, residual = add_rms_norm(branch, residual, norm, eps)
-        return functional.linear(normed, weight.plain), residual
+        return phase_product(normed, weight, Phase.STEP), residual
+
+    def norm_head(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
+    ) -> Tensor:
+        return self.norm_project(branch, residual, norm, weight)[0]
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self._reduce(self._product(x, weight))
@@ -114,9 +124,8 @@ class TritonDecode:
         if isinstance(weights, MoeWeights):
             output = moe(x, weights, self._config, self._batch.rows, self._side)
         else:
-            output = self._product(
-                swiglu(functional.linear(x, weights.gate_up.plain)), weights.down
-            )
+            acts = swiglu(phase_product(x, weights.gate_up, Phase.STEP))
+            output = self._product(acts, weights.down)
         return self._reduce(output), residual
 
     def step_entries(self) -> StepEntries:
@@ -128,9 +137,9 @@ class TritonDecode:
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """x times weight [hidden, k] transposed, of this rank alone."""
-        if self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
+        if weight.is_plain and self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
             return small_batch(x, weight.plain)
-        return functional.linear(x, weight.plain)
+        return phase_product(x, weight, Phase.STEP)
 
 
 class TritonRowDecode(TritonDecode):
@@ -140,17 +149,17 @@ class TritonRowDecode(TritonDecode):
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        return norm_gemv(branch, residual, norm, self._config.norm_eps, weight.plain)
+        return normed_row_product(branch, residual, norm, self._config.norm_eps, weight)
 
     def feed_forward(
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
         if isinstance(weights, MoeWeights):
             return super().feed_forward(branch, residual, norm, weights)
-        acts, residual = norm_gemv_swiglu(
-            branch, residual, norm, self._config.norm_eps, weights.gate_up.plain
+        acts, residual = normed_row_swiglu(
+            branch, residual, norm, self._config.norm_eps, weights.gate_up
         )
         return self._reduce(self._product(acts, weights.down)), residual
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        return gemv(x, weight.plain)
+        return row_product(x, weight)

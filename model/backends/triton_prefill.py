@@ -16,12 +16,14 @@ from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.prefill import gdn_prefill
 from tasuki.model.ops.gdn.prefill_plan import GdnPrefillPlan, plan_gdn_prefill
-from tasuki.model.ops.linear.swiglu import swiglu
+from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 
+from .phase_rows import PhasePart, PhaseRows
 from .reduce import Reduce
 from .triton_entries import PromptCarry, PromptEntries
 
@@ -31,6 +33,7 @@ class PrefillPlan:
     """What every layer of one forward shares. rows [1] int32: T, all of them. carry: where there is
     a draft layer."""
 
+    phases: PhaseRows
     gdn: GdnPrefillPlan
     places: TokenPlaces
     tiles: PrefillTiles
@@ -56,6 +59,7 @@ class PrefillPlan:
             place[: len(table)] for place, table in zip(places, tables, strict=True)
         )
         return PrefillPlan(
+            phases=PhaseRows.of(batch, rows),
             gdn=plan_gdn_prefill(counts, batch.read_slots.tolist(), batch.saves(), device),
             places=TokenPlaces(positions, owners, pages.view(len(counts), -1), rows),
             tiles=PrefillTiles.of(counts, contexts, config, dtype, device),
@@ -90,11 +94,13 @@ class TritonPrefill:
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> tuple[Tensor, Tensor]:
-        eps = self._config.norm_eps
-        if branch is None:
-            return functional.linear(rms_norm(residual, norm, eps), weight.plain), residual
-        normed, residual = add_rms_norm(branch, residual, norm, eps)
-        return functional.linear(normed, weight.plain), residual
+        normed, residual = self._normed(branch, residual, norm)
+        return self._product(normed, weight), residual
+
+    def norm_head(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
+    ) -> Tensor:
+        return phase_product(self._normed(branch, residual, norm)[0], weight, Phase.STEP)
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         return self._reduce(self._product(x, weight))
@@ -114,17 +120,35 @@ class TritonPrefill:
     ) -> tuple[Tensor, Tensor]:
         x, residual = add_rms_norm(branch, residual, norm, self._config.norm_eps)
         if isinstance(weights, MoeWeights):
-            output = moe(x, weights, self._config, self._plan.places.rows, self._side)
-        else:
-            acts = swiglu(functional.linear(x, weights.gate_up.plain))
-            output = functional.linear(acts, weights.down.plain)
-        return self._reduce(output), residual
+            return self._reduce(self._moe(x, weights)), residual
+        return self._reduce(self._mlp(x, weights)), residual
 
     def entries(self) -> PromptEntries:
         places, carry = self._plan.places, self._plan.carry
         assert carry is not None, "the config has no draft layer"
         return PromptEntries(self._config, self._rotary, places, carry, self._product)
 
+    def _normed(
+        self, branch: Tensor | None, residual: Tensor, norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        eps = self._config.norm_eps
+        if branch is None:
+            return rms_norm(residual, norm, eps), residual
+        return add_rms_norm(branch, residual, norm, eps)
+
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """x times weight [n, k] transposed, of this rank alone."""
-        return functional.linear(x, weight.plain)
+        return self._plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
+
+    def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:
+        def compute(x: Tensor, part: PhasePart) -> Tensor:
+            both = phase_product(x, weights.gate_up, part.phase)
+            return phase_swiglu(both, weights.down, part.phase)
+
+        return self._plan.phases.each(x, compute)
+
+    def _moe(self, x: Tensor, weights: MoeWeights) -> Tensor:
+        def compute(x: Tensor, part: PhasePart) -> Tensor:
+            return moe(x, weights, self._config, part.rows, self._side, part.phase)
+
+        return self._plan.phases.each(x, compute)

@@ -14,6 +14,7 @@ from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
 from tasuki.utils.progress import Progress, no_progress
 
+from .fp8_layout import for_kernels
 from .matrix import Matrix, named_kinds
 from .segment import Kind
 from .source import TensorSource
@@ -158,8 +159,11 @@ def for_device(tensor: Tensor) -> Tensor:
 
 
 def _laid_out(matrix: Matrix) -> Matrix:
-    """Plain matrices for their device; what is dequantised at use stays as it is stored."""
-    return Matrix.of(for_device(matrix.plain)) if matrix.kinds == {Kind.PLAIN} else matrix
+    """For their device: plain matrices, and what its kernels read of quantised ones; what a CPU
+    dequantises at use stays as it is stored."""
+    if matrix.kinds == {Kind.PLAIN}:
+        return Matrix.of(for_device(matrix.plain))
+    return matrix if matrix.is_on_cpu else Matrix(for_kernels(matrix.segments))
 
 
 class _Assembler:

@@ -170,7 +170,7 @@ class PublishedMatrix:
                 f"{list(found.shape)}",
                 _PUBLISHED_AGAIN,
             )
-        if name == divisor and (found == 0).any():
+        if name == divisor and not found.is_meta and (found == 0).any():
             raise self._error(f"is divided by {name}, which is 0", _PUBLISHED_AGAIN)
         ones = torch.ones_like(found)
         return (found, ones) if name == factor else (ones, found)
@@ -232,13 +232,13 @@ class PublishedMatrix:
 
     def _finite(self, name: str) -> Tensor:
         scales = self._tensors.read(name).to(torch.float32)
-        if not scales.isfinite().all():
+        if not scales.is_meta and not scales.isfinite().all():
             raise self._error(f"has a scale {name} that is not finite", _PUBLISHED_AGAIN)
         return scales
 
     def _without_nan(self, values: Tensor, name: str) -> Tensor:
         codes = values.view(torch.uint8)
-        if codes.numel() and int((codes & _NAN).max()) == _NAN:
+        if not codes.is_meta and codes.numel() and int((codes & _NAN).max()) == _NAN:
             raise self._error(f"is damaged: {name} holds NaN", _PUBLISHED_AGAIN)
         return values
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 _PREFIXES = ("model.language_model.", "model.")
 INDEX = "model.safetensors.index.json"
 _NOTED_SECONDS = 1.0
+
+
+_FP8 = "F8_E4M3"
+_FP8_CAPABILITY = (8, 9)
 
 
 class UnservedKind(WeightsError):
@@ -80,6 +84,19 @@ def check_kernels(directory: Path | str, device: torch.device) -> None:
     if device.type != "cpu":
         with Checkpoint(Path(directory)) as source:
             source.check_kernels(device)
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether a GPU has instructions for e4m3. Where none is here to ask, one that has."""
+    if not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
+def _named(device: torch.device) -> str:
+    if not torch.cuda.is_available():
+        return device.type
+    return f"{device.type} ({torch.cuda.get_device_name(device)})"
 
 
 def has_draft_layer(directory: Path | str) -> bool:
@@ -134,11 +151,14 @@ class Checkpoint:
     ModelConfigError where config.json has a quantization_config that is not served.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, tensors: Callable[[Sequence[Path]], StoredTensors] = StoredTensors
+    ) -> None:
+        """tensors: of files. Those of `StoredShapes` have no memory."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme
         self._static_inputs = scheme == "static"
-        self._tensors = StoredTensors(weight_files(directory))
+        self._tensors = tensors(weight_files(directory))
         try:
             self._prefix = self._found_prefix()
         except BaseException:
@@ -187,13 +207,17 @@ class Checkpoint:
         if device.type == "cpu":
             return
         for name in self._tensors:
-            if is_of_text_model(name, self._prefix) and is_coded(self._tensors.dtype(name)):
-                raise UnservedKind(
-                    f"{self._tensors.path(name)}: tensor {name} is quantised "
-                    f"({self._tensors.dtype(name)}), and there are no kernels for quantised "
-                    f"weights on {device.type} yet; serve the checkpoint with --device cpu, or "
-                    "convert it to BF16"
-                )
+            dtype = self._tensors.dtype(name)
+            if not is_of_text_model(name, self._prefix) or not is_coded(dtype):
+                continue
+            if dtype == _FP8 and multiplies_fp8(device):
+                continue
+            # Group scales of NVFP4 are e4m3 too: the codes beside them are what is refused.
+            raise UnservedKind(
+                f"{self._tensors.path(name)}: tensor {name} is quantised ({dtype}), and there are "
+                f"no kernels for that on {_named(device)}, which has them for {_FP8} from compute "
+                "capability 8.9 on; serve the checkpoint with --device cpu, or convert it to BF16"
+            )
 
     def _found_prefix(self) -> str:
         for prefix in _PREFIXES:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -92,3 +93,20 @@ class StoredTensors:
     def unread(self) -> Iterator[str]:
         """Names that nobody asked for, in file order."""
         return iter(self._unread)
+
+
+class StoredShapes(StoredTensors):
+    """Of the headers alone: every tensor that is asked for, without memory behind it."""
+
+    def read(self, name: str, part: Part = WHOLE) -> Tensor:
+        self.took(name)
+        dtype = _DTYPES.get(self.dtype(name), torch.uint8)
+        return torch.empty(self.shape(name), dtype=dtype, device="meta")[part]
+
+
+_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}

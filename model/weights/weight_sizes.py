@@ -13,7 +13,7 @@ from tasuki.model.config import ModelConfig, MoeShape
 
 from .layers import ModelWeights, MoeWeights, assemble, tensors
 from .part import WHOLE, Part
-from .source import PlainSource
+from .source import PlainSource, TensorSource
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,12 @@ class WeightSizes:
         return self.dense + self.routed * (1 - missed)
 
     @staticmethod
-    def of(config: ModelConfig, dtype: torch.dtype) -> "WeightSizes":
-        weights = assemble(config, _ShapesOnly(), dtype, "meta")
+    def of(
+        config: ModelConfig, dtype: torch.dtype, source: TensorSource | None = None
+    ) -> "WeightSizes":
+        """source: of tensors without memory, as they are stored; None: all plain. Raises
+        WeightsError, as the source does."""
+        weights = assemble(config, source or ShapesOnly(), dtype, "meta")
         routed = sum(
             layer.mlp.gate_up.nbytes + layer.mlp.down.nbytes
             for layer in weights.layers
@@ -62,7 +66,7 @@ def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
     return sum(tensor.nbytes for tensor in tensors(draft)) - draft.fc.nbytes - rows.nbytes
 
 
-class _ShapesOnly(PlainSource):
+class ShapesOnly(PlainSource):
     """Every tensor that is asked for, without memory behind it."""
 
     def has(self, name: str) -> bool:

@@ -244,18 +244,35 @@ def test_lists_of_names_decide_nothing(said: dict[str, Any], made: Make) -> None
     assert load(folder).formats == "fp8_tensor+nvfp4+plain"
 
 
-def test_a_device_without_kernels_refuses_before_anything_is_read(made: Make) -> None:
-    folder = made("fp8")
+@pytest.mark.parametrize("form", ["nvfp4", "nvfp4-ct", "mixed"])
+def test_a_device_without_kernels_refuses_before_anything_is_read(form: str, made: Make) -> None:
+    folder = made(form)
     for refuse in (
         lambda: check_kernels(folder, torch.device("cuda")),
         lambda: load(folder, "cuda"),
     ):
         with pytest.raises(UnservedKind) as refused:
             refuse()
-        for words in ("F8_E4M3", "no kernels", "on cuda", "--device cpu", "BF16"):
+        for words in ("(U8)", "no kernels", "on cuda", "F8_E4M3", "--device cpu", "BF16"):
             assert words in str(refused.value)
     check_kernels(folder, torch.device("cpu"))
-    check_kernels(reference_dir("small-moe"), torch.device("cuda"))
+
+
+@pytest.mark.parametrize("form", ["fp8", "fp8-channel", "fp8-tensor"])
+def test_a_gpu_takes_fp8_where_it_multiplies_that(
+    form: str, made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, device = made(form), torch.device("cuda")
+    capability = (9, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU A")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    check_kernels(folder, device)
+    check_kernels(reference_dir("small-moe"), device)
+    capability = (8, 0)
+    check_kernels(reference_dir("small-moe"), device)
+    with pytest.raises(UnservedKind, match=r"on cuda \(GPU A\)"):
+        check_kernels(folder, device)
 
 
 def test_a_kernel_of_plain_numbers_refuses_codes(made: Make) -> None:

@@ -87,6 +87,7 @@ class EarlyStart:
                 pages=allocation.pages.tolist(),
                 read_slot=allocation.working_slots[0],
                 write_slot=allocation.working_slots[1],
+                stepped=True,
             ),
             request.sampling,
             self._adjuster(request),

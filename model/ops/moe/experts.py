@@ -3,8 +3,10 @@
 Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Twin:
 `TorchOperators.feed_forward`. Few tokens go to gemv.py; more are sorted by expert and go
 through torch's grouped matrix products, which are bf16 only, so that other dtypes take gemv.py
-at every size. The choice depends on shapes alone, so that a captured graph holds one of the two. No
-host sync. Tokens past rows[0] get no expert and undefined results.
+at every size. FP8 experts have grouped products of their own (fp8_grouped.py), and quantise the
+rows of prompts, of few tokens too: precision follows the phase. The choice depends on shapes and
+the phase alone, so that a captured graph holds one way. No host sync. Tokens past rows[0] get no
+expert and undefined results.
 """
 
 import torch
@@ -12,12 +14,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.ops.linear.fp8_activations import quantised, quantised_swiglu
+from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.linear.swiglu import swiglu
+from tasuki.model.phase import Phase
+from tasuki.model.weights.fp8 import Fp8
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
 
+from .fp8_grouped import grouped_fp8
 from .gemv import moe_gemv
 from .permute import permute, unpermute
-from .permute_index import permute_index
+from .permute_index import Permutation, permute_index
 from .router import choose
 from .shared_gate import fused_gate_sigmoid_mul_add
 
@@ -31,43 +39,78 @@ def moe(
     config: ModelConfig,
     rows: Tensor,
     side: torch.cuda.Stream | None = None,
+    phase: Phase = Phase.STEP,
 ) -> Tensor:
-    """Routed and shared experts of x [T, hidden], row-strided; rows [1] int32.
+    """Routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: of the
+    tokens.
 
     With `side`, the shared expert of a large batch runs on that stream, between a fork from the
     current stream and a join to it; a graph that is being captured records both.
     """
     assert isinstance(config.feed_forward, MoeShape)
     chosen = config.feed_forward.chosen
-    if x.dtype is not torch.bfloat16 or x.shape[0] <= MOST_GEMV_TOKENS:
+    few = x.shape[0] <= MOST_GEMV_TOKENS and (phase is Phase.STEP or _is_plain(weights))
+    if x.dtype is not torch.bfloat16 or few:
         return moe_gemv(x, weights, chosen, rows)
     if side is None:
-        shared = _mlp(x, weights.shared)
-        routed = _routed(x, weights, chosen, rows)
+        shared = _mlp(x, weights.shared, phase)
+        routed = _routed(x, weights, chosen, rows, phase)
     else:
         current = torch.cuda.current_stream(x.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
-            shared = _mlp(x, weights.shared)
-        routed = _routed(x, weights, chosen, rows)
+            shared = _mlp(x, weights.shared, phase)
+        routed = _routed(x, weights, chosen, rows, phase)
         # Memory of `shared` is reused by `side` alone, which waits for this stream first.
         current.wait_stream(side)
     return fused_gate_sigmoid_mul_add(x, weights.shared_gate, shared, routed, rows)
 
 
-def _mlp(x: Tensor, weights: MlpWeights) -> Tensor:
-    return functional.linear(
-        swiglu(functional.linear(x, weights.gate_up.plain)), weights.down.plain
-    )
+def _is_plain(weights: MoeWeights) -> bool:
+    shared = weights.shared
+    matrices = (weights.gate_up, weights.down, shared.gate_up, shared.down)
+    return all(matrix.is_plain for matrix in matrices)
 
 
-def _routed(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
+def _mlp(x: Tensor, weights: MlpWeights, phase: Phase) -> Tensor:
+    return phase_swiglu(phase_product(x, weights.gate_up, phase), weights.down, phase)
+
+
+def _routed(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor, phase: Phase) -> Tensor:
     choice = choose(functional.linear(x, weights.router), chosen, rows)
     permutation = permute_index(choice.experts, weights.router.shape[0], rows)
-    pairs = permute(x, permutation.positions, rows)
-    acts = swiglu(_grouped(pairs, weights.gate_up.plain, permutation.ends))
-    pairs = _grouped(acts, weights.down.plain, permutation.ends)
+    both = _gate_up(x, weights.gate_up, permutation, rows, phase)
+    pairs = _down(both, weights.down, permutation.ends, phase)
     return unpermute(pairs, permutation.positions, choice.weights, rows)
+
+
+def _gate_up(
+    x: Tensor, matrices: Matrix, permutation: Permutation, rows: Tensor, phase: Phase
+) -> Tensor:
+    """[T * chosen, 2 * inner] in expert order."""
+    positions, ends = permutation.positions, permutation.ends
+    weight = matrices.only
+    if not isinstance(weight, Fp8):
+        return _grouped(permute(x, positions, rows), matrices.plain, ends)
+    if phase is Phase.STEP:
+        return grouped_fp8(permute(x, positions, rows), None, weight, ends)
+    # Once a token, not once a pair: codes and scales are what is carried into order.
+    codes = quantised(x)
+    values = permute(codes.values.view(torch.uint8)[: codes.count], positions, rows)
+    scales = permute(codes.scales[: codes.count].contiguous(), positions, rows)
+    return grouped_fp8(values.view(torch.float8_e4m3fn), scales, weight, ends)
+
+
+def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
+    """silu(gate) * up of each pair, times its expert's matrix."""
+    weight = matrices.only
+    if not isinstance(weight, Fp8):
+        return _grouped(swiglu(both), matrices.plain, ends)
+    if phase is Phase.STEP:
+        return grouped_fp8(swiglu(both), None, weight, ends)
+    codes = quantised_swiglu(both)
+    scales = codes.scales[: codes.count].contiguous()
+    return grouped_fp8(codes.values[: codes.count], scales, weight, ends)
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:

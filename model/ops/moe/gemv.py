@@ -5,11 +5,13 @@ Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. 
 moe_route.py; the chosen experts' inner vectors; their down projections, weighed, summed and joined
 with the gated shared expert. Each (token, choice) pair reads its expert's weights once, so the
 bytes, and with them the time, grow with the tokens: right while they choose mostly different
-experts. All arithmetic is float32 on the weights' values, with no tensor cores and in an order that
+experts. Weights are plain or FP8, each matrix for itself: e4m3 and its scale are exact (W8A16).
+All arithmetic is float32 on the weights' values, with no tensor cores and in an order that
 other tokens do not change, so this is also the exact path of a float32 model. Tokens past rows[0]
 are neither read nor written.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tasuki.model.ops.linear.fp8_scales import (
+    GROUP,
+    Operand,
+    row_scales,
+    scaled_products,
+    scales_of,
+)
 from tasuki.model.weights.layers import MoeWeights
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -33,8 +42,9 @@ _WARPS = 2
 def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
     """Routed and shared experts of x, [T, hidden]."""
     tokens, hidden = x.shape
-    down = weights.down.plain
-    experts, _, inner = down.shape
+    gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
+    shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)
+    experts, _, inner = weights.down.shape
     shared_inner = weights.shared.down.shape[1]
     logits = x.new_empty(tokens, experts)
     gate = x.new_empty(tokens, dtype=torch.float32)
@@ -45,7 +55,8 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         x,
         weights.router,
         weights.shared_gate,
-        weights.shared.gate_up.plain,
+        shared_up.values,
+        shared_up.scales,
         rows,
         logits,
         gate,
@@ -55,7 +66,9 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         EXPERTS=experts,
         SHARED=shared_inner,
         ROWS=_ROWS,
-        COLUMNS=_columns(hidden),
+        COLUMNS=_columns(hidden, shared_up),
+        SCALE_ROWS=shared_up.scale_rows,
+        SCALE_COLUMNS=shared_up.scale_columns,
         **dependent(x),
         num_warps=_WARPS,
     )
@@ -63,7 +76,8 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
     acts = x.new_empty(tokens * chosen, inner)
     _gate_up[(tokens * chosen, triton.cdiv(inner, _ROWS))](
         x,
-        weights.gate_up.plain,
+        gate_up.values,
+        gate_up.scales,
         choice.experts,
         rows,
         acts,
@@ -72,18 +86,22 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         INNER=inner,
         CHOSEN=chosen,
         ROWS=_ROWS,
-        COLUMNS=_columns(hidden),
+        COLUMNS=_columns(hidden, gate_up),
+        SCALE_ROWS=gate_up.scale_rows,
+        SCALE_COLUMNS=gate_up.scale_columns,
         **dependent(x),
         num_warps=_WARPS,
     )
     out = x.new_empty(tokens, hidden)
     _down[(tokens, triton.cdiv(hidden, _ROWS))](
         acts,
-        down,
+        down.values,
+        down.scales,
         choice.experts,
         choice.weights,
         shared,
-        weights.shared.down.plain,
+        shared_down.values,
+        shared_down.scales,
         gate,
         rows,
         out,
@@ -92,39 +110,90 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         SHARED=shared_inner,
         CHOSEN=chosen,
         ROWS=_ROWS,
-        COLUMNS=_columns(inner),
-        SHARED_COLUMNS=_columns(shared_inner),
+        COLUMNS=_columns(inner, down),
+        SHARED_COLUMNS=_columns(shared_inner, shared_down),
+        SCALE_ROWS=down.scale_rows,
+        SCALE_COLUMNS=down.scale_columns,
+        SHARED_SCALE_ROWS=shared_down.scale_rows,
+        SHARED_SCALE_COLUMNS=shared_down.scale_columns,
         **dependent(x),
         num_warps=_WARPS,
     )
     return out
 
 
-def _columns(width: int) -> int:
-    return min(_COLUMNS, int(triton.next_power_of_2(width)))
+def _columns(width: int, weights: Operand) -> int:
+    return max(min(_COLUMNS, int(triton.next_power_of_2(width))), weights.least_columns)
 
 
 @triton.jit
-def _products(matrix, row, height, vector, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _products(
+    matrix,
+    row,
+    height,
+    vector,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    scales=None,
+    first=None,
+    all_rows=None,
+    SCALE_ROWS: tl.constexpr = 1,
+    SCALE_COLUMNS: tl.constexpr = 1,
+):
     """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks:
-    [rows, COLUMNS] float32. A row past `height` gives zeros."""
-    products = tl.zeros([row.shape[0], COLUMNS], tl.float32)
+    [rows, COLUMNS] float32. A row past `height` gives zeros. scales: of FP8 numbers, among
+    `all_rows` of which row[0] is `first`."""
+    ROWS: tl.constexpr = row.shape[0]
+    products = tl.zeros([ROWS, COLUMNS], tl.float32)
     for begin in tl.static_range(0, WIDTH, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         inside = column < WIDTH
         at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
         block = tl.load(matrix + at, (row < height)[:, None] & inside[None, :], 0.0)
         factor = tl.load(vector + column, inside, 0.0).to(tl.float32)
-        products += block.to(tl.float32) * factor[None, :]
+        if scales is None:
+            products += block.to(tl.float32) * factor[None, :]
+        else:
+            products += scaled_products(
+                block, factor, scales, first, all_rows, begin, ROWS, COLUMNS, WIDTH, SCALE_ROWS,
+                SCALE_COLUMNS,
+            )  # fmt: skip
+    if scales is not None:  # noqa: SIM102 (decided when the kernel is compiled)
+        if SCALE_COLUMNS >= WIDTH:
+            products *= row_scales(scales, first, all_rows, ROWS)[:, None]
     return products
 
 
 @triton.jit
-def _swiglu_rows(matrix, row, inner, vector, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """silu(gate rows . vector) * (up rows . vector), [rows]; up rows follow `inner` gate rows."""
-    gate = tl.sum(_products(matrix, row, inner, vector, WIDTH, COLUMNS), axis=1)
+def _swiglu_rows(
+    matrix,
+    first,
+    inner,
+    vector,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    scales,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+):
+    """silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate rows."""
+    row = first + tl.arange(0, ROWS)
+    gate = tl.sum(
+        _products(
+            matrix, row, inner, vector, WIDTH, COLUMNS,
+            scales, first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS,
+        ),
+        axis=1,
+    )  # fmt: skip
     up_rows = matrix + inner.to(tl.int64) * WIDTH
-    up = tl.sum(_products(up_rows, row, inner, vector, WIDTH, COLUMNS), axis=1)
+    up = tl.sum(
+        _products(
+            up_rows, row, inner, vector, WIDTH, COLUMNS,
+            scales, inner + first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS,
+        ),
+        axis=1,
+    )  # fmt: skip
     return gate * tl.sigmoid(gate) * up
 
 
@@ -134,6 +203,7 @@ def _logits_and_shared(
     router,
     shared_gate,
     shared_gate_up,
+    shared_scales,
     rows,
     logits,
     gate,
@@ -144,6 +214,8 @@ def _logits_and_shared(
     SHARED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -162,9 +234,13 @@ def _logits_and_shared(
         found = tl.sum(_products(shared_gate, row, 1, vector, HIDDEN, COLUMNS), axis=1)
         tl.store(gate + token + row, tl.sigmoid(found), row < 1)
     else:
-        row = (tile - router_tiles - 1) * ROWS + tl.arange(0, ROWS)
+        first = (tile - router_tiles - 1) * ROWS
+        row = first + tl.arange(0, ROWS)
         inner = tl.full([], SHARED, tl.int32)
-        act = _swiglu_rows(shared_gate_up, row, inner, vector, HIDDEN, COLUMNS)
+        act = _swiglu_rows(
+            shared_gate_up, first, inner, vector, ROWS, HIDDEN, COLUMNS,
+            shared_scales, SCALE_ROWS, SCALE_COLUMNS,
+        )  # fmt: skip
         tl.store(shared + token * SHARED + row, act, row < SHARED)
 
 
@@ -172,6 +248,7 @@ def _logits_and_shared(
 def _gate_up(
     x,
     matrices,
+    scales,
     experts,
     rows,
     acts,
@@ -181,6 +258,8 @@ def _gate_up(
     CHOSEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -188,11 +267,17 @@ def _gate_up(
     token = pair // CHOSEN
     if token >= tl.load(rows):
         return
-    matrix = matrices + tl.load(experts + pair).to(tl.int64) * (2 * INNER * HIDDEN)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    expert = tl.load(experts + pair).to(tl.int64)
+    matrix = matrices + expert * (2 * INNER * HIDDEN)
+    first = tl.program_id(1) * ROWS
+    row = first + tl.arange(0, ROWS)
     vector = x + token.to(tl.int64) * x_stride
     inner = tl.full([], INNER, tl.int32)
-    act = _swiglu_rows(matrix, row, inner, vector, HIDDEN, COLUMNS)
+    if scales is not None:
+        scales = scales_of(scales, expert, 2 * INNER, HIDDEN, SCALE_ROWS, SCALE_COLUMNS)
+    act = _swiglu_rows(
+        matrix, first, inner, vector, ROWS, HIDDEN, COLUMNS, scales, SCALE_ROWS, SCALE_COLUMNS
+    )
     tl.store(acts + pair.to(tl.int64) * INNER + row, act, row < INNER)
 
 
@@ -200,10 +285,12 @@ def _gate_up(
 def _down(
     acts,
     matrices,
+    scales,
     experts,
     weights,
     shared,
     shared_matrix,
+    shared_scales,
     gate,
     rows,
     out,
@@ -214,36 +301,78 @@ def _down(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHARED_COLUMNS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    SHARED_SCALE_ROWS: tl.constexpr,
+    SHARED_SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     if token >= tl.load(rows):
         return
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(1) * ROWS
+    row = first + tl.arange(0, ROWS)
     products = tl.zeros([ROWS, COLUMNS], tl.float32)
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
         expert = tl.load(experts + pair).to(tl.int64)
         matrix = matrices + expert * (HIDDEN * INNER)
         vector = acts + pair * INNER
-        found = _products(matrix, row, HIDDEN, vector, INNER, COLUMNS)
+        of_expert = scales
+        if scales is not None:
+            of_expert = scales_of(scales, expert, HIDDEN, INNER, SCALE_ROWS, SCALE_COLUMNS)
+        found = _products(
+            matrix, row, HIDDEN, vector, INNER, COLUMNS,
+            of_expert, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS,
+        )  # fmt: skip
         products += tl.load(weights + pair) * found
     vector = shared + token * SHARED
-    found = _products(shared_matrix, row, HIDDEN, vector, SHARED, SHARED_COLUMNS)
+    found = _products(
+        shared_matrix, row, HIDDEN, vector, SHARED, SHARED_COLUMNS,
+        shared_scales, first, HIDDEN, SHARED_SCALE_ROWS, SHARED_SCALE_COLUMNS,
+    )  # fmt: skip
     total = tl.sum(products, axis=1) + tl.load(gate + token) * tl.sum(found, axis=1)
     tl.store(out + token * HIDDEN + row, total, row < HIDDEN)
 
 
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B."""
+    """35B-A3B, plain and in FP8 blocks."""
+    return [spec for stored in ("bf16", "fp8") for spec in _specs(stored)]
+
+
+def _specs(stored: str) -> list[KernelSpec]:
+    fp8 = stored == "fp8"
+    matrices = ("matrices", "shared_matrix", "shared_gate_up")
     every = {"HIDDEN": 2048, "ROWS": _ROWS, "DEPENDENT": True}
     first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": _COLUMNS}
     second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": _COLUMNS}
     third = second | {"SHARED": 512, "COLUMNS": 512, "SHARED_COLUMNS": 512}
 
-    def spec(name: str, kernel: Any, constants: dict[str, int], i32: str, fp32: str) -> KernelSpec:
-        return KernelSpec.of(f"moe_gemv_{name}", kernel, constants, _WARPS, i32=i32, fp32=fp32)
+    def spec(name: str, kernel: Any, constants: dict[str, Any], i32: str, fp32: str) -> KernelSpec:
+        arguments = kernel.arg_names
+        sizes = {
+            name: GROUP if fp8 else constants.get(width, 0) if "COLUMNS" in name else 1
+            for name, width in (
+                ("SCALE_ROWS", ""),
+                ("SCALE_COLUMNS", "INNER" if name == "down" else "HIDDEN"),
+                ("SHARED_SCALE_ROWS", ""),
+                ("SHARED_SCALE_COLUMNS", "SHARED"),
+            )
+            if name in arguments
+        }
+        scales = [name for name in ("scales", "shared_scales") if name in arguments]
+        absent: dict[str, Any] = {} if fp8 else dict.fromkeys(scales)
+        made = KernelSpec.of(
+            f"moe_gemv_{name}{'_fp8' if fp8 else ''}",
+            kernel,
+            constants | sizes | absent,
+            _WARPS,
+            i32=i32,
+            fp32=" ".join([fp32, *(scales if fp8 else [])]),
+        )
+        codes = {name: "*fp8e4nv" for name in matrices if fp8 and name in arguments}
+        return replace(made, signature=made.signature | codes)
 
     return [
         spec("logits_and_shared", _logits_and_shared, first, "rows", "gate"),

@@ -1,0 +1,172 @@
+"""Products of rows in expert order with their expert's FP8 matrix: one launch, sizes on the device.
+
+pairs [P, columns], rows of expert e in [ends[e - 1], ends[e]); weight [experts, rows, columns].
+Twin: `reference.product` of each expert's rows. Pairs in bf16 are multiplied in bf16, weights
+turned in registers (W8A16); pairs quantised by 128 columns are multiplied as codes (W8A8). Either
+way a sum of 128 columns gets its scales in float32. A program owns a tile of weight rows and a tile
+of one expert's rows, and finds out which from `ends`: there are as many programs as any placement
+of P pairs can need, and those that are left over return. Rows past the last end are not written.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.ops.linear.fp8_scales import GROUP, scale_sizes, scales_of
+from tasuki.model.weights.fp8 import Fp8
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`rows` of the weights, `pairs` of an expert a program, so many steps in flight."""
+
+    rows: int
+    pairs: int
+    stages: int
+    warps: int
+
+
+# By how many pairs an expert has on average; not yet chosen by measurement.
+_FEW = Tile(64, 16, 5, 4)
+_MANY = Tile(128, 64, 4, 8)
+
+
+def tile_for(pairs: int, experts: int) -> Tile:
+    """One of two, both of which the engine's first forwards take: none is compiled later."""
+    return _FEW if pairs <= 8 * experts else _MANY
+
+
+def grouped_fp8(
+    pairs: Tensor, scales: Tensor | None, weight: Fp8, ends: Tensor, tile: Tile | None = None
+) -> Tensor:
+    """[P, rows] bf16. pairs bf16, or e4m3 with scales [P, groups of 128 columns] float32, both
+    contiguous; weight for kernels; ends [experts] int32, ascending."""
+    count, columns = pairs.shape
+    experts, rows, _ = weight.shape
+    tile = tile or tile_for(count, experts)
+    output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
+    tiles = min(triton.cdiv(count, tile.pairs) + experts, count)
+    _kernel[(triton.cdiv(rows, tile.rows), tiles)](
+        pairs,
+        scales,
+        weight.values,
+        weight.scales,
+        ends,
+        output,
+        ALL_ROWS=rows,
+        COLUMNS=columns,
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts),
+        PAIRS=tile.pairs,
+        ROWS=tile.rows,
+        STAGES=tile.stages,
+        **scale_sizes(weight),
+        num_warps=tile.warps,
+    )
+    return output
+
+
+@triton.jit
+def _kernel(
+    pairs,
+    pair_scales,
+    values,
+    scales,
+    ends,
+    output,
+    ALL_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+):
+    grid: tl.constexpr = (COLUMNS + 127) // 128
+    # The tile's expert: the first whose tiles end behind it.
+    tile = tl.program_id(1)
+    index = tl.arange(0, PADDED)
+    exists = index < EXPERTS
+    end_of = tl.load(ends + index, exists, 0)
+    begin_of = tl.load(ends + index - 1, exists & (index > 0), 0)
+    tiles_of = tl.where(exists, (end_of - begin_of + PAIRS - 1) // PAIRS, 0)
+    last_of = tl.cumsum(tiles_of, axis=0)
+    expert = tl.sum(((last_of <= tile) & exists).to(tl.int32), axis=0)
+    if expert >= EXPERTS:
+        return
+    mine = index == expert
+    first = tl.sum(tl.where(mine, last_of - tiles_of, 0), axis=0)
+    end = tl.sum(tl.where(mine, end_of, 0), axis=0)
+    pair = tl.sum(tl.where(mine, begin_of, 0), axis=0) + (tile - first) * PAIRS
+    pair += tl.arange(0, PAIRS)
+
+    expert = expert.to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 128)
+    inside, counts = (row < ALL_ROWS)[:, None], (pair < end)[None, :]
+    matrix = values + expert * ALL_ROWS * COLUMNS
+    of_row = matrix + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    of_pair = pairs + pair.to(tl.int64)[None, :] * COLUMNS + column[:, None]
+    of_expert = scales_of(scales, expert, ALL_ROWS, COLUMNS, SCALE_ROWS, SCALE_COLUMNS)
+    result = tl.zeros([ROWS, PAIRS], tl.float32)
+    for begin in tl.range(0, COLUMNS, 128, num_stages=STAGES):
+        if COLUMNS % 128:
+            left = begin + column < COLUMNS
+            weights = tl.load(of_row + begin, inside & left[None, :], 0.0)
+            inputs = tl.load(of_pair + begin, counts & left[:, None], 0.0)
+        else:
+            weights = tl.load(of_row + begin, inside, 0.0)
+            inputs = tl.load(of_pair + begin, counts, 0.0)
+        if pair_scales is None:
+            part = tl.dot(weights.to(inputs.dtype), inputs)
+        else:
+            part = tl.dot(weights, inputs)
+            at = pair_scales + pair.to(tl.int64) * grid + begin // 128
+            part *= tl.load(at, pair < end, 0.0)[None, :]
+        if SCALE_COLUMNS < COLUMNS:
+            at_block = of_expert + row // SCALE_ROWS * grid + begin // 128
+            part *= tl.load(at_block, row < ALL_ROWS, 0.0)[:, None]
+        result += part
+    if SCALE_COLUMNS >= COLUMNS:
+        result *= tl.load(of_expert + row, row < ALL_ROWS, 0.0)[:, None]
+    at = output + pair.to(tl.int64)[None, :] * ALL_ROWS + row[:, None]
+    tl.store(at, result.to(output.dtype.element_ty), inside & counts)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """gate_up and down of 35B-A3B in blocks: a step of 128 requests, a chunk of 8192 tokens."""
+
+    def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
+        rows, columns = size
+        tile = tile_for(8 * (8192 if codes else 128), 256)
+        constants = {
+            "ALL_ROWS": rows,
+            "COLUMNS": columns,
+            "EXPERTS": 256,
+            "PADDED": 256,
+            "PAIRS": tile.pairs,
+            "ROWS": tile.rows,
+            "STAGES": tile.stages,
+            "SCALE_ROWS": GROUP,
+            "SCALE_COLUMNS": GROUP,
+        } | ({} if codes else {"pair_scales": None})
+        fp32 = "scales pair_scales" if codes else "scales"
+        return KernelSpec.of(
+            f"moe_fp8_grouped_{name}_{'w8a8' if codes else 'w8a16'}",
+            _kernel,
+            constants,
+            tile.warps,
+            fp32=fp32,
+            i32="ends",
+            pairs="*fp8e4nv" if codes else "*bf16",
+            values="*fp8e4nv",
+        )
+
+    shapes = {"gate_up": (1024, 2048), "down": (2048, 512)}
+    return [spec(name, size, codes) for codes in (True, False) for name, size in shapes.items()]

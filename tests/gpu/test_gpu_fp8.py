@@ -1,0 +1,174 @@
+"""FP8 weights on a GPU. In float32 they are exact: tokens are those of the CPU. In bf16 tokens of
+answers stay within the divergence that bf16 has anyhow, prompts within that of quantised rows, and
+tokens that are verified together have the logits of single steps.
+
+KL is of the GPU's next-token distribution from that of the CPU with the same weights, in nats.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasuki.engine.build import EngineParts, build_arena, build_model
+from tasuki.engine.config import EngineConfig
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.hooks import NullHooks
+from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS, QuantisedSource
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.layers import assemble
+from tasuki.model.weights.random_weights import RandomSource
+from tasuki.transfer.windows.step_counter import StepCounter
+from tests.gpu.shapes import VOCAB, dense_raw, moe_raw
+from tests.harness.engines import Lone, engine_config, submit
+from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir
+
+# As wide as the library's products in blocks ask: 512 columns and more.
+WIDER = {"hidden_size": 512, "intermediate_size": 1024}
+EXPERTS = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512}
+SHAPES = {
+    "dense": ModelConfig.from_dict(dense_raw() | WIDER),
+    "moe": ModelConfig.from_dict(moe_raw() | WIDER | EXPERTS),
+}
+# A random model's logits spread widely; a trained one's bounds are docs/quantisation.md's.
+STEP_BOUND, PROMPT_BOUND = 0.02, 0.5
+LENGTH = 330
+TOKENS = torch.randint(0, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
+
+each_form = pytest.mark.parametrize("form", SERVED_ON_GPUS)
+each_shape = pytest.mark.parametrize("shape", SHAPES)
+
+
+@cache
+def parts_of(shape: str, form: str, dtype: str, device: str) -> EngineParts:
+    """The same codes on every device."""
+    model = SHAPES[shape]
+    source = QuantisedSource(RandomSource(3), RECIPES[form])
+    weights = assemble(model, source, getattr(torch, dtype), torch.device(device))
+    config = EngineConfig(model=shape, dtype=dtype, device=device, arena_mib=128)
+    arena = build_arena(config, model, torch.device(device))
+    return EngineParts(model, build_model(model, weights), arena, StepCounter())
+
+
+class OneSequence:
+    """One sequence over a poisoned arena."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.parts = parts
+        arena = parts.arena
+        arena.bytes.fill_(0xFF)
+        arena.bytes[: arena.layout.slot_bytes].zero_()
+        blocks = arena.layout.blocks_per_slab
+        self.pages = [(3 + page) * blocks for page in range(-(-LENGTH // 64))]
+        self.slot = self.done = 0
+
+    def forward(self, count: int, *, answer: bool = False) -> torch.Tensor:
+        """Logits [vocab] float32 on the host after `count` more tokens, of an answer or a
+        prompt."""
+        tokens: Sequence[int] = TOKENS[self.done : self.done + count]
+        item = SequenceSlice(
+            tokens, self.done, self.pages, self.slot, 1 - self.slot, stepped=answer
+        )
+        self.done += count
+        self.slot = 1 - self.slot
+        with torch.inference_mode():
+            logits = self.parts.model.forward(Batch.pack([item]), self.parts.arena, NullHooks())
+        return logits[0].float().cpu()
+
+
+def divergence(got: torch.Tensor, want: torch.Tensor) -> float:
+    p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
+    found = float((p.exp() * (p - q)).sum())
+    print(f"{found:.5f} nats")
+    return found
+
+
+@each_form
+@each_shape
+def test_float32_is_exact(shape: str, form: str) -> None:
+    for answer in (False, True):
+        want = OneSequence(parts_of(shape, form, "float32", "cpu")).forward(LENGTH)
+        got = OneSequence(parts_of(shape, form, "float32", "cuda")).forward(LENGTH, answer=answer)
+        assert divergence(got, want) < 1e-4
+        assert int(got.argmax()) == int(want.argmax())
+
+
+@each_form
+@each_shape
+def test_bf16_is_within_the_rounding_of_its_phase(shape: str, form: str) -> None:
+    want = OneSequence(parts_of(shape, form, "bfloat16", "cpu")).forward(LENGTH)
+    for answer, bound in ((True, STEP_BOUND), (False, PROMPT_BOUND)):
+        sequence = OneSequence(parts_of(shape, form, "bfloat16", "cuda"))
+        found = divergence(sequence.forward(LENGTH, answer=answer), want)
+        assert found <= bound, f"{found:.5f} nats, allowed {bound}"
+
+
+@each_form
+@each_shape
+def test_verified_together_or_one_by_one(shape: str, form: str) -> None:
+    parts = parts_of(shape, form, "bfloat16", "cuda")
+    for count in (2, 4, 9):
+        together = OneSequence(parts)
+        together.forward(200)
+        got = together.forward(count, answer=True)
+        singles = OneSequence(parts)
+        singles.forward(200)
+        for _ in range(count - 1):
+            singles.forward(1, answer=True)
+        want = singles.forward(1, answer=True)
+        assert divergence(got, want) <= STEP_BOUND
+
+
+@each_shape
+def test_a_prompt_in_chunks_has_one_precision(shape: str) -> None:
+    parts = parts_of(shape, "fp8", "bfloat16", "cuda")
+    want = OneSequence(parts).forward(LENGTH)
+    for cuts in ((64, 128), (1, 63, 3)):
+        chunked = OneSequence(parts)
+        for count in cuts:
+            chunked.forward(count)
+        assert divergence(chunked.forward(LENGTH - chunked.done), want) <= STEP_BOUND
+
+
+@pytest.mark.parametrize("model", [name for name in QUANTISED if "fp8" in name])
+def test_published_goldens_in_float32(model: str) -> None:
+    engine = Lone(engine_config(reference_dir(model), device="cuda"))
+    for name, case in cases_of(model).items():
+        assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy, name
+    engine.assert_at_rest()
+
+
+@each_form
+@pytest.mark.parametrize("model", OWN_MODELS)
+def test_folders_answer_as_on_the_cpu(model: str, form: str, tmp_path: Path) -> None:
+    folder = tmp_path / form
+    quantise_folder(reference_dir(model), folder, RECIPES[form])
+    answers = []
+    for device in ("cpu", "cuda"):
+        engine = Lone(engine_config(folder, device=device))
+        cases = cases_of(model).items()
+        answers.append({n: engine.ask(n, case.prompt, len(case.greedy)) for n, case in cases})
+        engine.assert_at_rest()
+    assert answers[0] == answers[1]
+
+
+@each_shape
+def test_graphs_draw_what_single_forwards_do(shape: str) -> None:
+    """Decode graphs of several sizes in bf16: the same first tokens, most of the time, as an
+    engine that has one request."""
+    parts = parts_of(shape, "fp8", "bfloat16", "cuda")
+    config = EngineConfig(model=shape, dtype="bfloat16", device="cuda", arena_mib=128, max_batch=16)
+    engine = Lone(config, parts=parts)
+    prompts = [TOKENS[at : at + 40] for at in range(12)]
+    alone = [engine.ask(f"alone {i}", prompt, 4) for i, prompt in enumerate(prompts)]
+    engine.flush()
+    for i, prompt in enumerate(prompts):
+        engine.post(submit(f"beside {i}", prompt, 4))
+    engine.run()
+    beside = [engine.tokens(f"beside {i}") for i in range(len(prompts))]
+    same = sum(mine == other for mine, other in zip(alone, beside, strict=True))
+    assert same >= len(prompts) - 3
