@@ -12,8 +12,11 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
+from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import option
+
+_LEFT_BY_THE_FIRST = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class BenchConfig:
     arena_mib: int | Auto = option(Auto.AUTO, "as of tasuki serve")
     max_batch: int = option(64, "as of tasuki serve")
     prefill_chunk_tokens: int = option(8192, "as of tasuki serve")
+    quantization: str = option(
+        "",
+        "measure with weights in this format too, in the same run as plain ones",
+        ("", *SERVED_ON_GPUS),
+    )
     out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
     commit: str = option("", "of the source, where it is no git tree")
 
@@ -47,14 +55,21 @@ class BenchConfig:
         """Raises ModelConfigError."""
         return published_or_folder(self.model)
 
-    def engine_config(self, *, speculate: str = "off", draft_tokens: int = 1) -> EngineConfig:
-        """Raises EngineConfigError, and ModelConfigError."""
+    @property
+    def formats(self) -> list[str]:
+        """Of weights, in the order in which they are measured; "" is plain."""
+        return ["", self.quantization] if self.quantization else [""]
+
+    def engine_config(
+        self, quantization: str = "", *, speculate: str = "off", draft_tokens: int = 1
+    ) -> EngineConfig:
+        """quantization: of the weights. Raises EngineConfigError, and ModelConfigError."""
         config = self._engine(self.arena_mib)
         config = replace(config, speculate=speculate, draft_tokens=draft_tokens)
         if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
             return config
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
-        return replace(config, arena_mib=self._plan(config).arena // MIB)
+        return replace(config, arena_mib=self._plan(config, quantization).arena // MIB)
 
     def engine_config_of_two(self) -> EngineConfig:
         """Of each of two engines that share a GPU and the weights, one with a draft layer. Raises
@@ -67,18 +82,20 @@ class BenchConfig:
         others = plan.beside - plan.weights - plan.context
         return self._engine((plan.arena - others) // 2 // MIB)
 
-    def memory_note(self, engine: EngineConfig) -> str:
+    def memory_note(self, engine: EngineConfig, quantization: str = "") -> str:
         """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
-        plan = self._plan(engine)
+        plan = self._plan(engine, quantization)
         free, total = torch.cuda.mem_get_info()
         return (
             f"GPU memory beside the arena: {plan.beside / MIB:.0f} MiB planned, "
             f"{(total - free - plan.arena) / MIB:.0f} MiB taken"
         )
 
-    def _plan(self, engine: EngineConfig) -> MemoryPlan:
+    def _plan(self, engine: EngineConfig, quantization: str) -> MemoryPlan:
         memory = torch.cuda.get_device_properties(0).total_memory
-        return MemoryPlan.of(self.model_config(), engine, memory, Role.FUSED)
+        # What an engine before this one leaves to the process: cuBLAS and cuDNN keep theirs.
+        memory -= _LEFT_BY_THE_FIRST if self.quantization else 0
+        return MemoryPlan.of(self.model_config(), engine, memory, Role.FUSED, quantization)
 
     def _engine(self, arena_mib: int | Auto) -> EngineConfig:
         return EngineConfig(

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean, median
 
+from tasuki.bench.measure.beside_plain import beside_plain, free_memory
 from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.drafted_turns import DraftedTurns
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
-from tasuki.bench.measure.rig import Answer, Rig
+from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
 from tasuki.model.config import DenseShape
 from tasuki.utils.config.flags import parse_configs
@@ -82,6 +83,11 @@ def main(argv: Sequence[str]) -> int:
     config, own = parse_configs(
         "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
     )
+    if config.quantization and (own.draft_layer == "auto" or own.speculate != "off"):
+        raise BenchError(
+            f"quantization {config.quantization} is measured without drafts alone: leave out "
+            "draft_layer and speculate, or quantization"
+        )
     model = config.model_config()
     with config.reported(f"decode {config.model}") as report:
         if own.draft_layer == "auto":
@@ -96,21 +102,27 @@ def main(argv: Sequence[str]) -> int:
             for point in own.parsed()
             if own.peer and point.batch == 1
         }
-        engine = config.engine_config()
-        rig = Rig(model, engine)
-        floor = ModelFloor.of(model, rig.parts.layout, report.floors)
-        for point in own.parsed():
-            answers = _start(rig, point)
-            steps = _steps(rig, answers, own)
-            report.add(_row(config.model, point, steps, floor, own, peers.get(point, {})))
+        plain: dict[Point, float] = {}
+        for quantization in config.formats:
+            engine = config.engine_config(quantization)
+            rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
+            floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
+            for point in own.parsed():
+                answers = _start(rig, point)
+                steps = _steps(rig, answers, own)
+                row = _row(config.model, point, steps, floor, own, peers.get(point, {}))
+                report.add(beside_plain(row, quantization, plain.get(point)))
+                plain.setdefault(point, row.seconds)
+                if config.device == "cuda" and not quantization:
+                    _add_idle(report, rig, point)
+                rig.abort(answers)
+                rig.flush()
+                if own.constrained:
+                    _add_constrained(report, rig, point, own, fmean(steps))
             if config.device == "cuda":
-                _add_idle(report, rig, point)
-            rig.abort(answers)
-            rig.flush()
-            if own.constrained:
-                _add_constrained(report, rig, point, own, fmean(steps))
-        if config.device == "cuda":
-            report.note(config.memory_note(engine))
+                report.note(config.memory_note(engine, quantization))
+            del rig
+            free_memory(config.torch_device)
     return 0
 
 

@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
+from tasuki.bench.measure.beside_plain import beside_plain, free_memory
 from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
-from tasuki.bench.measure.rig import Rig
+from tasuki.bench.measure.rig import Rig, random_parts
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
 from .config import BenchConfig
+from .errors import BenchError
 from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
 from .workload import MOST_ENTRIES_OF_A_PROMPT, MOST_TICK_COST, PREFILL_PEER_RATIO, PREFILL_TARGETS
@@ -41,6 +43,11 @@ def main(argv: Sequence[str]) -> int:
     config, own = parse_configs(
         "tasuki bench prefill", "Time cold prefills.", argv, BenchConfig, PrefillConfig
     )
+    if config.quantization and own.draft_layer == "auto":
+        raise BenchError(
+            f"quantization {config.quantization} is measured without a draft layer alone: "
+            "leave out draft_layer or quantization"
+        )
     model = config.model_config()
     with config.reported(f"prefill {config.model}") as report:
         if own.draft_layer == "auto":
@@ -52,15 +59,22 @@ def main(argv: Sequence[str]) -> int:
             for length in own.lengths()
             if own.peer
         }
-        engine = config.engine_config()
-        rig = Rig(model, engine)
-        floor = ModelFloor.of(model, rig.parts.layout, report.floors)
-        for length in own.lengths():
-            seconds = _prefills(rig, length, own.repeats)
-            report.add(_row(config.model, length, seconds, floor, peers.get(length, {})))
-        if config.device == "cuda":
-            report.add(_tick_row(rig, min(own.lengths())))
-            report.note(config.memory_note(engine))
+        plain: dict[int, float] = {}
+        for quantization in config.formats:
+            engine = config.engine_config(quantization)
+            rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
+            floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
+            for length in own.lengths():
+                seconds = _prefills(rig, length, own.repeats)
+                row = _row(config.model, length, seconds, floor, peers.get(length, {}))
+                report.add(beside_plain(row, quantization, plain.get(length)))
+                plain.setdefault(length, row.seconds)
+            if config.device == "cuda" and not quantization:
+                report.add(_tick_row(rig, min(own.lengths())))
+            if config.device == "cuda":
+                report.note(config.memory_note(engine, quantization))
+            del rig
+            free_memory(config.torch_device)
     return 0
 
 

@@ -10,7 +10,9 @@ import torch
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.flops import PrefillFlops
-from tasuki.model.weights.weight_sizes import WeightSizes
+from tasuki.model.quantise.quantised_source import QuantisedSource
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.weight_sizes import ShapesOnly, WeightSizes
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
 from .floors import Floors
@@ -24,9 +26,14 @@ class ModelFloor:
     flops: PrefillFlops
 
     @staticmethod
-    def of(config: ModelConfig, layout: CacheLayout, floors: Floors) -> "ModelFloor":
+    def of(
+        config: ModelConfig, layout: CacheLayout, floors: Floors, quantization: str = ""
+    ) -> "ModelFloor":
+        """quantization: of the weights, whose bytes count as they are stored. A prefill's floor is
+        that of bf16 products in every format."""
         dtype: torch.dtype = getattr(torch, layout.kv_dtype)
-        sizes = WeightSizes.of(config, dtype)
+        source = QuantisedSource(ShapesOnly(), RECIPES[quantization]) if quantization else None
+        sizes = WeightSizes.of(config, dtype, source)
         return ModelFloor(floors, sizes, layout, PrefillFlops.for_model(config))
 
     @property

@@ -28,8 +28,11 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.quantise.quantised_source import QuantisedSource
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.layers import ModelWeights, assemble
+from tasuki.model.weights.random_weights import RandomSource
+from tasuki.model.weights.source import TensorSource
 from tasuki.transfer.windows.step_counter import StepCounter
 
 from .made_up_vocabulary import made_up_vocabulary
@@ -139,21 +142,26 @@ class Rig:
             raise BenchError(f"{message.request_id} was refused: {message.error.message}")
 
 
-def random_parts(model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
+def random_parts(
+    model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED, quantization: str = ""
+) -> EngineParts:
     """What build_parts makes, with weights drawn on the device instead of read. role: of the engine
     to come."""
     device = torch_device(config)
     use_device(device)
     arena = build_arena(config, model, device, role)
-    weights = drawn_weights(model, config)
+    weights = drawn_weights(model, config, quantization)
     grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
     return EngineParts(model, build_model(model, weights), arena, StepCounter(), grammars=grammars)
 
 
-def drawn_weights(model: ModelConfig, config: EngineConfig) -> ModelWeights:
-    """On the config's device, of its dtype."""
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    weights = random_weights(model, _SEED, dtype, torch_device(config))
+def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> ModelWeights:
+    """On the config's device, of its dtype. quantization: how they are stored; none: plain."""
+    device = torch_device(config)
+    source: TensorSource = RandomSource(_SEED, device)
+    if quantization:
+        source = QuantisedSource(source, RECIPES[quantization])
+    weights = assemble(model, source, getattr(torch, config.dtype), device)
     # Drawing leaves float32 copies behind that a checkpoint's loading does not.
     torch.cuda.empty_cache()
     return weights

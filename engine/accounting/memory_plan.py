@@ -20,9 +20,10 @@ from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
-from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.config.auto import Auto
+
+from .stored_weights import weights_of
 
 MIB = 2**20
 # Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
@@ -63,10 +64,14 @@ class MemoryPlan:
     context_tokens: int
 
     @staticmethod
-    def of(model: ModelConfig, config: EngineConfig, device: int, role: Role) -> "MemoryPlan":
+    def of(
+        model: ModelConfig, config: EngineConfig, device: int, role: Role, quantization: str = ""
+    ) -> "MemoryPlan":
+        """quantization: of the weights, where config names no folder that says so. Raises
+        WeightsError and ModelConfigError where that folder cannot be read."""
         layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
-        weights = WeightSizes.of(model, getattr(torch, config.dtype)).total
+        weights = weights_of(model, config, quantization).total
         rest = device - weights - rotary - _CONTEXT_BYTES
 
         def is_too_large(slabs: int) -> bool:

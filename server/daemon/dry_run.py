@@ -11,8 +11,11 @@ from tasuki.engine.build import with_context
 from tasuki.engine.build_ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder, with_draft_layer
+from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS
 from tasuki.model.quantization_config import QuantizationConfig
+from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import Headings, option
 
@@ -23,32 +26,71 @@ _CONTEXTS = (8_192, 50_000)
 
 @dataclass(frozen=True)
 class DryRunConfig:
-    HEADINGS: ClassVar[Headings] = {"Memory and batches": ("dry_run", "gpu")}
+    HEADINGS: ClassVar[Headings] = {"Memory and batches": ("dry_run", "gpu", "quantization")}
 
     dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
     gpu: str = option(
         "", f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's"
     )
+    quantization: str = option(
+        "",
+        "of the plan, where --model is a published name: how its weights are stored; not given: in "
+        "dtype. A folder says so itself",
+        ("", *SERVED_ON_GPUS),
+    )
+
+    def __post_init__(self) -> None:
+        if self.quantization and not self.dry_run:
+            raise ValueError(
+                f"quantization is {self.quantization}, which is a plan's alone: a checkpoint that "
+                "is served says itself how it is stored; make one with tasuki quantise, or give "
+                "--dry-run"
+            )
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """The plan as text. Raises EngineConfigError, also of a quantised model, ModelConfigError where
-    there is no such model, and WeightsError where its draft layer cannot be served."""
+    """The plan as text. Raises EngineConfigError; ModelConfigError where there is no such model;
+    WeightsError where its weights or its draft layer cannot be read, or have no kernels."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model
     shape = with_draft_layer(published_or_folder(name), name, engine_config.draft_layer)
     model = with_context(shape, engine_config)
-    method = QuantizationConfig.load(Path(engine_config.model)).method
+    if config.quantization and Path(name).is_dir():
+        raise EngineConfigError(
+            f"quantization is {config.quantization}, and --model is a folder, whose files say how "
+            "weights are stored: leave it out, or give a published name"
+        )
+    _check_folder(Path(name))
+    if engine_config.tensor_parallel > 1:
+        model = _of_a_rank(model, engine_config)
+    device = engine_config.usable_of(*gpu_bytes(config.gpu))
+    plan = MemoryPlan.of(model, engine_config, device, Role.FUSED, config.quantization)
+    return as_text(plan, engine_config)
+
+
+def _of_a_rank(model: ModelConfig, config: EngineConfig) -> ModelConfig:
+    if QuantizationConfig.load(Path(config.model)).method is not None:
+        raise EngineConfigError(
+            f"model {config.model} is quantised and tensor_parallel is {config.tensor_parallel}: "
+            "what a rank holds of its files is not counted; plan for a published name with "
+            "--quantization"
+        )
+    return shard_of(config, 0).part(model)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises WeightsError where a GPU would refuse its weights, EngineConfigError where it does not
+    say how large they are."""
+    if any(folder.glob("*.safetensors")):
+        check_kernels(folder, torch.device("cuda"))
+        return
+    method = QuantizationConfig.load(folder).method
     if method is not None:
         raise EngineConfigError(
-            f"model {engine_config.model} is quantised ({method}), and no GPU has kernels for that "
-            "yet: plan for the BF16 checkpoint, or serve this one with --device cpu"
+            f"model {folder} is quantised ({method}) and holds no weights to count: fetch them, or "
+            "plan for a published name with --quantization"
         )
-    if engine_config.tensor_parallel > 1:
-        model = shard_of(engine_config, 0).part(model)
-    device = engine_config.usable_of(*gpu_bytes(config.gpu))
-    return as_text(MemoryPlan.of(model, engine_config, device, Role.FUSED), engine_config)
 
 
 def gpu_bytes(name: str) -> tuple[int, int]:

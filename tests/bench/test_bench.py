@@ -144,6 +144,18 @@ def test_two_engines_are_compared_by_the_turns_that_they_took() -> None:
     assert turns.ratio == pytest.approx(1.1)
 
 
+def test_a_bench_measures_a_format_beside_plain_weights(tmp_path: Path, tiny: list[str]) -> None:
+    flags = [*tiny, "--quantization", "fp8"]
+    steps = ["--points", "2x70", "--steps", "3", "--warmup-steps", "1"]
+    plain, fp8 = run(tmp_path / "out.json", "decode", *flags, *steps)["rows"]
+    assert fp8["name"] == f"fp8: {plain['name']}"
+    assert fp8["others"] == {"plain weights": plain["seconds"]}
+    assert 0.2 < fp8["floor"] / plain["floor"] < 1
+    prompts = ["--prompts", "20", "--repeats", "1"]
+    plain, fp8 = run(tmp_path / "out.json", "prefill", *flags, *prompts)["rows"]
+    assert fp8["others"] == {"plain weights": plain["seconds"]}
+
+
 def test_a_bench_writes_the_same_rows_as_a_table(tmp_path: Path, tiny: list[str]) -> None:
     run(tmp_path / "out.json", "prefill", *tiny, "--prompts", "20,30", "--repeats", "1")
     table = (tmp_path / "out.md").read_text().splitlines()

@@ -6,19 +6,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tasuki.cli import main as cli
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.accounting.stored_weights import weights_of
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
-from tasuki.model.weights.layers import ModelWeights, tensors
-from tasuki.model.weights.random_weights import random_weights
+from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS, QuantisedSource
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.layers import ModelWeights, assemble, matrices, tensors
+from tasuki.model.weights.random_weights import RandomSource, random_weights
+from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.server.daemon.dry_run import GPUS
 from tests.harness.engines import TINY, tiny_parts
+from tests.harness.goldens import reference_dir
 from tests.harness.model_shapes import MOE, dense_raw
 
 H200 = GPUS["h200"] * MIB
@@ -166,7 +174,53 @@ def test_no_plan_is_made_for_what_a_gpu_refuses(
     config = dense_raw() | {"quantization_config": {"quant_method": "fp8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert cli.main(["serve", "--dry-run", "--model", str(tmp_path), "--gpu", "h200"]) == 1
-    assert "is quantised (fp8)" in capsys.readouterr().err
+    assert "is quantised (fp8) and holds no weights" in capsys.readouterr().err
+    codes = torch.zeros(1, dtype=torch.uint8)
+    stored = {"model.embed_tokens.weight": torch.zeros(1), "model.layers.0.up_proj.weight": codes}
+    save_file(stored, tmp_path / "model.safetensors")
+    assert cli.main(["serve", "--dry-run", "--model", str(tmp_path), "--gpu", "h200"]) == 1
+    assert "no kernels for that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", SERVED_ON_GPUS)
+@pytest.mark.parametrize("shape", [ModelConfig.from_dict(TINY), MOE], ids=["tied", "moe"])
+def test_quantised_weights_are_counted_as_they_are_allocated(shape: ModelConfig, form: str) -> None:
+    source = QuantisedSource(RandomSource(1), RECIPES[form])
+    weights = assemble(shape, source, torch.bfloat16)
+    counted = weights_of(shape, EngineConfig(dtype="bfloat16"), form).total
+    assert counted == on_a_gpu(weights) - (weights.head.nbytes if shape.tied else 0)
+    assert counted < WeightSizes.of(shape, torch.bfloat16).total
+
+
+def on_a_gpu(weights: ModelWeights) -> int:
+    """Bytes of all, laid out for kernels; what is tied as often as it is named."""
+    laid_out = [s for matrix in matrices(weights) for s in for_kernels(matrix.segments)]
+    beside = sum(t.nbytes for t in tensors(weights)) - sum(m.nbytes for m in matrices(weights))
+    return beside + sum(segment.nbytes for segment in laid_out)
+
+
+def test_a_quantised_folder_is_counted_by_its_headers(tmp_path: Path) -> None:
+    folder = tmp_path / "fp8"
+    quantise_folder(reference_dir("small-moe"), folder, RECIPES["fp8"])
+    model = ModelConfig.load(folder)
+    config = EngineConfig(model=str(folder), dtype="bfloat16")
+    with Checkpoint(folder) as stored:
+        counted = on_a_gpu(assemble(model, stored, torch.bfloat16))
+    assert weights_of(model, config).total == counted
+    assert MemoryPlan.of(model, config, H200, Role.FUSED).weights == counted
+
+
+def test_the_dry_run_counts_a_format(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["serve", "--dry-run", "--gpu", "h200", "--quantization", "fp8", "--model"]
+    for draft_layer, weights in (("off", "117990 MiB"), ("auto", "120416 MiB")):
+        assert cli.main([*flags, "122b-a10b", "--draft-layer", draft_layer]) == 0
+        printed = capsys.readouterr().out
+        assert weights in printed and "the plan fits" in printed
+    assert cli.main([*flags, str(reference_dir("small-moe"))]) == 1
+    assert "give a published name" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--model", "9b", "--quantization", "fp8"])
+    assert "tasuki quantise" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
