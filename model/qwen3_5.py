@@ -21,7 +21,7 @@ from tasuki.model.backends.base import (
 from tasuki.model.backends.reduce import Gather, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
-from tasuki.model.weights.layers import DraftWeights, GdnWeights, LayerWeights, ModelWeights
+from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
 from .batch import Batch
@@ -79,12 +79,24 @@ class Qwen35Model:
         float32, hidden states [T, hidden]). hidden [T, hidden]: of the token before each, the
         model's behind its final norm, or of a draft what was returned here. Writes their entries.
         REQUIRES: every token stands at position 1 or later; entries of those before are there."""
-        operators, weights, draft = self._drafting(self.backend.bind(batch))
-        mixed = mixture(batch.token_ids, hidden, weights.embedding, draft, operators)
+        operators = self.backend.bind(batch)
+        if not isinstance(operators, TorchOperators):
+            device = self.weights.embedding.device
+            raise NoDraftLayer(f"a batch of the host is not drafted behind on {device}")
+        logits, hidden = self.guess(batch.token_ids, hidden, operators, arena)
+        return logits.float(), hidden
+
+    def guess(
+        self, tokens: Tensor, hidden: Tensor, operators: DraftOperators, arena: Arena
+    ) -> tuple[Tensor, Tensor]:
+        """As draft_logits(), of tokens [T] that the operators are bound to, with logits as they
+        come. A graph may capture it. Raises NoDraftLayer."""
+        weights, draft = self.weights, of_model(self.weights)
+        mixed = mixture(tokens, hidden, weights.embedding, draft, operators)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
         if self._drafts is not None:
             return self._drafts.logits(hidden, operators), hidden
-        return self._gather(operators.head(hidden, weights.head)).float(), hidden
+        return self._gather(operators.head(hidden, weights.head)), hidden
 
     def keep_entries(
         self,
@@ -117,12 +129,6 @@ class Qwen35Model:
         branch, residual = self.layers(tokens, operators, arena, NullHooks())
         entries.carry_over(branch, residual, self.weights.norm, arena.carry[0])
         return branch, residual
-
-    def _drafting(self, operators: Operators) -> tuple[DraftOperators, ModelWeights, DraftWeights]:
-        draft = of_model(self.weights)
-        if not isinstance(operators, TorchOperators):
-            raise NoDraftLayer(f"there are no kernels to draft on {self.weights.embedding.device}")
-        return operators, self.weights, draft
 
     @torch.inference_mode()
     def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:

@@ -123,8 +123,8 @@ class StepEntries(Protocol):
         writes; neither is changed."""
 
 
-class DraftOperators(BatchOperators, Protocol):
-    """What the guess of a layer that drafts tokens needs besides."""
+class DraftOperators(Protocol):
+    """The guess of the layer that drafts tokens, behind one token of each of T rows."""
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         """Logits [T, vocab] in the model's dtype of normed hidden states."""

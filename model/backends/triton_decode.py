@@ -3,14 +3,12 @@
 Waits for nothing and allocates only through PyTorch, so that a CUDA graph may capture it.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from tasuki.model.batch import DecodeBatch
 from tasuki.model.config import ModelConfig
-from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
+from tasuki.model.ops.attention.decode import paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.decode import gdn_decode
 from tasuki.model.ops.linear.phase_product import phase_product
@@ -27,26 +25,10 @@ from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 
+from .decode_scratch import DecodeScratch
 from .reduce import Reduce
+from .triton_draft import DraftRows, TritonDraft
 from .triton_entries import StepEntries
-
-
-@dataclass(frozen=True)
-class DecodeScratch:
-    """What decode steps of up to `batch` rows share: launches that use it share a stream.
-
-    attention: partial results. owners [batch] int32: 0, 1, ...
-    """
-
-    attention: DecodeWorkspace
-    owners: Tensor
-
-    @staticmethod
-    def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeScratch":
-        return DecodeScratch(
-            attention=DecodeWorkspace.of(config, batch, device),
-            owners=torch.arange(batch, dtype=torch.int32, device=device),
-        )
 
 
 class TritonDecode:
@@ -134,6 +116,11 @@ class TritonDecode:
         return StepEntries(
             self._config, self._rotary, self._places, slots, self._product, self._side
         )
+
+    def drafts(self, counts: Tensor) -> TritonDraft:
+        """Of the draft layer, for the same batch. counts [at least its rows] int32: ones."""
+        rows = DraftRows(self._batch, self._scratch, counts)
+        return TritonDraft(self._config, rows, self._rotary, self, self._product)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
         """x times weight [hidden, k] transposed, of this rank alone."""

@@ -19,8 +19,9 @@ from tasuki.model.ops.gdn.verify.rows import gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
 from tasuki.pycache.layout import LayerKind
 
+from .decode_scratch import DecodeScratch
 from .reduce import Reduce
-from .triton_decode import DecodeScratch, TritonDecode
+from .triton_decode import TritonDecode
 from .triton_entries import VerifyEntries
 
 

@@ -39,6 +39,7 @@ def paged_attention_verify(
     counts: Tensor,
     rows: Tensor,
     workspace: DecodeWorkspace,
+    first_key: int = 0,
 ) -> Tensor:
     """Gated attention output [B * T, query_heads * head_dim] in q's dtype; of rows from rows[0] on
     it is left unwritten.
@@ -47,6 +48,7 @@ def paged_attention_verify(
     for `paged_attention_decode`. page_table [B, pages a row], context_lens [B] (keys of each row,
     those of all its tokens included), counts [B] (its tokens, 1 to T; the others see what the last
     one sees) and rows [1]: int32 on the device. workspace: for B rows of T times as many heads.
+    first_key: no query sees a key before it; every row has one that its first token sees.
     """
     batch = len(counts)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
@@ -73,6 +75,7 @@ def paged_attention_verify(
         PAGE_TOKENS=kv.shape[3],
         TILE=tile,
         BATCH_BLOCK=triton.next_power_of_2(batch),
+        FIRST_KEY=first_key,
         num_warps=_warps(queries),
         num_stages=_STAGES if kv.element_size() == 2 else 1,
         **dependent(q),
@@ -116,6 +119,7 @@ def _kernel(
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
     BATCH_BLOCK: tl.constexpr,
+    FIRST_KEY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     # Heads of one page run side by side, so that their reads meet in the same memory rows.
@@ -155,6 +159,8 @@ def _kernel(
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
         # Seen by the first token, and so by all.
         full = tl.minimum(last_tile, (before + 1) // TILE)
+        if FIRST_KEY > 0:
+            full = tl.minimum(first_tile, full)
         for tile in range(first_tile, full):
             page = tl.load(table + tile // tiles_a_page)
             row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
@@ -168,6 +174,8 @@ def _kernel(
             value = kv.load([row + PAGE_TOKENS, 0])
             keys = tile * TILE + offset
             written = keys < length
+            if FIRST_KEY > 0:
+                written = written & (keys >= FIRST_KEY)
             output, largest, total = attend_visible(
                 queries,
                 key,
@@ -195,9 +203,10 @@ def _kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """9B with 3 and with 7 drafts, and 3 of 35B-A3B's half of heads, bfloat16."""
+    """9B with 3 and with 7 drafts, and 3 of 35B-A3B's half of heads, bfloat16; and one token of the
+    draft layer."""
 
-    def spec(drafts: int, kv_heads: int, group: int) -> KernelSpec:
+    def spec(drafts: int, kv_heads: int, group: int, first_key: int = 0) -> KernelSpec:
         tokens = drafts + 1
         queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
         heads = {"TOKENS": tokens, "KV_HEADS": kv_heads, "GROUP": group, "QUERIES": queries}
@@ -205,7 +214,7 @@ def compile_specs() -> list[KernelSpec]:
         return KernelSpec.of(
             f"attention_verify_{drafts}_drafts_of_{group}_heads",
             _kernel,
-            heads | sizes | {"DEPENDENT": True},
+            heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True},
             _warps(queries),
             _STAGES,
             fp32="outputs weights",
@@ -213,4 +222,4 @@ def compile_specs() -> list[KernelSpec]:
             kv="tensordesc<bf16[64,256]>",
         )
 
-    return [spec(3, 4, 4), spec(7, 4, 4), spec(3, 2, 8), spec(7, 2, 8)]
+    return [spec(3, 4, 4), spec(7, 4, 4), spec(3, 2, 8), spec(7, 2, 8), spec(0, 4, 4, 1)]
