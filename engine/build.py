@@ -35,7 +35,7 @@ from tasuki.engine.tiers.host_tier import Copier, HostTier, MakeTier
 from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.tier_prices import CPU_LINK, TierPrices
 from tasuki.model.config import ModelConfig
-from tasuki.model.draft_vocabulary import DraftRows, draft_ids
+from tasuki.model.draft_vocabulary import DraftHead, draft_ids
 from tasuki.model.flops import PrefillFlops
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -235,7 +235,7 @@ def build_model(
     drafts may be; None: all."""
     device = weights.embedding.device
     if device.type == "cpu":
-        return Qwen35Model(config, weights, drafts=DraftRows.of(weights.head, drafted))
+        return Qwen35Model(config, weights, drafts=DraftHead.of(weights.head, drafted))
     from tasuki.model.backends.triton_backend import TritonBackend
 
     return Qwen35Model(config, weights, TritonBackend(config, weights.dtype, device))
@@ -307,16 +307,6 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
-    if config.drafts_by_layer and parts.arena.bytes.device.type != "cpu":
-        raise EngineConfigError(
-            f"speculate is {config.speculate}, and the draft layer guesses on a CPU only, as yet: "
-            "give tree or prediction, or --device cpu"
-        )
-    if config.drafts_by_layer and not parts.layout.draft_layers:
-        raise EngineConfigError(
-            f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
-            "with mtp.*, and --draft-layer auto"
-        )
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
@@ -325,7 +315,12 @@ def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Of a step and answer. Raises EngineConfigError where the config asks for drafts that cannot
-    be verified."""
+    be verified, or by a layer that there is not."""
+    if config.drafts_by_layer and not parts.layout.draft_layers:
+        raise EngineConfigError(
+            f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
+            "with mtp.*, and --draft-layer auto"
+        )
     if parts.runner is None and parts.arena.bytes.device.type == "cpu":
         return 0 if config.speculate == "off" else config.draft_tokens
     most = config.drafts_on_gpu
@@ -359,7 +354,14 @@ def _assemble(
     # A prefill node has no answers.
     drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
     hands_on = role is Role.PREFILL
-    runner = build_runner(parts, batch, hands_on=hands_on, drafts=drafts, progress=progress)
+    runner = build_runner(
+        parts,
+        batch,
+        hands_on=hands_on,
+        drafts=drafts,
+        guesses=drafts if config.drafts_by_layer else 0,
+        progress=progress,
+    )
     wire = parts.wire or parts.layout
     grammars = parts.grammars
     per_token = None if role is Role.PREFILL else config.max_itl_seconds
@@ -416,10 +418,11 @@ def build_runner(
     *,
     hands_on: bool,
     drafts: int = 0,
+    guesses: int = 0,
     progress: Progress = no_progress,
 ) -> Runner:
     """On a GPU this captures the decode graphs. batch: the most requests of a forward. hands_on:
-    whether anybody counts its steps. drafts: of a row at most, on a GPU."""
+    whether anybody counts its steps. drafts, guesses: of a row at most, on a GPU."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
@@ -436,5 +439,6 @@ def build_runner(
         max_batch=batch,
         max_position=parts.model_config.max_position,
         drafts=drafts,
+        guesses=guesses,
         progress=progress,
     )

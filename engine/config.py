@@ -230,7 +230,7 @@ class EngineConfig:
     def drafts_on_gpu(self) -> int:
         """Of a row at most, for which a GPU keeps room. None where they were not asked for: until a
         controller knows when they gain, they may cost nothing there."""
-        return self.draft_tokens if self.speculate in ("prediction", "tree") else 0
+        return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:
         """Bytes of a GPU that this process may take, of `total` of which `free` are free."""

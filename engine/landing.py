@@ -48,7 +48,7 @@ class Landing:
                 sampled = drawn.at(row) if item.num_sampled else None
                 if item.guesses and item.request.drafting is not None:
                     behind = len(item.request.output) + 1
-                    item.request.drafting.guessed(drawn.guessed[row], behind)
+                    item.request.drafting.guessed(drawn.guessed.get(row, ()), behind)
                 self._prompt(item, sampled, drawn.scores.get(row))
 
     def _answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:

@@ -62,7 +62,7 @@ def _added(path: Path) -> set[int]:
 
 
 @dataclass(frozen=True)
-class DraftRows:
+class DraftHead:
     """ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their rows, a copy."""
 
     ids: Tensor
@@ -70,13 +70,13 @@ class DraftRows:
     vocab: int
 
     @staticmethod
-    def of(head: Matrix, ids: Tensor | None) -> "DraftRows | None":
+    def of(head: Matrix, ids: Tensor | None) -> "DraftHead | None":
         """head: the model's. None where a draft may be any token, or the head is quantised: its
         rows share scales."""
         if ids is None or head.kinds != {Kind.PLAIN}:
             return None
         rows = head.plain.index_select(0, ids.to(head.plain.device))
-        return DraftRows(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
+        return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
 
     def logits(self, hidden: Tensor, operators: DraftOperators) -> Tensor:
         """[T, vocab] float32 of hidden states [T, hidden], so that a draw has each token's own

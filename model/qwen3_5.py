@@ -27,7 +27,7 @@ from tasuki.pycache.arena import Arena
 from .batch import Batch
 from .config import ModelConfig
 from .draft_layer import NoDraftLayer, begin_step, keep_entries, mixture, of_model
-from .draft_vocabulary import DraftRows
+from .draft_vocabulary import DraftHead
 from .hooks import LayerHooks, NullHooks
 
 
@@ -40,7 +40,7 @@ class Qwen35Model:
         weights: ModelWeights,
         backend: Backend | None = None,
         gather: Gather = one_rank,
-        drafts: DraftRows | None = None,
+        drafts: DraftHead | None = None,
     ) -> None:
         """backend: PyTorch's operators if none is given. gather: of logits, where the config says
         that a part of the vocabulary's are computed here. drafts: what the draft layer may propose;

@@ -197,7 +197,16 @@ def _drafts(
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
     kept = tokens * (kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
     activations = _activations(model, tokens, config.dtype)
-    return _GRAPHS_BYTES + activations + logits + attention + kept
+    found = _GRAPHS_BYTES + activations + logits + attention + kept
+    return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)
+
+
+def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
+    """Of the draft layer's graphs, likewise (runner/guesses)."""
+    logits = 2 * rows * model.vocab * itemsize(config.dtype)
+    attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
+    activations = _activations(model, rows, config.dtype)
+    return _GRAPHS_BYTES + activations + logits + attention + rows * layout.carry_bytes
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:

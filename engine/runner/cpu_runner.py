@@ -1,6 +1,6 @@
 """Runs plans on the CPU: a launch computes at once, and everything else is as on a GPU: a drawn
-token stays on its lane, and the next forward takes it from there. Drafts are verified here only: a
-row of several tokens draws one behind each, in order, until a draft is another one.
+token stays on its lane, and the next forward takes it from there. A row of several tokens draws one
+behind each, in order, until a draft is another one.
 
 Owns the lanes and what it keeps of sequences; shares model and arena. Thread rule: one thread.
 """

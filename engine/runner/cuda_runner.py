@@ -1,5 +1,5 @@
 """Runs plans on a GPU: decoding rows by a captured graph, those with drafts by another one, prompts
-eagerly behind them.
+eagerly behind them; then the draft layer guesses what follows.
 
 Owns the last tokens, the rows and the block table; shares model and arena. Everything joins one
 stream, the current one, and nothing waits for the GPU but InFlightForward.result(). Thread rule:
@@ -36,6 +36,8 @@ from .cuda_graphs import DecodeGraphs
 from .device_batch import DeviceBatch, SamplingTable, take_over
 from .drawn_tokens import DrawnTokens
 from .eager_sampler import EagerSampler, TopTokens
+from .guesses.guessed_rows import GuessedRows
+from .guesses.layer_drafter import LayerDrafter
 from .lane_adjustments import LaneAdjustments
 from .last_tokens import LastTokens
 from .layer_events import LayerEvents
@@ -59,11 +61,13 @@ class _Part:
 @dataclass(frozen=True)
 class CudaForward:
     """`InFlightForward` of a plan with so many rows. parts: a row of two is what the later one
-    has. verified: of rows with drafts. scores: on their way, by rows."""
+    has. verified: of rows with drafts. guessed: behind what was drawn. scores: on their way, by
+    rows."""
 
     rows: int
     parts: Sequence[_Part]
     verified: Sequence[VerifiedRows]
+    guessed: GuessedRows | None
     scores: Mapping[int, ScoredRows]
     before: torch.cuda.Event
     started: torch.cuda.Event
@@ -91,7 +95,8 @@ class CudaForward:
             tops.update(first)
             behind.update(more)
         scores = {row: scored.values() for row, scored in self.scores.items()}
-        return replace(drawn, tops=tops, scores=scores, behind=behind)
+        guessed = {} if self.guessed is None else self.guessed.tokens()
+        return replace(drawn, tops=tops, scores=scores, behind=behind, guessed=guessed)
 
 
 class CudaRunner:
@@ -105,11 +110,13 @@ class CudaRunner:
         max_batch: int,
         max_position: int,
         drafts: int = 0,
+        guesses: int = 0,
         progress: Progress = no_progress,
     ) -> None:
         """Captures the graphs, which progress counts. ticks: counts the layers of prompts, if
-        anybody is to know: what decodes hands nothing on. drafts: of a row at most. REQUIRES: the
-        model has Triton's operators."""
+        anybody is to know: what decodes hands nothing on. drafts, guesses: of a row at most, that
+        are verified and that the draft layer proposes. REQUIRES: the model has Triton's operators;
+        guesses are drafts, and the arena has a draft layer for them."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -149,6 +156,19 @@ class CudaRunner:
                 rows=max_batch,
                 pages=pages,
                 drafts=drafts,
+            )
+        self._drafter = None
+        if guesses:
+            self._drafter = LayerDrafter(
+                model,
+                backend,
+                arena,
+                self._sequences,
+                self._sampling,
+                self._lanes,
+                rows=max_batch,
+                pages=pages,
+                drafts=guesses,
             )
         self._warm_up()
         self._ended = _recorded(timed=True)
@@ -206,6 +226,8 @@ class CudaRunner:
         parts: list[_Part] = []
         scores: dict[int, ScoredRows] = {}
         before, started = self._ended, _recorded(timed=True)
+        if self._drafter is not None:
+            plan = self._drafter.first(plan, rows)
         if rows.decodes.any():
             parts += self._decode(plan, rows, rows.decodes.nonzero()[0])
         verified = []
@@ -214,11 +236,18 @@ class CudaRunner:
         prompts = ~(rows.decodes | rows.verifies)
         if prompts.any():
             parts += self._prefill(plan, rows, prompts.nonzero()[0], scores)
+        guessed = None
+        if self._drafter is not None and self._verifier is not None:
+            guessed = self._drafter.behind(plan, rows, self._verifier)
         self._ended = _recorded(timed=True)
-        return CudaForward(len(rows), parts, verified, scores, before, started, self._ended)
+        return CudaForward(
+            len(rows), parts, verified, guessed, scores, before, started, self._ended
+        )
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """The plan's rows, once its folds are launched: as many verify drafts as may."""
+        if self._drafter is None and (plan.guesses or plan.first_guesses):
+            raise PlanError(f"plan {plan.number} asks for guesses, which nobody makes here")
         if self._verifier is None:
             if rows.verifies.any() or plan.folds:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")

@@ -108,10 +108,13 @@ class DeviceBatch:
     def lanes(self, size: int) -> Tensor:
         return self._inputs[_LANES, :size]
 
+    def positions(self, size: int) -> Tensor:
+        return self._inputs[_POSITIONS, :size]
+
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
         """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
         return DecodeBatch(
-            positions=self._inputs[_POSITIONS, :size],
+            positions=self.positions(size),
             context_lens=self._inputs[_CONTEXT, :size],
             page_table=table[:size],
             read_slots=self._inputs[_READ, :size],

@@ -52,6 +52,15 @@ def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig, draft_lay
     assert WeightSizes.of(shape, torch.bfloat16).total == allocated(weights)
 
 
+def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> None:
+    model = replace(NINE, draft_layers=1)
+    graphs = [plan(model, speculate=name).graphs for name in ("auto", "prediction", "mtp")]
+    assert graphs == sorted(set(graphs))
+    # Its logits, twice, of 64 rows, of which each keeps a hidden state too.
+    assert graphs[2] - graphs[1] > 64 * 2 * (2 * NINE.vocab + NINE.hidden)
+    assert plan(model, role=Role.PREFILL, speculate="mtp") == plan(model, role=Role.PREFILL)
+
+
 @pytest.mark.parametrize(
     ("name", "gigabytes", "active"),
     [("4b", 8.4, 8.4), ("9b", 17.9, 15.9), ("35b-a3b", 69.3, 5.9), ("397b-a17b", 793, 32.6)],

@@ -10,7 +10,7 @@ import torch
 from tasuki.engine.build import build_parts
 from tasuki.engine.speculation.mtp_drafter import MtpDrafter
 from tasuki.model.config_fields import ModelConfigError
-from tasuki.model.draft_vocabulary import FILE, DraftRows, draft_ids
+from tasuki.model.draft_vocabulary import FILE, DraftHead, draft_ids
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.weights.matrix import Matrix
 from tests.harness.engines import Lone, engine_config
@@ -51,8 +51,8 @@ def test_a_list_that_is_none_is_refused_by_name(text: str, tmp_path: Path) -> No
 
 def test_rows_that_share_scales_are_not_taken_apart() -> None:
     head = Matrix.of(torch.randn(6, 4))
-    assert DraftRows.of(head, None) is None
-    rows = DraftRows.of(head, torch.tensor([1, 4]))
+    assert DraftHead.of(head, None) is None
+    rows = DraftHead.of(head, torch.tensor([1, 4]))
     assert rows is not None and torch.equal(rows.head.plain, head.plain[[1, 4]])
 
 

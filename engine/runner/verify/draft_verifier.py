@@ -6,7 +6,7 @@ overwrites what is kept: the engine folds before it drafts again, since it draft
 there. Thread rule: the runner's; one stream.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
 from .drafted_rows import DraftedRows
+from .guess_starts import GuessStarts
 from .token_rows import MOST_ROWS, token_rows
 from .verified_rows import VerifiedRows
 from .verify_graphs import VerifyGraphs
@@ -76,6 +77,7 @@ class DraftVerifier:
             model, backend, arena, self._rows, self._table.table, self._scratch
         )
         self._held: dict[int, _Held] = {}
+        self._width = 1
         self._alone: set[int] = set()
         """Lanes whose rows went without their drafts, and wrote their slots."""
         self._fold([_Held(0, 1, 0, 0)], [1])
@@ -106,7 +108,7 @@ class DraftVerifier:
         drafts = [ids[row, 1:length].tolist() for row, length in enumerate(rows.lengths.tolist())]
         self._rows.fill(rows, each, ids, self._sampling)
         logits = self._graphs.replay(len(rows), width)
-        self._hold(rows)
+        self._hold(rows, width)
         if self._sampling.cuts[rows.lanes].any():
             own = logits[: len(each)]
             draws = self._rows.draws(len(rows), width)
@@ -114,9 +116,34 @@ class DraftVerifier:
         tops = self._eager.top(np.arange(len(each)), each, logits)
         drawn = self._rows.read()
         adjusted = self._draw_adjusted(each, drafts, width, logits)
+        self._take_over(adjusted, width)
         return VerifiedRows(numbers, drafts, width, drawn, tops, adjusted)
 
-    def _hold(self, rows: ResolvedRows) -> None:
+    def starts(self, lanes: Sequence[int]) -> GuessStarts:
+        """Behind what was drawn last of these lanes' rows of the last step, in their order, as far
+        as drafts held. REQUIRES: there is a draft layer; nothing of them is folded yet."""
+        hidden = self._scratch.hidden
+        assert hidden is not None, "the config has no draft layer"
+        every = self._rows.starts(len(self._held), self._width, hidden)
+        places = np.array([self._held[lane].place for lane in lanes])
+        return every.take(self._to_device(places))
+
+    def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
+        """Let what was drawn outside of the graph stand where the graph's draws stood."""
+        found = [
+            (place * width + at, token.token)
+            for place, tokens in adjusted.items()
+            for at, token in enumerate(tokens)
+        ]
+        if found:
+            places, tokens = self._to_device(np.array(found).T.copy())
+            self._rows.put(places, tokens.int())
+
+    def _to_device(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
+
+    def _hold(self, rows: ResolvedRows, width: int) -> None:
+        self._width = width
         columns = (rows.lanes, rows.lengths, rows.read_slots, rows.write_slots)
         self._held = {
             lane: _Held(place, tokens, read, write)
@@ -136,7 +163,7 @@ class DraftVerifier:
             if not going:
                 break
             at = np.array(going) * width + place
-            own = logits[torch.from_numpy(at).pin_memory().to(self._device, non_blocking=True)]
+            own = logits[self._to_device(at)]
             rows = each.take(at)
             likeliest = self._eager.top(at, rows, own)
             drawn = self._eager.draw(rows, own)

@@ -14,6 +14,8 @@ from tasuki.engine.runner.sequence_states import ResolvedRows
 from tasuki.model.batch import VerifyBatch
 from tasuki.model.ops.sampling.sample import Draws
 
+from .guess_starts import GuessStarts
+
 _IDS, _COUNTS = range(2)
 
 
@@ -56,6 +58,17 @@ class DraftedRows:
 
     def ids(self, size: int, width: int) -> Tensor:
         return self._numbers[_IDS, : size * width]
+
+    def put(self, places: Tensor, tokens: Tensor) -> None:
+        """What was drawn elsewhere behind the tokens at these places: int64, int32."""
+        self._tokens.draws(self._numbers.shape[1]).token.index_copy_(0, places, tokens)
+
+    def starts(self, count: int, width: int, hidden: Tensor) -> GuessStarts:
+        """Behind what was drawn last of each of the first `count` rows, of `width` tokens. hidden
+        [at least count, at least width, dim]: of each token."""
+        drawn = self.draws(count, width).token.view(count, width)
+        ids, counts = self.ids(count, width).view(count, width), self._numbers[_COUNTS, :count]
+        return GuessStarts.behind(drawn, ids, counts, hidden[:count, :width])
 
     def draws(self, size: int, width: int) -> Draws:
         return self._tokens.draws(size * width)
