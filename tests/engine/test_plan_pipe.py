@@ -147,7 +147,8 @@ def test_drafts_and_folds_go_to_another_process(pipe: PipeRunner) -> None:
     tokens = prompt(150)
     answer = engine().ask("r", tokens, 20)
     node = engine()
-    node.engine._plans = PlanStream(pipe, node.engine._cache, node.engine._scheduler.progress)
+    plans = PlanStream(pipe, node.engine._cache, node.engine._scheduler.progress)
+    node.engine._plans = node.engine._landing._plans = plans
     prediction = np.array([*answer[:9], 0, *answer[10:]], dtype=np.int32)
     assert node.ask("r", tokens, 20, prediction=prediction) == answer
     assert node.finished("r").usage.accepted_tokens > 10

@@ -11,7 +11,6 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
-from tasuki.pycache.layout import LayerKind
 from tests.harness.engines import tiny_parts
 
 
@@ -44,9 +43,6 @@ def test_what_a_gpu_cannot_verify_is_refused_by_name() -> None:
     with pytest.raises(EngineConfigError, match="at most 7 at a time"):
         most_drafts(config, on_gpu())
     config = EngineConfig(speculate="tree")
-    kinds = (*tiny_parts().layout.layer_kinds, LayerKind.DRAFT)
-    with pytest.raises(EngineConfigError, match="--draft-layer off"):
-        most_drafts(config, on_gpu(layer_kinds=kinds))
     with pytest.raises(EngineConfigError, match="verifies no drafts"):
         most_drafts(config, replace(tiny_parts(), runner=lambda parts, hands_on: None))
 
