@@ -51,7 +51,12 @@ class Victim(Node):
     def dies(self) -> float:
         """Wait for its death by itself; when that was, on the monotonic clock. Its client lives
         on, and may read its messages."""
-        handle = os.pidfd_open(self.pid)
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            # It was gone, and its parent had seen that, before anybody looked.
+            self._dead = True
+            return time.monotonic()
         try:
             poller = select.poll()
             poller.register(handle, select.POLLIN)
