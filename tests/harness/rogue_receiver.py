@@ -54,13 +54,14 @@ class Rogue:
         self.contract = contract_of(self.stub)
         self._rooms = 0
         self._connection = self.connect(self.metadata).connected.connection_id
-        self._beating = Thread(target=self._beat)
+        answers: SimpleQueue[pb.Renewal | None] = SimpleQueue()
+        # Before the thread begins: a rogue may be closed as soon as it is made.
+        self._heart = self.stub.Heartbeat(iter(answers.get, None))
+        self._beating = Thread(target=self._beat, args=[answers])
         self._beating.start()
 
-    def _beat(self) -> None:
+    def _beat(self, answers: "SimpleQueue[pb.Renewal | None]") -> None:
         """Answer beats, as a receiver must that wants to stay connected."""
-        answers: SimpleQueue[pb.Renewal | None] = SimpleQueue()
-        self._heart = self.stub.Heartbeat(iter(answers.get, None))
         answers.put(pb.Renewal(connection_id=self._connection))
         try:
             for beat in self._heart:
