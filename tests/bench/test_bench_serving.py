@@ -40,6 +40,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
+from tests.harness.processes import command_of
 
 FEW = ["--streams", "8", "--seconds", "2", "--prompt", "70", "--answer", "20"]
 
@@ -48,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     """What it prints, which must be JSON and nothing else. Nothing that it started still runs."""
     assert cli.main(["bench", "serving", "--free-model", "--json", *flags]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())]
+    commands = [command_of(pid) for pid in descendants(os.getpid())]
     assert not [line for line in commands if b"node_main" in line or b"spawn_main" in line]
     return document
 

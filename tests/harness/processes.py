@@ -2,7 +2,11 @@
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
+
+_GONE = FileNotFoundError, ProcessLookupError
+"""Of a process's file: before it is opened, and between that and its reading."""
 
 
 def gone(pid: int) -> bool:
@@ -24,34 +28,39 @@ def ended(pid: int) -> bool:
     """Gone, or dead and not waited for yet by whoever inherited it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except _GONE:
         return True
     return state == "Z"
 
 
 def engine_of(daemon: int) -> int:
     """The process of a daemon's engine, where it has one of its own."""
-    (found,) = [child for child in _children(daemon) if b"engine_main" in _command(child)]
+    (found,) = [child for child in _children(daemon) if b"engine_main" in command_of(child)]
     return found
 
 
 def workers_of(daemon: int) -> list[int]:
     """The processes of a daemon's front workers."""
-    return [child for child in _children(daemon) if b"worker_main" in _command(child)]
+    return [child for child in _children(daemon) if b"worker_main" in command_of(child)]
 
 
 def followers_of(engine: int) -> list[int]:
     """The processes of the other ranks of an engine's process."""
-    return [child for child in _children(engine) if b"rank_main" in _command(child)]
+    return [child for child in _children(engine) if b"rank_main" in command_of(child)]
 
 
 def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may end meanwhile.
+        with suppress(*_GONE):
+            found += [int(child) for child in task.read_text().split()]
+    return found
 
 
-def _command(pid: int) -> bytes:
+def command_of(pid: int) -> bytes:
+    """Its arguments, each with a zero byte behind it; nothing once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+    except _GONE:
         return b""
