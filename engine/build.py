@@ -234,11 +234,13 @@ def build_model(
     """With the operators of the device that the weights are on. drafted: ids of the tokens that
     drafts may be; None: all."""
     device = weights.embedding.device
+    drafts = DraftHead.of(weights.head, drafted)
     if device.type == "cpu":
-        return Qwen35Model(config, weights, drafts=DraftHead.of(weights.head, drafted))
+        return Qwen35Model(config, weights, drafts=drafts)
     from tasuki.model.backends.triton_backend import TritonBackend
 
-    return Qwen35Model(config, weights, TritonBackend(config, weights.dtype, device))
+    backend = TritonBackend(config, weights.dtype, device)
+    return Qwen35Model(config, weights, backend, drafts=drafts)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:

@@ -21,7 +21,7 @@ from .weights.matrix import Matrix
 from .weights.segment import Kind
 
 FILE = "draft_vocab.json"
-_FIRST_IDS = 32_768
+FIRST_IDS = 32_768
 
 
 def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | None:
@@ -29,11 +29,11 @@ def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | No
     all that its tokenizer adds or that end an answer. None: all of the vocabulary. Raises
     ModelConfigError."""
     listed = _listed(folder / FILE, vocab)
-    if listed is None and vocab <= _FIRST_IDS:
+    if listed is None and vocab <= FIRST_IDS:
         return None
     if listed is None:
         beyond = {*_added(folder / "tokenizer.json"), *eos_ids}
-        listed = {*range(_FIRST_IDS), *(token for token in beyond if token < vocab)}
+        listed = {*range(FIRST_IDS), *(token for token in beyond if token < vocab)}
     return None if len(listed) == vocab else torch.tensor(sorted(listed))
 
 

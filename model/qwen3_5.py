@@ -83,20 +83,19 @@ class Qwen35Model:
         if not isinstance(operators, TorchOperators):
             device = self.weights.embedding.device
             raise NoDraftLayer(f"a batch of the host is not drafted behind on {device}")
-        logits, hidden = self.guess(batch.token_ids, hidden, operators, arena)
-        return logits.float(), hidden
+        return self.guess(batch.token_ids, hidden, operators, arena)
 
     def guess(
         self, tokens: Tensor, hidden: Tensor, operators: DraftOperators, arena: Arena
     ) -> tuple[Tensor, Tensor]:
-        """As draft_logits(), of tokens [T] that the operators are bound to, with logits as they
-        come. A graph may capture it. Raises NoDraftLayer."""
+        """As draft_logits(), of tokens [T] that the operators are bound to. A graph may capture it.
+        Raises NoDraftLayer."""
         weights, draft = self.weights, of_model(self.weights)
         mixed = mixture(tokens, hidden, weights.embedding, draft, operators)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
         if self._drafts is not None:
             return self._drafts.logits(hidden, operators), hidden
-        return self._gather(operators.head(hidden, weights.head)), hidden
+        return self._gather(operators.head(hidden, weights.head)).float(), hidden
 
     def keep_entries(
         self,

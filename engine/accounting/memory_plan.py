@@ -16,6 +16,7 @@ from tasuki.engine.role import Role
 from tasuki.engine.runner.padded_sizes import padded_sizes
 from tasuki.engine.runner.verify.token_rows import MOST_ROWS
 from tasuki.model.config import DenseShape, ModelConfig
+from tasuki.model.draft_vocabulary import FIRST_IDS
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
@@ -202,11 +203,13 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Of the draft layer's graphs, likewise (runner/guesses)."""
-    logits = 2 * rows * model.vocab * itemsize(config.dtype)
+    """Of the draft layer's graphs, likewise (runner/guesses), and the part of the head that drafts
+    are drawn from (model/draft_vocabulary.py)."""
+    head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.dtype)
+    logits = 2 * rows * model.vocab * 4
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
     activations = _activations(model, rows, config.dtype)
-    return _GRAPHS_BYTES + activations + logits + attention + rows * layout.carry_bytes
+    return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.carry_bytes
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:

@@ -6,10 +6,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.mtp_drafter import MtpDrafter
+from tasuki.model.draft_vocabulary import DraftHead
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.qwen3_5 import Qwen35Model
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.draft_entries import assert_kept_as_by_one_forward
 from tests.harness.drafted_answers import KINDS, NEW, answered, assert_same
@@ -23,9 +26,8 @@ PENALISED = replace(HOT, presence_penalty=1.5, repetition_penalty=1.7)
 EVERY_KIND = KINDS | {"hot": HOT, "cut": CUT, "hot penalised": PENALISED}
 
 
-@cache
-def engine_of(shape: str, speculate: str, most: int, device: str) -> Lone:
-    config = EngineConfig(
+def engine_config(speculate: str, most: int, device: str) -> EngineConfig:
+    return EngineConfig(
         model="",
         dtype="float32",
         device=device,
@@ -35,6 +37,11 @@ def engine_of(shape: str, speculate: str, most: int, device: str) -> Lone:
         speculate=speculate,
         draft_tokens=most,
     )
+
+
+@cache
+def engine_of(shape: str, speculate: str, most: int, device: str) -> Lone:
+    config = engine_config(speculate, most, device)
     return Lone(config, parts=parts_of(shape, config, 1))
 
 
@@ -134,6 +141,26 @@ def test_guesses_before_a_forward_are_those_behind_the_one_before(
     usage = engine.finished("r").usage
     assert usage.accepted_tokens == usual.accepted_tokens > 0
     assert usage.drafted_tokens == usual.drafted_tokens
+    engine.assert_at_rest()
+
+
+def test_drafts_may_be_of_a_part_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is read in the graphs: no other token is guessed, and what is drawn is the same."""
+    tokens, some = prompt(90), torch.arange(0, VOCAB, 2)
+    answer = [token.token for token in answered(cold("dense", "off"), tokens, HOT)]
+    config = replace(engine_config("mtp", 3, "cuda"), arena_mib=64)
+    parts = parts_of("dense", config, 1)
+    model = Qwen35Model(
+        parts.model_config,
+        parts.model.weights,
+        parts.model.backend,
+        drafts=DraftHead.of(parts.model.weights.head, some),
+    )
+    engine = Lone(config, parts=replace(parts, model=model))
+    seen = guesses(engine, tokens, HOT, monkeypatch)
+    assert engine.tokens("r") == answer
+    assert engine.finished("r").usage.accepted_tokens
+    assert {token % 2 for drafts, _ in seen for token in drafts} == {0}
     engine.assert_at_rest()
 
 

@@ -38,10 +38,7 @@ class GuessGraphs:
         self._scratch = backend.scratch(table.shape[0])
         self._sizes = padded_sizes(table.shape[0])
         self._logits = torch.empty(
-            self._sizes[-1],
-            model.config.vocab,
-            dtype=model.weights.dtype,
-            device=arena.bytes.device,
+            self._sizes[-1], model.config.vocab, dtype=torch.float32, device=arena.bytes.device
         )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         rows.clear()
