@@ -6,7 +6,7 @@ Only then are those modules imported, so that a machine without Triton never nee
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
+from tasuki.engine.accounting.loaded_hits import TIER_NAMES
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
@@ -29,11 +30,11 @@ from tasuki.engine.runner.lane_adjustments import DrawnTogether
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.speculation import Speculation
-from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
-from tasuki.engine.tiers.host_tier import Copier, HostTier, MakeTier
-from tasuki.engine.tiers.piece_copies import HostCopies
-from tasuki.engine.tiers.tier_prices import CPU_LINK, TierPrices
+from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
+from tasuki.engine.tiers.tier_copiers import cpu_copiers
+from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, TierPrices
 from tasuki.model.config import ModelConfig
 from tasuki.model.draft_vocabulary import DraftHead, draft_ids
 from tasuki.model.flops import PrefillFlops
@@ -51,7 +52,6 @@ from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.digest import WindowDigester
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 from tasuki.utils.progress import Progress, no_progress
@@ -73,10 +73,10 @@ class EngineParts:
     slabs: of the arena, those that the engine's cache owns, from the first; None: all. wire: how
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
     None: by the arena's device. speculation: what is drafted of answers, and drafts: how many of
-    them a step has; None: as the config says. host: below the arena, where a tier is. copier:
-    between the two; None: a thread. grammars: over the model's vocabulary. clock: seconds, of the
-    time that requests wait. ranks: the other ranks that share the model, and together: how tokens
-    are drawn with them; None: there are none.
+    them a step has; None: as the config says. host: below the arena, where a tier is; disk: below
+    that. copiers: between them; None: a thread a tier. grammars: over the model's vocabulary.
+    clock: seconds, of the time that requests wait. ranks: the other ranks that share the model, and
+    together: how tokens are drawn with them; None: there are none.
     """
 
     model_config: ModelConfig
@@ -88,8 +88,9 @@ class EngineParts:
     runner: "Callable[[EngineParts, bool], Runner] | None" = None
     speculation: Speculation | None = None
     drafts: DraftLimit | None = None
-    copier: "Callable[[EngineParts], Copier] | None" = None
+    copiers: "Callable[[EngineParts], Sequence[Copier]] | None" = None
     host: Arena | None = None
+    disk: DiskMemory | None = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks | None = None
@@ -106,15 +107,22 @@ class EngineParts:
         return flops.quadratic / flops.linear
 
     @property
-    def tier_prices(self) -> TierPrices:
-        """Of loads from the host's memory."""
+    def tier_prices(self) -> list[TierPrices]:
+        """Of loads from each tier."""
         flops = PrefillFlops.for_model(self.model_config)
-        return TierPrices.of(self.layout, flops.linear, CPU_LINK)
+        links = (CPU_LINK,) if self.disk is None else (CPU_LINK, DISK_LINK)
+        return [TierPrices.of(self.layout, flops.linear, link) for link in links]
 
     @property
     def tiers(self) -> list[TierConfig]:
         """Below the arena, as the tree knows them."""
-        return [] if self.host is None else [self.tier_prices.config(self.host.slabs)]
+        if self.host is None:
+            return []
+        prices = self.tier_prices
+        found = [prices[0].config(self.host.slabs)]
+        if self.disk is not None:
+            found.append(prices[1].config(self.disk.file.slabs, self.disk.pages_a_second))
+        return found
 
 
 BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
@@ -143,6 +151,7 @@ def build_parts(
     model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
     host = build_host_arena(config, arena.layout, role)
+    disk = None if host is None else disk_memory(config, arena.layout)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
@@ -152,6 +161,7 @@ def build_parts(
         arena,
         StepCounter(),
         host=host,
+        disk=disk,
         grammars=GrammarCompiler(vocabulary),
     )
 
@@ -215,7 +225,7 @@ def build_host_arena(config: EngineConfig, layout: CacheLayout, role: Role) -> A
     """Below the arena of an engine of that role. Raises EngineConfigError."""
     if role is Role.DECODE and config.host_cache_gib is not None:
         # What its prompts begin with its prefill nodes keep.
-        log.info("host_cache_gib means nothing on a decode node")
+        log.info("host_cache_gib and disk_cache mean nothing on a decode node")
         return None
     return host_arena(config, layout)
 
@@ -379,22 +389,24 @@ def _assemble(
         max_batch=batch,
         per_token=per_token,
         clock=parts.clock,
-        tier=build_tier(parts),
+        tiers=build_tiers(parts),
     )
 
 
-def build_tier(parts: EngineParts) -> MakeTier | None:
+def build_tiers(parts: EngineParts) -> MakeTiers | None:
     """None where the parts have none."""
     if parts.host is None:
         return None
-    if parts.copier is not None:
-        copier = parts.copier(parts)
+    disk = None if parts.disk is None else parts.disk.file
+    if parts.copiers is not None:
+        copiers: Sequence[Copier] = parts.copiers(parts)
     else:
-        arena = parts.arena
-        digester = WindowDigester(arena.bytes.numpy(), arena.layout)
-        pieces = HostCopies(arena, parts.host, digester)
-        copier = CopyThread(pieces, arena.layout.page_bytes)
-    return partial(HostTier, copier=copier, prices=parts.tier_prices, clock=parts.clock)
+        copiers = cpu_copiers(parts.arena, parts.host, disk)
+    tiers = [
+        LowerTier(name, copier, prices)
+        for name, copier, prices in zip(TIER_NAMES, copiers, parts.tier_prices, strict=False)
+    ]
+    return partial(LowerTiers, tiers=tiers, clock=parts.clock)
 
 
 def build_early_start(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from tasuki.engine.accounting.evictions import causes_of
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
-from tasuki.engine.tiers.host_tier import HostTier
+from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
 from tasuki.pycache.packed_events import pack_events
 from tasuki.pycache.packed_tree import pack_tree
@@ -41,14 +41,14 @@ class CacheQueries:
         times: StepTimes,
         room: AnsweringRoom,
         emit: Callable[[m.Outbox], None],
-        tier: HostTier | None,
+        tiers: LowerTiers | None,
     ) -> None:
         self._cache = cache
         self._handover = handover
         self._times = times
         self._room = room
         self._emit = emit
-        self._tier = tier
+        self._tiers = tiers
         self._integrity = "ok"
 
     def handle(self, message: m.CacheQuery) -> None:
@@ -122,6 +122,6 @@ class CacheQueries:
                 slab_pages=self._cache.arena.layout.pages_per_slab,
                 steps=self._times.report(),
                 early=self._handover.early_counters,
-                tiers=() if self._tier is None else (self._tier.report(),),
+                tiers=() if self._tiers is None else self._tiers.report(),
             )
         )

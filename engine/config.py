@@ -30,6 +30,7 @@ class EngineConfig:
         ),
         "Memory and batches": (
             *("arena_mib", "gpu_memory_utilization", "host_cache_gib"),
+            *("disk_cache", "disk_cache_gib", "disk_write_mb"),
             *("max_batch", "prefill_chunk_tokens"),
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
             *("speculate", "draft_tokens", "threads"),
@@ -83,6 +84,17 @@ class EngineConfig:
         None,
         "host memory below the arena, GiB, which keeps what the arena has no room for: of a fused "
         "or a prefill node on a CPU, as yet; auto: half of what is available; not given: none",
+    )
+    disk_cache: str | None = option(
+        None,
+        "folder on a disk below host memory, for a file without a name: needs disk_cache_gib and "
+        "host_cache_gib; what was there is gone when the node ends",
+    )
+    disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB")
+    disk_write_mb: float | None = option(
+        None,
+        "written to disk_cache in the long run, MB/s, as the drive's endurance allows; not given: "
+        "whatever host memory drops",
     )
     max_batch: int | Auto = option(
         Auto.AUTO,
@@ -195,6 +207,7 @@ class EngineConfig:
                 "host_cache_gib is given, and what lies below the arena is of one rank, as yet: "
                 "leave --host-cache-gib out, or give --tensor-parallel 1"
             )
+        self._check_disk()
         for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
@@ -215,6 +228,18 @@ class EngineConfig:
                 "prefill_chunk_tokens must be a positive multiple of 64, "
                 f"not {self.prefill_chunk_tokens}"
             )
+
+    def _check_disk(self) -> None:
+        if (self.disk_cache is None) != (self.disk_cache_gib is None):
+            raise EngineConfigError("disk_cache and disk_cache_gib need each other: give both")
+        if self.disk_cache is not None and self.host_cache_gib is None:
+            raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
+        if self.disk_write_mb is not None and self.disk_cache is None:
+            raise EngineConfigError("disk_write_mb is of disk_cache: give that too")
+        for name in ("disk_cache_gib", "disk_write_mb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise EngineConfigError(f"{name} must be above 0, not {value}")
 
     @property
     def drafts_by_layer(self) -> bool:

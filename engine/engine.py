@@ -20,7 +20,7 @@ from tasuki.engine.runner.base import Runner
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
-from tasuki.engine.tiers.host_tier import HostTier, MakeTier
+from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.model.grammar.grammar import GrammarError, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.pycache._cpp_cache import ImpossibleRequest
@@ -64,12 +64,12 @@ class Engine:
         max_batch: int,
         per_token: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        tier: MakeTier | None = None,
+        tiers: MakeTiers | None = None,
     ) -> None:
         """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
         travels. drafts: of an answer in a step. max_batch: requests in one forward. per_token:
         seconds between two tokens that answers were promised; None: nothing was. clock: of the time
-        that requests wait, seconds. tier: below the arena, where the cache has one."""
+        that requests wait, seconds. tiers: below the arena, where the cache has some."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -87,7 +87,7 @@ class Engine:
         )
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
-        self._tier = None if tier is None else tier(cache, self._plans)
+        self._tiers = None if tiers is None else tiers(cache, self._plans)
         router = Router(config, cache.arena.layout, wire)
         self._costs = router.costs
         self._handover = side(
@@ -102,13 +102,13 @@ class Engine:
                 emit,
                 grammars,
                 clock,
-                self._tier,
+                self._tiers,
             )
         )
         self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
         self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
         self._queries = CacheQueries(
-            cache, self._handover, self._times, self._room, emit, self._tier
+            cache, self._handover, self._times, self._room, emit, self._tiers
         )
 
     def prepare(self) -> None:
@@ -118,7 +118,7 @@ class Engine:
 
     def close(self) -> None:
         """Once, after the last step: end the copies that are under way, within seconds."""
-        if self._tier is not None and not self._tier.close(_CLOSE_SECONDS):
+        if self._tiers is not None and not self._tiers.close(_CLOSE_SECONDS):
             log.error("a copy between tiers has not ended within %g s", _CLOSE_SECONDS)
 
     @property
@@ -147,8 +147,8 @@ class Engine:
         agree, or the runner's device computes nothing any more."""
         began = time.perf_counter()
         self._end_overdue()
-        if self._tier is not None:
-            self._tier.advance()
+        if self._tiers is not None:
+            self._tiers.advance()
         self._handover.advance()
         drafts = self._scheduler.drafts_next
         # What may follow is drafted from the tokens that are there, and how many of a row with
@@ -182,16 +182,16 @@ class Engine:
         if not self._handover.requests:
             self._intake.at_rest()
         worked = bool(work) or ended or before is not None or self._handover.waits
-        return worked if self._tier is None else self._goes_on(self._tier, worked)
+        return worked if self._tiers is None else self._goes_on(self._tiers, worked)
 
     @staticmethod
-    def _goes_on(tier: HostTier, worked: bool) -> bool:
+    def _goes_on(tiers: LowerTiers, worked: bool) -> bool:
         """Whether a step did something, or copies between tiers go on: then one that did nothing
         else waits for them a little."""
-        tier.write_down()
-        if not worked and tier.is_busy:
-            tier.wait(_COPYING_SECONDS)
-        return worked or tier.is_busy
+        tiers.write_down()
+        if not worked and tiers.is_busy:
+            tiers.wait(_COPYING_SECONDS)
+        return worked or tiers.is_busy
 
     @property
     def idle_seconds(self) -> float | None:

@@ -74,12 +74,14 @@ class Receiving(State, phase=m.RequestPhase.RECEIVING):
 
 @dataclass(frozen=True)
 class Loading(State, phase=m.RequestPhase.LOADING):
-    """What a tier below the arena has of the prompt is on its way into the allocation. before:
-    tokens that were usable without it."""
+    """What the tiers below the arena have of the prompt is on its way into the allocation. before:
+    tokens that were usable without it. brought: by tier, the nearest first, tokens whose KV it
+    brings; the last one brings the state."""
 
     allocation: Allocation
     boundary: int
     before: int
+    brought: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)

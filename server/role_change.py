@@ -34,7 +34,7 @@ TUNING = frozenset(
     {
         *(
             "arena_mib",
-            "host_cache_gib",
+            *("host_cache_gib", "disk_cache_gib", "disk_write_mb"),
             "gpu_memory_utilization",
             "max_batch",
             "prefill_chunk_tokens",

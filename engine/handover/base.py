@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
-from tasuki.engine.accounting.loaded_hits import with_failed, with_loaded
+from tasuki.engine.accounting.loaded_hits import brought_by, with_failed, with_loaded
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
 from tasuki.engine.routing.router import Router
@@ -24,7 +24,7 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
-from tasuki.engine.tiers.host_tier import HostTier, LoadEnd
+from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTiers
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
@@ -48,8 +48,8 @@ RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInb
 @dataclass(frozen=True)
 class HandoverContext:
     """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
-    world, in order. clock: of the time that requests wait, seconds. tier: below the arena, if there
-    is one."""
+    world, in order. clock: of the time that requests wait, seconds. tiers: below the arena, if any
+    are."""
 
     cache: HybridPrefixCache
     runner: EventRecorder
@@ -61,7 +61,7 @@ class HandoverContext:
     emit: Callable[[m.Outbox], None]
     grammars: GrammarCompiler
     clock: Callable[[], float] = time.monotonic
-    tier: HostTier | None = None
+    tiers: LowerTiers | None = None
 
 
 class Handover(ABC):
@@ -80,7 +80,7 @@ class Handover(ABC):
         self._ledger = context.ledger
         self._working_slots = context.working_slots
         self._emit = context.emit
-        self._tier = context.tier
+        self._tiers = context.tiers
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
         """For a prefill here of all the request's tokens; None where there is no room for it now.
@@ -92,10 +92,10 @@ class Handover(ABC):
             "working_slots": self._working_slots,
             "cursor": request.cursor,
         }
-        if self._tier is None or request.load_failed is not None:
+        if self._tiers is None or request.load_failed is not None:
             allocation = self._cache.allocate(request.tokens(), **terms)
         else:
-            wait = self._tier.load_wait
+            wait = self._tiers.load_wait
             allocation = self._cache.allocate_or_load(request.tokens(), **terms, load_wait=wait)
         if allocation is not None and allocation.load is None:
             self._note_hit(request, allocation)
@@ -110,10 +110,12 @@ class Handover(ABC):
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
         """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation
         has one."""
-        assert self._tier is not None and allocation.load is not None
-        state = Loading(allocation, allocation.load.boundary, allocation.match.usable_tokens)
+        assert self._tiers is not None and allocation.load is not None
+        before = allocation.match.usable_tokens
+        brought = brought_by(allocation.load)
+        state = Loading(allocation, allocation.load.boundary, before, brought)
         request.move(state)
-        self._tier.load(allocation, partial(self._load_ended, request, state))
+        self._tiers.load(allocation, partial(self._load_ended, request, state))
 
     def _load_ended(self, request: Request, state: Loading, end: LoadEnd) -> None:
         """What was late or wrong is computed: the request asks for no other load."""
@@ -121,7 +123,7 @@ class Handover(ABC):
             is_first = request.hit is None
             self._note_hit(request, state.allocation)
             if is_first and request.hit is not None:
-                request.hit = with_loaded(request.hit, state.before)
+                request.hit = with_loaded(request.hit, state.before, state.brought)
             self._loaded(request, state.allocation)
             return
         if end is LoadEnd.FAILED:
@@ -133,8 +135,8 @@ class Handover(ABC):
 
     def _give_up_load(self, state: Loading) -> None:
         """Of a request that is over; the allocation is gone on return."""
-        assert self._tier is not None
-        self._tier.give_up(state.allocation)
+        assert self._tiers is not None
+        self._tiers.give_up(state.allocation)
 
     def _not_loaded(self, request: Request) -> None:
         """Its load failed: it is about to wait again."""

@@ -5,7 +5,7 @@ Nothing here decides or remembers; engine/accounting/evictions.py does.
 
 from .types import Message
 
-TIERS = frozenset({"host"})
+TIERS = frozenset({"host", "disk"})
 """Below the arena, by name."""
 LOAD_FAILED = "load_failed"
 """The cause of tokens that a tier below the arena was to bring, where what came was late or wrong;

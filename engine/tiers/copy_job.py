@@ -1,5 +1,6 @@
 """A copy between two places as plain data, and how it ended."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
 
@@ -8,9 +9,9 @@ from tasuki.pycache._cpp_cache import TierLoad, TierWrite
 
 class Direction(Enum):
     DOWN = "written"
-    """From the arena."""
+    """From the arena, or from the tier above."""
     UP = "loaded"
-    """To it."""
+    """To the arena."""
 
 
 class JobEnd(Enum):
@@ -20,25 +21,36 @@ class JobEnd(Enum):
     MISMATCH = "mismatch"
     """What landed is not what was written."""
     BROKEN = "broken"
-    """The copy raised."""
+    """The copy raised, or would stand behind one that does not end."""
 
 
 @dataclass(frozen=True)
 class CopyJob:
-    """transfer: the tree's number of it. pages, slot: (source, target), ids of their places."""
+    """transfer: the tree's number of it. pages, slot: (source, target), ids of their places; slot
+    is None where another tier has the load's state."""
 
     transfer: int
     direction: Direction
     pages: tuple[tuple[int, int], ...]
-    slot: tuple[int, int]
+    slot: tuple[int, int] | None
 
     @staticmethod
     def of_write(write: TierWrite) -> "CopyJob":
         return CopyJob(write.id, Direction.DOWN, tuple(write.pages), write.slot)
 
-    @staticmethod
-    def of_load(load: TierLoad) -> "CopyJob":
-        """REQUIRES: there is one tier."""
-        pages = tuple((source, target) for _, source, target in load.pages)
-        _, source, target = load.state
-        return CopyJob(load.id, Direction.UP, pages, (source, target))
+
+def parts_of_load(load: TierLoad) -> dict[int, CopyJob]:
+    """What each tier brings of it, by tier."""
+    pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for tier, source, target in load.pages:
+        pages[tier].append((source, target))
+    from_tier, source, target = load.state
+    return {
+        tier: CopyJob(
+            load.id,
+            Direction.UP,
+            tuple(pages[tier]),
+            (source, target) if tier == from_tier else None,
+        )
+        for tier in sorted({*pages, from_tier})
+    }

@@ -1,4 +1,4 @@
-"""Copies between the arena and the memory below it, on a thread of its own.
+"""Copies to a tier, and from it to the arena, on a thread of their own.
 
 Owns that thread and the digests of what it wrote. Knows ids; decides nothing. Thread rule: begin(),
 cancel(), take_ended(), wait() and close() are the engine loop's; the pieces and digests are the
@@ -6,32 +6,49 @@ thread's.
 Invariants:
 1. A job that was begun ends once, however it went, and touches nothing from then on.
 2. Loads go before writes: a write gives way between two pieces, and gives up where it is cancelled.
-3. What a load brings is of use only where each page and the state have the digest that they were
+3. A piece that does not end holds up nothing but itself: what waits behind it ends as broken, or as
+   cancelled, and so does what would come.
+4. What a load brings is of use only where each page and the state have the digest that they were
    written with. A target that is being written has none until it is written whole.
 """
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tasuki.utils.os_threads import name_this_thread
 
 from .copy_job import CopyJob, Direction, JobEnd
+from .digests import TierDigests
 from .piece_copies import PieceCopies
 
 log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 8 << 20
 """Of what is copied before anybody looks whether it is still wanted: a few milliseconds."""
+STUCK_SECONDS = 10.0
+"""A piece takes at most, before what waits behind it is given up."""
 
 
 class CopyThread:
-    def __init__(self, pieces: PieceCopies, page_bytes: int) -> None:
+    def __init__(
+        self,
+        pieces: PieceCopies,
+        page_bytes: int,
+        name: str = "host",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """name: of the tier. clock: of how long a piece takes, seconds."""
         self._pieces = pieces
         self._pages_at_once = max(1, _PIECE_BYTES // page_bytes)
-        self._page_digests: dict[int, int] = {}
-        self._slot_digests: dict[int, int] = {}
+        self._name = name
+        self._clock = clock
+        self.written = TierDigests()
+        self._piece_began: float | None = None
+        self._broke = False
         self._asked = threading.Condition()
         self._waiting: dict[Direction, deque[CopyJob]] = {each: deque() for each in Direction}
         self._cancelled: set[int] = set()
@@ -47,26 +64,58 @@ class CopyThread:
             if self._closing:
                 self._ended.append((job.transfer, JobEnd.CANCELLED))
                 return
+            if self._is_stuck:
+                self._ended.append((job.transfer, JobEnd.BROKEN))
+                return
             self._waiting[job.direction].append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tasuki-tiers", daemon=True)
+                name = f"tasuki-{self._name}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
             self._asked.notify()
 
     def cancel(self, transfer: int) -> None:
-        """It ends soon; it may have ended well before that is seen."""
+        """It ends soon, and at once where it has not begun; it may have ended well before that is
+        seen."""
         with self._asked:
+            for jobs in self._waiting.values():
+                for job in jobs:
+                    if job.transfer == transfer:
+                        jobs.remove(job)
+                        self._ended.append((transfer, JobEnd.CANCELLED))
+                        return
             self._cancelled.add(transfer)
 
     def take_ended(self) -> list[tuple[int, JobEnd]]:
         """Since the last call."""
         self._any_ended.clear()
+        self._end_stuck()
         found = []
         while self._ended:
             found.append(self._ended.popleft())
         with self._asked:
             self._cancelled.difference_update(transfer for transfer, _ in found)
         return found
+
+    def _end_stuck(self) -> None:
+        with self._asked:
+            if not self._is_stuck or not any(self._waiting.values()):
+                return
+            count = 0
+            for jobs in self._waiting.values():
+                count += len(jobs)
+                self._ended.extend((job.transfer, JobEnd.BROKEN) for job in jobs)
+                jobs.clear()
+        log.error(
+            "a piece of a copy with tier %s has not ended within %g s: %d copies behind it are "
+            "given up",
+            *(self._name, STUCK_SECONDS, count),
+        )
+
+    @property
+    def _is_stuck(self) -> bool:
+        began = self._piece_began
+        return began is not None and self._clock() > began + STUCK_SECONDS
 
     def wait(self, seconds: float) -> None:
         """Until a job has ended that was not taken, at most so long."""
@@ -102,8 +151,12 @@ class CopyThread:
         try:
             end = copy(job)
         except Exception:
-            log.exception("a copy %s tier 0 broke; it is of no use", job.direction.value)
+            # Those that follow are counted: a disk that is gone fills no log.
+            if not self._broke:
+                what = job.direction.value
+                log.exception("a copy %s, tier %s, broke: it is of no use", what, self._name)
             end = JobEnd.BROKEN
+        self._broke = end is JobEnd.BROKEN
         self._ended.append((job.transfer, end))
         self._any_ended.set()
 
@@ -120,35 +173,52 @@ class CopyThread:
             self._end(load)
 
     def _write(self, job: CopyJob) -> JobEnd:
+        assert job.slot is not None
         for _, target in job.pages:
-            self._page_digests.pop(target, None)
-        self._slot_digests.pop(job.slot[1], None)
+            self.written.pages.pop(target, None)
+        self.written.slots.pop(job.slot[1], None)
         for pairs in self._page_pieces(job):
             self._give_way()
             if self._is_unwanted(job):
                 return JobEnd.CANCELLED
-            digests = self._pieces.pages_down(pairs)
-            self._page_digests.update(
+            with self._piece():
+                digests = self._pieces.pages_down(pairs)
+            self.written.pages.update(
                 (target, digest) for (_, target), digest in zip(pairs, digests, strict=True)
             )
         self._give_way()
         if self._is_unwanted(job):
             return JobEnd.CANCELLED
-        self._slot_digests[job.slot[1]] = self._pieces.slot_down(job.slot)
+        with self._piece():
+            self.written.slots[job.slot[1]] = self._pieces.slot_down(job.slot)
         return JobEnd.DONE
 
     def _load(self, job: CopyJob) -> JobEnd:
         for pairs in self._page_pieces(job):
             if self._is_unwanted(job):
                 return JobEnd.CANCELLED
-            wanted = [self._page_digests.get(source) for source, _ in pairs]
-            if self._pieces.pages_up(pairs) != wanted:
+            wanted = [self.written.pages.get(source) for source, _ in pairs]
+            with self._piece():
+                found = self._pieces.pages_up(pairs)
+            if found != wanted:
                 return _mismatched(job)
+        if job.slot is None:
+            return JobEnd.DONE
         if self._is_unwanted(job):
             return JobEnd.CANCELLED
-        if self._pieces.slot_up(job.slot) != self._slot_digests.get(job.slot[0]):
+        with self._piece():
+            digest = self._pieces.slot_up(job.slot)
+        if digest != self.written.slots.get(job.slot[0]):
             return _mismatched(job)
         return JobEnd.DONE
+
+    @contextmanager
+    def _piece(self) -> Iterator[None]:
+        self._piece_began = self._clock()
+        try:
+            yield
+        finally:
+            self._piece_began = None
 
     def _page_pieces(self, job: CopyJob) -> Iterator[tuple[tuple[int, int], ...]]:
         for first in range(0, len(job.pages), self._pages_at_once):

@@ -1,4 +1,4 @@
-"""What a load from host memory costs, in tokens of prefill, as the tree weighs it.
+"""What a load from a tier costs, in tokens of prefill, as the tree weighs it.
 
 Pure. The rates are assumed: a load is far cheaper than the prefill of all but a few hundred tokens,
 so that a decision moves little with them, and what a node measures would change decisions from run
@@ -13,7 +13,7 @@ from tasuki.pycache.layout import CacheLayout
 
 @dataclass(frozen=True)
 class Link:
-    """Between the arena and host memory: seconds, bytes a second, FLOPs of prefill a second, and
+    """Between the arena and a tier: seconds, bytes a second, FLOPs of prefill a second, and
     the least seconds of a token's prefill, whatever its FLOPs."""
 
     fixed_seconds: float
@@ -24,6 +24,8 @@ class Link:
 
 CPU_LINK = Link(0.5e-3, 3e9, 50e9, 10e-6)
 """Both are the host's memory, and each byte is read once more for its digest."""
+DISK_LINK = Link(5e-3, 1e9, 50e9, 10e-6)
+"""Page by page, by one thread."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,12 @@ class TierPrices:
         """Of so many pages and a state."""
         return self.fixed + self.page * pages + self.slot
 
-    def config(self, slabs: int) -> TierConfig:
+    def config(self, slabs: int, pages_a_second: float | None = None) -> TierConfig:
+        """pages_a_second: that may be written in the long run."""
         return TierConfig(
-            slabs=slabs, fixed_cost=self.fixed, page_cost=self.page, slot_cost=self.slot
+            slabs=slabs,
+            fixed_cost=self.fixed,
+            page_cost=self.page,
+            slot_cost=self.slot,
+            pages_a_second=pages_a_second,
         )

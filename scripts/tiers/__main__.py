@@ -24,7 +24,7 @@ def main() -> int:
         seconds = time.monotonic() - began
         print(
             f"ids and bytes: {out.turns} turns, {out.loads} loads in {seconds:.0f} s, "
-            f"{turns.tier.counters.loads}, faults {faults}: {out.wrong} wrong",
+            f"{[its.loads for its in turns.tier.counters]}, faults {faults}: {out.wrong} wrong",
             flush=True,
         )
         wrong += out.wrong

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from tasuki.engine.runner.base import Event
 from tasuki.engine.tiers.copy_thread import CopyThread
-from tasuki.engine.tiers.host_tier import HostTier, LoadEnd
+from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTier, LowerTiers
+from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.engine.tiers.tier_prices import TierPrices
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.arena import Arena
@@ -21,7 +22,7 @@ from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.manual_clock import ManualClock
-from tests.harness.tiers import FaultyCopies
+from tests.harness.tiers import FaultyCopies, FaultyDisk
 
 from .random_faults import RandomFaults
 
@@ -53,16 +54,27 @@ class Outcome:
 
 
 class Turns:
-    def __init__(self, seed: int, slabs: int = 40, host_slabs: int = 300) -> None:
+    def __init__(
+        self, seed: int, slabs: int = 40, host_slabs: int = 300, disk: FaultyDisk | None = None
+    ) -> None:
+        """disk: below host memory."""
         self.arena = Arena(LAYOUT, slabs)
         self.host = Arena(LAYOUT, host_slabs, key=ArenaKey(Place.HOST))
         prices = TierPrices(1.0, 0.1, 0.1, 1e-6)
-        self.cache = HybridPrefixCache(self.arena, tiers=[prices.config(host_slabs)], policy="auto")
+        configs = [prices.config(host_slabs)]
+        if disk is not None:
+            configs.append(prices.config(disk.slabs))
+        self.cache = HybridPrefixCache(self.arena, tiers=configs, policy="auto")
         self.faults = RandomFaults(seed + 1, 60)
         copies = FaultyCopies(self.arena, self.host, self.faults)
         self.clock = ManualClock()
         copier = CopyThread(copies, LAYOUT.page_bytes)
-        self.tier = HostTier(self.cache, self, copier, prices, self.clock)
+        tiers = [LowerTier("host", copier, prices)]
+        if disk is not None:
+            disk.fault = RandomFaults(seed + 2, 60)
+            below = disk_copier(self.arena, self.host, copier, disk)
+            tiers.append(LowerTier("disk", below, prices))
+        self.tier = LowerTiers(self.cache, self, tiers, self.clock)
         self.outcome, self.ends = Outcome(), Counter[str]()
         self._random = np.random.default_rng(seed)
         self._logs: list[Tokens] = [self._text(40) for _ in range(60)]

@@ -206,7 +206,7 @@ def test_a_node_ends_with_copies_under_way(below: TieredEngine, held: str) -> No
     below.lone.post(submit("next", NEXT if held == "pages_up" else prompt(300, seed=9), 2))
     below.step_until(lambda: held in below.copies.inside)
     # It stands in a piece: close() gives that up too, and says so.
-    tier = below.lone.engine._tier
+    tier = below.lone.engine._tiers
     assert tier is not None and not tier.close(0.01)
     below.copies.let_go()
     assert tier.close(60.0)

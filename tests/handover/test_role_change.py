@@ -57,6 +57,7 @@ FIXED = frozenset(
             "ssm_dtype",
             "draft_layer",
             "device",
+            "disk_cache",
             "transport",
         ),
         *("wire_kv", "wire_state", "wire_staging_mib", "lease_seconds"),

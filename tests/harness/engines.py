@@ -21,6 +21,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.receiving.early_start import EarlyStart
 from tasuki.engine.role import Role
+from tasuki.engine.tiers.disk_memory import DiskMemory
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -55,7 +56,7 @@ class PoisonedCache(HybridPrefixCache):
 
     def next_write(self) -> TierWrite | None:
         write = super().next_write()
-        if write is not None and self.host is not None:
+        if write is not None and self.host is not None and write.source is None:
             _poison(self.host, [page for _, page in write.pages], [write.slot[1]])
         return write
 
@@ -276,10 +277,14 @@ class GrammarsAtOnce(GrammarCompiler):
 
 
 def tiny_parts(
-    arena_mib: float = 8.0, seed: int = 5, slabs: int | None = None, host_slabs: int | None = None
+    arena_mib: float = 8.0,
+    seed: int = 5,
+    slabs: int | None = None,
+    host_slabs: int | None = None,
+    disk: DiskMemory | None = None,
 ) -> EngineParts:
     """A random two-kind model of four layers over a small arena, of so many slabs if given.
-    host_slabs: below it."""
+    host_slabs: below it; disk: below that."""
     model_config = ModelConfig.from_dict(TINY)
     layout = model_config.cache_layout("float32", "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
@@ -292,6 +297,7 @@ def tiny_parts(
         Arena(layout, slabs),
         StepCounter(),
         host=None if host_slabs is None else host_below(layout, host_slabs),
+        disk=disk,
         grammars=grammars,
     )
 

@@ -5,15 +5,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
+from pathlib import Path
 
 import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
 from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.disk_file import DiskFile
+from tasuki.engine.tiers.disk_memory import DiskMemory
 from tasuki.engine.tiers.piece_copies import HostCopies
+from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.pycache.place_copies import PagePairs
 from tasuki.transfer.windows.digest import WindowDigester
 from tests.harness.engines import Lone, prompt, tiny_engine, tiny_parts
@@ -71,7 +75,7 @@ class FaultyCopies(HostCopies):
     def pages_down(self, pages: PagePairs) -> list[int]:
         fault = self._begin("pages_down")
         if fault is Fault.SKIP:
-            return self._of_pages([page for page, _ in pages])
+            return self._digests.of_pages([page for page, _ in pages])
         digests = super().pages_down(pages)
         if fault is Fault.FLIP:
             flip_page(self._below, pages[-1][1])
@@ -84,12 +88,12 @@ class FaultyCopies(HostCopies):
         if fault is Fault.FLIP:
             super().pages_up(pages)
             flip_page(self._arena, pages[-1][1])
-        return self._of_pages([page for _, page in pages])
+        return self._digests.of_pages([page for _, page in pages])
 
     def slot_down(self, slot: tuple[int, int]) -> int:
         fault = self._begin("slot_down")
         if fault is Fault.SKIP:
-            return self._of_slot(slot[0])
+            return self._digests.of_slot(slot[0])
         digest = super().slot_down(slot)
         if fault is Fault.FLIP:
             flip_slot(self._below, slot[1])
@@ -102,7 +106,7 @@ class FaultyCopies(HostCopies):
         if fault is Fault.FLIP:
             super().slot_up(slot)
             flip_slot(self._arena, slot[1])
-        return self._of_slot(slot[1])
+        return self._digests.of_slot(slot[1])
 
 
 def flip_page(arena: Arena, page: int) -> None:
@@ -120,39 +124,57 @@ def flip_everything(arena: Arena) -> None:
     np.bitwise_xor(arena.bytes.numpy(), 1, out=arena.bytes.numpy())
 
 
-def tiered_parts(slabs: int = 24, host_slabs: int = 120) -> tuple[EngineParts, "Copies"]:
+def tiered_parts(
+    slabs: int = 24, host_slabs: int = 120, disk: DiskMemory | None = None
+) -> tuple[EngineParts, "Copies"]:
     """Of a tiny engine over few slabs, with many below them; the copies are made with it."""
     copies = Copies()
 
-    def copier(parts: EngineParts) -> CopyThread:
+    def copiers(parts: EngineParts) -> list[CopyThread]:
         assert parts.host is not None
         copies.made = FaultyCopies(parts.arena, parts.host)
-        return CopyThread(copies.made, parts.layout.page_bytes)
+        host = CopyThread(copies.made, parts.layout.page_bytes)
+        if parts.disk is None:
+            return [host]
+        copies.disk = disk_copier(parts.arena, parts.host, host, parts.disk.file)
+        return [host, copies.disk]
 
-    return replace(tiny_parts(slabs=slabs, host_slabs=host_slabs), copier=copier), copies
+    parts = tiny_parts(slabs=slabs, host_slabs=host_slabs, disk=disk)
+    return replace(parts, copiers=copiers), copies
 
 
 class Copies:
     """Between an arena and the memory below it, once their engine is made."""
 
     made: FaultyCopies
+    disk: CopyThread
 
 
 class TieredEngine:
     """A tiny engine over few slabs, with many below them, and the copies between the two."""
 
-    def __init__(self, slabs: int = 24, host_slabs: int = 120, **settings: object) -> None:
+    def __init__(
+        self,
+        slabs: int = 24,
+        host_slabs: int = 120,
+        disk: DiskMemory | None = None,
+        **settings: object,
+    ) -> None:
         # A busy machine makes no load late.
         self.clock = ManualClock()
-        parts, copies = tiered_parts(slabs, host_slabs)
+        parts, copies = tiered_parts(slabs, host_slabs, disk)
         self.parts = replace(parts, clock=self.clock)
         self.lone: Lone = tiny_engine(parts=self.parts, **settings)
         self.copies = copies.made
 
     @property
     def report(self) -> m.TierReport:
-        (report,) = self.lone.stats().tiers
-        return report
+        """Of host memory."""
+        return self.reports[0]
+
+    @property
+    def reports(self) -> tuple[m.TierReport, ...]:
+        return self.lone.stats().tiers
 
     def empty_arena(self, seed: int = 10_000) -> None:
         """Let another prompt take all of the arena, so that what was there stands below alone."""
@@ -175,3 +197,42 @@ class TieredEngine:
     def close(self) -> None:
         self.copies.let_go()
         self.lone.engine.close()
+
+
+class FaultyDisk(DiskFile):
+    """As DiskFile. fault: asked before each piece, of its name (read or written). FLIP: a bit of
+    what is read is wrong; SKIP: a write is lost, and a read brings what the memory had before."""
+
+    def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
+        super().__init__(folder, layout, slabs)
+        self.fault: Callable[[str], Fault | None] = lambda name: None
+        self._open = threading.Event()
+        self._open.set()
+        self.hangs = threading.Event()
+
+    def hang(self) -> None:
+        """From the next piece on, until let_go()."""
+        self._open.clear()
+
+    def let_go(self) -> None:
+        self._open.set()
+
+    def _move(
+        self, what: str, call: Callable[[int, list[memoryview], int], int], length: int, offset: int
+    ) -> None:
+        if not self._open.is_set():
+            self.hangs.set()
+            assert self._open.wait(HANG_SECONDS)
+        fault = self.fault(what)
+
+        def faulty(file: int, pieces: list[memoryview], at: int) -> int:
+            if fault is Fault.RAISE:
+                raise OSError(5, "broken on purpose")
+            if fault is Fault.SKIP:
+                return length
+            moved = call(file, pieces, at)
+            if fault is Fault.FLIP and what == "read":
+                pieces[0][0] ^= 1
+            return moved
+
+        super()._move(what, faulty, length, offset)

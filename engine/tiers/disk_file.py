@@ -1,0 +1,136 @@
+"""A file of records on a disk: memory below host memory, by the same ids.
+
+A page lies in one piece, and so does a slot: a slab of the file holds as many pages, or one slot,
+as one of the arena. The file has no name: nothing of a prompt is left of a node that ended, however
+it did, and no other's file is touched. Its descriptor goes with the object.
+
+Thread rule: one thread reads and writes.
+Invariant: a call returns with all of its bytes moved, or raises DiskFailed. What a disk returns is
+not believed here: who reads compares digests.
+"""
+
+import logging
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.pycache.layout import CacheLayout
+
+log = logging.getLogger(__name__)
+
+_SECTOR = 4096
+"""Direct reads and writes begin and end at such bytes, in the file and in memory."""
+_MOST_FAILURES = 3
+"""One after the other, before the disk is given up."""
+_MODE = 0o600
+
+
+class DiskFailed(OSError):
+    """The disk did not do what it was asked; what it was asked for is computed instead."""
+
+
+class DiskFile:
+    def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
+        """Takes the file's room on the disk. Raises DiskFailed."""
+        self.layout = layout
+        self.slabs = slabs
+        self._folder = folder
+        self._page = _sectors(layout.page_bytes)
+        self._slot = _sectors(layout.slot_bytes)
+        self._slab = disk_slab_bytes(layout)
+        self._failures = 0
+        # A map of its own is aligned as direct reads and writes need it.
+        self._memory = memoryview(mmap.mmap(-1, max(self._page, self._slot)))
+        self._staging = np.frombuffer(self._memory, dtype=np.uint8)
+        try:
+            self._file = _open_unnamed(folder)
+            weakref.finalize(self, os.close, self._file)
+            os.posix_fallocate(self._file, 0, slabs * self._slab)
+        except OSError as error:
+            size = slabs * self._slab
+            raise DiskFailed(f"no file of {size} bytes in {folder}: {error}") from error
+
+    @property
+    def page(self) -> NDArray[np.uint8]:
+        """What write_page() takes and read_page() fills: [page bytes]."""
+        return self._staging[: self.layout.page_bytes]
+
+    @property
+    def slot(self) -> NDArray[np.uint8]:
+        """What write_slot() takes and read_slot() fills: [slot bytes]."""
+        return self._staging[: self.layout.slot_bytes]
+
+    def write_page(self, page: int) -> None:
+        self._move("written", os.pwritev, self._page, self._page_offset(page))
+
+    def read_page(self, page: int) -> None:
+        self._move("read", os.preadv, self._page, self._page_offset(page))
+
+    def write_slot(self, slot: int) -> None:
+        self._move("written", os.pwritev, self._slot, slot * self._slab)
+
+    def read_slot(self, slot: int) -> None:
+        self._move("read", os.preadv, self._slot, slot * self._slab)
+
+    def _page_offset(self, page: int) -> int:
+        slab, index = divmod(page, self.layout.blocks_per_slab)
+        return slab * self._slab + index * self._page
+
+    def _move(
+        self,
+        what: str,
+        call: Callable[[int, list[memoryview], int], int],
+        length: int,
+        offset: int,
+    ) -> None:
+        if self._failures >= _MOST_FAILURES:
+            raise DiskFailed(f"the disk of {self._folder} was given up")
+        place = f"{length} bytes at {offset} of the file in {self._folder}"
+        try:
+            moved = call(self._file, [self._memory[:length]], offset)
+        except OSError as error:
+            self._failed()
+            raise DiskFailed(f"{place} could not be {what}: {error}") from error
+        if moved != length:
+            self._failed()
+            raise DiskFailed(f"{moved} of {place} were {what}")
+        self._failures = 0
+
+    def _failed(self) -> None:
+        self._failures += 1
+        if self._failures == _MOST_FAILURES:
+            log.error(
+                "the disk of %s failed %d times in a row and is given up: what was there is "
+                "computed; mend it and restart this node, or leave disk_cache out",
+                *(self._folder, _MOST_FAILURES),
+            )
+
+
+def disk_slab_bytes(layout: CacheLayout) -> int:
+    """Of a slab in a file."""
+    return max(layout.pages_per_slab * _sectors(layout.page_bytes), _sectors(layout.slot_bytes))
+
+
+def _sectors(size: int) -> int:
+    return -(-size // _SECTOR) * _SECTOR
+
+
+def _open_unnamed(folder: Path) -> int:
+    """A descriptor. Past the page cache, where the file system can: memory for what it holds is
+    what host memory is for."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    for direct in (os.O_DIRECT, 0):
+        try:
+            return os.open(folder, flags | os.O_TMPFILE | direct, _MODE)
+        except OSError as error:
+            log.debug("no unnamed file in %s with flags %o: %s", folder, direct, error)
+    descriptor, name = tempfile.mkstemp(prefix="tasuki-", dir=folder)
+    os.unlink(name)
+    log.warning("the file in %s is read and written by way of the page cache", folder)
+    return descriptor

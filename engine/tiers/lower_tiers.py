@@ -1,0 +1,294 @@
+"""Copies between the arena and the tiers below it, from the tree's decision to its acknowledgement.
+
+Owns what is in flight; the tree decides what is copied (cpp_cache/tiers), a copier a tier moves
+bytes. Thread rule: the engine loop's.
+Invariants:
+1. A copy begins behind an event that is recorded when it was decided: all that was launched before,
+   and all that the cache had to copy by then, has ended. So it reads no page that is still written,
+   and writes none that a former owner still reads.
+2. Each transfer is acknowledged once, when its copies have ended and touch nothing any more: good
+   only where each was. A load that is given up, by an abort or since it is late, is quarantined
+   until then.
+3. No request and no allocation waits for a write. Nothing waits without a bound: a load that is
+   late is given up, and whoever closes waits as long as they say.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from tasuki.engine.messages import TierReport
+from tasuki.engine.runner.base import Event, EventRecorder
+from tasuki.pycache._cpp_cache import Allocation
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .copy_job import CopyJob, JobEnd, parts_of_load
+from .tier_prices import TierPrices
+
+MOST_WRITES = 2
+"""From the arena, begun at a time: what is behind them may still be given up for nothing. Those to
+lower tiers the tree bounds."""
+LATE_SECONDS = 2.0
+"""At least, before a load is given up: a busy machine is no broken one."""
+_LATE_TIMES = 8
+"""So often what it was to take."""
+
+
+class Copier(Protocol):
+    """CopyThread, or what a test puts in its place."""
+
+    def begin(self, job: CopyJob) -> None: ...
+
+    def cancel(self, transfer: int) -> None: ...
+
+    def take_ended(self) -> list[tuple[int, JobEnd]]: ...
+
+    def wait(self, seconds: float) -> None: ...
+
+    def close(self, seconds: float) -> bool: ...
+
+
+class LoadEnd(Enum):
+    LANDED = "landed"
+    """The allocation is to be computed from cached_tokens on."""
+    FAILED = "failed"
+    """The allocation is void."""
+    LATE = "late"
+    """The allocation is gone."""
+
+
+def _counters(*more: str) -> dict[str, int]:
+    ends = (JobEnd.DONE, JobEnd.CANCELLED, JobEnd.BROKEN)
+    return dict.fromkeys([*(end.value for end in ends), *more], 0)
+
+
+@dataclass
+class TierCounters:
+    """Loads and writes by how they ended: late and aborted ones were given up first. Bytes: of
+    those that were of use. A load counts where it failed, else at the lowest tier that it is of."""
+
+    loads: dict[str, int] = field(
+        default_factory=lambda: _counters(JobEnd.MISMATCH.value, "late", "aborted")
+    )
+    writes: dict[str, int] = field(default_factory=_counters)
+    loaded_bytes: int = 0
+    written_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LowerTier:
+    """One, as the engine has it."""
+
+    name: str
+    copier: Copier
+    prices: TierPrices
+    counters: TierCounters = field(default_factory=TierCounters)
+
+
+@dataclass(eq=False)
+class _Load:
+    allocation: Allocation
+    on_end: Callable[[LoadEnd], None]
+    price: float
+    due: float
+    sizes: Mapping[int, int]
+    """Bytes by tier."""
+    left: set[int]
+    """Tiers whose copies have not ended."""
+    end: JobEnd = JobEnd.DONE
+    quarantine: int | None = None
+    """Of a load that was given up."""
+
+
+class LowerTiers:
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        recorder: EventRecorder,
+        tiers: Sequence[LowerTier],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """tiers: the cache's, the nearest first."""
+        self._cache = cache
+        self._recorder = recorder
+        self._tiers = tuple(tiers)
+        self._clock = clock
+        self._loads: dict[int, _Load] = {}
+        self._writes: dict[int, tuple[int, int]] = {}
+        """Tier and bytes, by transfer."""
+        self._unbegun: deque[tuple[Event, int, CopyJob]] = deque()
+
+    @property
+    def counters(self) -> tuple[TierCounters, ...]:
+        """By tier."""
+        return tuple(tier.counters for tier in self._tiers)
+
+    @property
+    def load_wait(self) -> float:
+        """Until a load that is asked for now would begin, in tokens of prefill."""
+        return sum(load.price for load in self._loads.values())
+
+    @property
+    def loading(self) -> int:
+        """Loads that somebody waits for."""
+        return sum(load.quarantine is None for load in self._loads.values())
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a copy is under way."""
+        return bool(self._loads or self._writes)
+
+    def load(self, allocation: Allocation, on_end: Callable[[LoadEnd], None]) -> None:
+        """Begin the allocation's load. on_end: called once, by advance(), unless it is given up
+        first. REQUIRES: the allocation has a load."""
+        assert allocation.load is not None
+        parts = parts_of_load(allocation.load)
+        price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
+        expected = (self.load_wait + price) * self._tiers[0].prices.seconds
+        due = self._clock() + max(LATE_SECONDS, _LATE_TIMES * expected)
+        sizes = {tier: self._size(job) for tier, job in parts.items()}
+        self._loads[allocation.load.id] = _Load(allocation, on_end, price, due, sizes, set(parts))
+        for tier, job in parts.items():
+            self._begin(tier, job)
+
+    def _size(self, job: CopyJob) -> int:
+        layout = self._cache.arena.layout
+        slot = layout.slot_bytes if job.slot is not None else 0
+        return len(job.pages) * layout.page_bytes + slot
+
+    def give_up(self, allocation: Allocation) -> None:
+        """Nobody wants the allocation any more; it is gone on return. REQUIRES: it is loading."""
+        assert allocation.load is not None
+        self._give_up(allocation.load.id, "aborted")
+
+    def _give_up(self, transfer: int, why: str) -> None:
+        load = self._loads[transfer]
+        load.quarantine = self._cache.quarantine(load.allocation)
+        self._cancel(transfer, load)
+        self._tiers[max(load.sizes)].counters.loads[why] += 1
+
+    def _cancel(self, transfer: int, load: _Load) -> None:
+        for tier in load.left:
+            self._tiers[tier].copier.cancel(transfer)
+
+    def advance(self) -> None:
+        """Begin what is at rest, acknowledge what has ended, give up what is late."""
+        self._begin_at_rest()
+        for tier, its in enumerate(self._tiers):
+            for transfer, end in its.copier.take_ended():
+                if transfer in self._writes:
+                    self._end_write(transfer, end)
+                else:
+                    self._end_part(tier, transfer, end)
+        if self._loads:
+            self._end_late()
+
+    def write_down(self) -> None:
+        """Begin what is to be written next, as far as it may. Behind a launch nothing has to be
+        launched for its sake."""
+        while sum(tier == 0 for tier, _ in self._writes.values()) < MOST_WRITES:
+            write = self._cache.next_write()
+            if write is None:
+                return
+            job = CopyJob.of_write(write)
+            self._writes[write.id] = write.target, self._size(job)
+            self._begin(write.target, job)
+
+    def report(self) -> tuple[TierReport, ...]:
+        """Of each."""
+        stats, layout = self._cache.stats(), self._cache.arena.layout
+        found = []
+        for number, (tier, held) in enumerate(zip(self._tiers, stats.tiers, strict=True)):
+            counters = tier.counters
+            writes = {"abandoned": held.abandoned_writes, "refused": held.refused_writes}
+            found.append(
+                TierReport(
+                    tier.name,
+                    layout.slab_bytes,
+                    {"free": held.slabs_free, "total": held.slabs_total},
+                    {"pages": held.pages.tree, "slots": held.slots.tree},
+                    dict(counters.loads),
+                    {**counters.writes, **writes},
+                    {"loaded": counters.loaded_bytes, "written": counters.written_bytes},
+                    {
+                        "loads": sum(number in load.left for load in self._loads.values()),
+                        "writes": sum(to == number for to, _ in self._writes.values()),
+                        "waiting_writes": stats.waiting_writes if number == 0 else 0,
+                    },
+                    {"pages": held.dropped_pages, "slots": held.dropped_slots},
+                )
+            )
+        return tuple(found)
+
+    def wait(self, seconds: float) -> None:
+        """Until a copy has ended, at most so long; not while one is still to begin."""
+        if self._unbegun:
+            return
+        under_way = [tier for load in self._loads.values() for tier in load.left]
+        under_way += [tier for tier, _ in self._writes.values()]
+        if under_way:
+            self._tiers[under_way[0]].copier.wait(seconds)
+
+    def close(self, seconds: float) -> bool:
+        """End every copy and the copiers, each within so long. False: one took longer; what is
+        being copied is then its own for good."""
+        return all([tier.copier.close(seconds) for tier in self._tiers])
+
+    def _begin(self, tier: int, job: CopyJob) -> None:
+        self._unbegun.append((self._recorder.record_event(), tier, job))
+        self._begin_at_rest()
+
+    def _begin_at_rest(self) -> None:
+        while self._unbegun and self._unbegun[0][0]():
+            _, tier, job = self._unbegun.popleft()
+            self._tiers[tier].copier.begin(job)
+
+    def _end_write(self, transfer: int, end: JobEnd) -> None:
+        tier, size = self._writes.pop(transfer)
+        counters = self._tiers[tier].counters
+        self._cache.acknowledge(transfer, end is JobEnd.DONE)
+        counters.writes[end.value] += 1
+        if end is JobEnd.DONE:
+            counters.written_bytes += size
+
+    def _end_part(self, tier: int, transfer: int, end: JobEnd) -> None:
+        load = self._loads[transfer]
+        load.left.discard(tier)
+        if load.end is JobEnd.DONE and end is not JobEnd.DONE:
+            load.end = end
+            if load.quarantine is None:
+                self._tiers[tier].counters.loads[end.value] += 1
+                self._cancel(transfer, load)
+        if not load.left:
+            self._end_load(transfer, load)
+
+    def _end_load(self, transfer: int, load: _Load) -> None:
+        del self._loads[transfer]
+        landed = load.end is JobEnd.DONE
+        self._cache.acknowledge(transfer, landed)
+        if load.quarantine is not None:
+            self._cache.free_quarantined(load.quarantine)
+            return
+        if landed:
+            self._tiers[max(load.sizes)].counters.loads[load.end.value] += 1
+            for tier, size in load.sizes.items():
+                self._tiers[tier].counters.loaded_bytes += size
+        load.on_end(LoadEnd.LANDED if landed else LoadEnd.FAILED)
+
+    def _end_late(self) -> None:
+        now = self._clock()
+        late = [
+            (transfer, load)
+            for transfer, load in self._loads.items()
+            if load.quarantine is None and now > load.due
+        ]
+        for transfer, load in late:
+            self._give_up(transfer, "late")
+            load.on_end(LoadEnd.LATE)
+
+
+MakeTiers = Callable[[HybridPrefixCache, EventRecorder], LowerTiers]
+"""Below that cache's arena, for the engine whose launches are recorded."""

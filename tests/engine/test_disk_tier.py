@@ -1,0 +1,280 @@
+"""A disk below host memory: what that drops comes back, and a disk that fails, lies or hangs
+changes no token."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
+from tasuki.engine.tiers.copy_thread import STUCK_SECONDS, CopyThread
+from tasuki.engine.tiers.disk_file import DiskFailed, DiskFile
+from tasuki.engine.tiers.disk_memory import DiskMemory, disk_memory, probe
+from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
+from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.pycache.arena import Arena
+from tests.harness.engines import alone, prompt, submit, tiny_parts
+from tests.harness.manual_clock import ManualClock
+from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk, TieredEngine, flip_everything
+from tests.harness.waiting import HANG_SECONDS, until
+
+PROMPT = prompt(350, seed=1)
+NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)
+EXPECTED = alone(NEXT, 4)
+KEPT = 351
+
+
+class DiskEngine(TieredEngine):
+    def __init__(self, folder: Path, slabs: int) -> None:
+        self.disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, 120)
+        super().__init__(slabs=slabs, host_slabs=slabs, disk=DiskMemory(self.disk))
+
+    def push_to_disk(self) -> None:
+        """Until PROMPT's states stand nowhere else."""
+        for seed in range(100, 108):
+            self.empty_arena(seed)
+            if self.places() == {"disk"}:
+                return
+        raise AssertionError(self.reports)
+
+    def places(self) -> set[str]:
+        """Tiers with a state of NEXT."""
+        stored = self.lone.engine._cache.match(submit("x", NEXT, 1).prompt).stored
+        return {("host", "disk")[state.tier] for state in stored}
+
+    def answer(self, name: str) -> list[int]:
+        return self.lone.ask(name, NEXT, 4)
+
+
+@contextmanager
+def engine_over(folder: Path, slabs: int) -> Iterator[DiskEngine]:
+    engine = DiskEngine(folder, slabs)
+    yield engine
+    engine.disk.let_go()
+    engine.lone.run()
+    engine.lone.assert_at_rest()
+    engine.close()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few tokens would be computed rather than read."""
+    monkeypatch.setattr("tasuki.engine.build.DISK_LINK", CPU_LINK)
+
+
+@pytest.fixture
+def tiered(tmp_path: Path) -> Iterator[DiskEngine]:
+    with engine_over(tmp_path, slabs=14) as engine:
+        yield engine
+
+
+@pytest.fixture
+def below(tiered: DiskEngine) -> DiskEngine:
+    """PROMPT was answered, and its state stands on the disk alone."""
+    tiered.lone.ask("first", PROMPT, 2)
+    tiered.push_to_disk()
+    return tiered
+
+
+def test_what_host_memory_dropped_is_loaded(below: DiskEngine) -> None:
+    assert below.answer("next") == EXPECTED
+    hit = below.lone.hit("next")
+    assert hit.usable_tokens == KEPT == sum(hit.loaded.values())
+    assert hit.loaded["disk"] > 0
+    host, disk = below.reports
+    assert disk.loads["done"] == 1 and host.loads["done"] == 0
+    assert disk.bytes["loaded"] > 0
+
+
+def test_what_rotted_in_host_memory_before_it_was_written_is_never_served(
+    tiered: DiskEngine,
+) -> None:
+    tiered.lone.ask("first", PROMPT, 2)
+    assert tiered.parts.host is not None
+    flip_everything(tiered.parts.host)
+    tiered.push_to_disk()
+    assert tiered.answer("next") == EXPECTED
+    assert tiered.lone.hit("next").causes[LOAD_FAILED] == KEPT
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_disk_that_returns_something_else_is_not_believed(
+    below: DiskEngine, fault: Fault
+) -> None:
+    below.disk.fault = lambda what: fault if what == "read" else None
+    assert below.answer("next") == EXPECTED
+    hit = below.lone.hit("next")
+    assert hit.usable_tokens == 0 and hit.causes[LOAD_FAILED] == KEPT
+    assert hit.usable_tokens + sum(hit.causes.values()) == len(NEXT)
+    end = "broken" if fault is Fault.RAISE else "mismatch"
+    assert below.reports[1].loads[end] == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.SKIP, Fault.RAISE])
+def test_what_was_not_written_is_never_served(tiered: DiskEngine, fault: Fault) -> None:
+    tiered.disk.fault = lambda what: fault if what == "written" else None
+    tiered.lone.ask("first", PROMPT, 2)
+    for seed in range(100, 102):
+        tiered.empty_arena(seed)
+    tiered.disk.fault = lambda what: None
+    assert tiered.answer("next") == EXPECTED
+    writes = tiered.reports[1].writes
+    assert writes["broken" if fault is Fault.RAISE else "done"] > 0
+    assert tiered.reports[1].loads["done"] == 0
+
+
+def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    # With room for the prompt beside the ids that the load in flight keeps.
+    with engine_over(tmp_path, slabs=22) as below:
+        below.lone.ask("first", PROMPT, 2)
+        below.push_to_disk()
+        below.disk.hang()
+        below.lone.post(submit("next", NEXT, 4))
+        below.lone.step()
+        assert below.disk.hangs.wait(HANG_SECONDS)
+        other = prompt(20, seed=7)
+        below.lone.post(submit("other", other, 3))
+        below.step_until(lambda: below.is_over("other"))
+        assert below.lone.tokens("other") == alone(other, 3)
+        below.clock.now += 1e3 * LATE_SECONDS
+        below.step_until(lambda: below.is_over("next"))
+        assert below.lone.tokens("next") == EXPECTED
+        assert below.lone.hit("next").causes[LOAD_FAILED] == KEPT
+        assert below.reports[1].loads["late"] == 1
+
+
+def test_ids_and_bytes_agree_while_a_disk_fails(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path, LAYOUT, 800)
+    turns = Turns(seed=3, host_slabs=60, disk=disk)
+    turns.play(150)
+    assert turns.outcome.wrong == 0
+    assert turns.tier.counters[1].loads["done"] > 20
+    assert turns.tier.close(HANG_SECONDS)
+
+
+def test_without_digests_the_same_turns_start_from_wrong_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What compares the bytes finds what it is to find."""
+    monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
+    turns = Turns(seed=3, host_slabs=60, disk=FaultyDisk(tmp_path, LAYOUT, 800))
+    turns.faults._one_of = 1 << 30
+    turns.play(150)
+    assert turns.outcome.wrong > 0
+    assert turns.tier.close(HANG_SECONDS)
+
+
+def test_pieces_lie_apart(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path, LAYOUT, 4)
+    pages = [
+        slab * LAYOUT.blocks_per_slab + page
+        for slab in (0, 2)
+        for page in range(LAYOUT.pages_per_slab)
+    ]
+    for number, page in enumerate(pages):
+        file.page[:] = number
+        file.write_page(page)
+    for slot in (1, 3):
+        file.slot[:] = 100 + slot
+        file.write_slot(slot)
+    for number, page in enumerate(pages):
+        file.read_page(page)
+        assert (file.page == number).all()
+    for slot in (1, 3):
+        file.read_slot(slot)
+        assert (file.slot == 100 + slot).all()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
+    file = FaultyDisk(tmp_path, LAYOUT, 4)
+    file.fault = lambda what: Fault.RAISE
+    for _ in range(2):
+        with pytest.raises(DiskFailed, match=r"could not be written: .*broken on purpose"):
+            file.write_slot(0)
+    file.fault = lambda what: None
+    file.write_slot(0)
+    file.fault = lambda what: Fault.RAISE
+    for _ in range(3):
+        with pytest.raises(DiskFailed, match="could not be read"):
+            file.read_slot(0)
+    file.fault = lambda what: None
+    with pytest.raises(DiskFailed, match="given up"):
+        file.read_slot(0)
+
+
+def test_a_disk_that_lies_is_refused_at_the_start(tmp_path: Path) -> None:
+    file = FaultyDisk(tmp_path, LAYOUT, 4)
+    probe(file)
+    for fault in (Fault.SKIP, Fault.FLIP):
+        file.fault = lambda what, fault=fault: fault if what == "read" else None  # type: ignore[misc]
+        with pytest.raises(DiskFailed, match="not what was written"):
+            probe(file)
+
+
+def config(folder: Path, gib: float) -> EngineConfig:
+    return EngineConfig(
+        model="m", host_cache_gib=1.0, disk_cache=str(folder), disk_cache_gib=gib, disk_write_mb=10
+    )
+
+
+def test_as_much_as_was_asked_for(tmp_path: Path) -> None:
+    disk = disk_memory(config(tmp_path, 1 / 256), LAYOUT)
+    assert disk is not None and 2 <= disk.file.slabs <= 2**22 // LAYOUT.slab_bytes
+    assert disk.pages_a_second == pytest.approx(10e6 / LAYOUT.page_bytes)
+    assert disk_memory(EngineConfig(model="m"), LAYOUT) is None
+
+
+def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineConfigError, match="give another folder"):
+        disk_memory(config(tmp_path / "none", 1 / 256), LAYOUT)
+    with pytest.raises(EngineConfigError, match="give another folder"):
+        disk_memory(config(tmp_path, 1e9), LAYOUT)
+    with pytest.raises(EngineConfigError, match="give at least"):
+        disk_memory(config(tmp_path, 1e-9), LAYOUT)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"disk_cache": "x", "host_cache_gib": 1.0},
+        {"disk_cache_gib": 1.0, "host_cache_gib": 1.0},
+        {"disk_cache": "x", "disk_cache_gib": 1.0},
+        {"disk_write_mb": 1.0},
+        {"disk_cache": "x", "disk_cache_gib": 0.0, "host_cache_gib": 1.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(EngineConfigError, match="disk_"):
+        EngineConfig(model="m", **settings)  # type: ignore[arg-type]
+
+
+def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
+    clock = ManualClock()
+    pieces = FaultyCopies(Arena(LAYOUT, 4), Arena(LAYOUT, 4))
+    thread = CopyThread(pieces, LAYOUT.page_bytes, clock=clock)
+    pieces.hold("slot_down")
+    for transfer in (1, 2):
+        thread.begin(CopyJob(transfer, Direction.DOWN, (), (0, transfer)))
+    pieces.await_inside("slot_down")
+    assert thread.take_ended() == []
+    clock.now += STUCK_SECONDS + 1
+    assert thread.take_ended() == [(2, JobEnd.BROKEN)]
+    thread.begin(CopyJob(3, Direction.UP, (), (0, 3)))
+    assert thread.take_ended() == [(3, JobEnd.BROKEN)]
+    pieces.let_go()
+    ends: list[tuple[int, JobEnd]] = []
+    until(lambda: bool(ends.extend(thread.take_ended()) or ends), ends)
+    assert ends == [(1, JobEnd.DONE)]
+    thread.begin(CopyJob(4, Direction.UP, (), (1, 3)))
+    until(lambda: bool(ends.extend(thread.take_ended()) or ends[1:]), ends)
+    assert ends[1] == (4, JobEnd.DONE)
+    assert np.array_equal(*(pieces._arena.ssm[0][slot].numpy() for slot in (0, 3)))
+    assert thread.close(HANG_SECONDS)
