@@ -118,8 +118,11 @@ def _answer(usage: m.Usage) -> list[str]:
 
 
 def _drafts(usage: m.Usage) -> list[str]:
+    # Each step behind the first token gave one more than it accepted.
+    steps = max(1, usage.completion_tokens - usage.accepted_tokens - 1)
     return [
-        f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted",
+        f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted, "
+        f"{usage.drafted_tokens / steps:.1f} of a step",
         *(_drafts_of(use) for use in usage.drafts),
     ]
 

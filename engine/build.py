@@ -27,8 +27,10 @@ from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.lane_adjustments import DrawnTogether
+from tasuki.engine.runner.verify.token_rows import widths
 from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
+from tasuki.engine.speculation.measured_limit import MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
@@ -348,6 +350,13 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     return most
 
 
+def _draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
+    """most: drafts of a step and answer."""
+    if config.draft_count == "most" or not most:
+        return FixedLimit(most)
+    return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))
+
+
 def _assemble(
     config: EngineConfig,
     role: Role,
@@ -385,7 +394,7 @@ def _assemble(
         side,
         grammars,
         wire=wire,
-        drafts=parts.drafts or FixedLimit(drafts),
+        drafts=parts.drafts or _draft_limit(config, drafts, on_gpu=on_gpu),
         max_batch=batch,
         per_token=per_token,
         clock=parts.clock,

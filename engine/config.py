@@ -33,7 +33,7 @@ class EngineConfig:
             *("disk_cache", "disk_cache_gib", "disk_write_mb"),
             *("max_batch", "prefill_chunk_tokens"),
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
-            *("speculate", "draft_tokens", "threads"),
+            *("speculate", "draft_tokens", "draft_count", "threads"),
         ),
         "Several ranks": ("tensor_parallel", "expert_parallel", "rank_timeout"),
         "Hand-over": ("route", "local_prefill_tokens", "pull_tokens"),
@@ -157,6 +157,13 @@ class EngineConfig:
         "drafts of a step and answer at most; on a GPU 7 or fewer",
         aliases=("--num-speculative-tokens",),
     )
+    draft_count: str = option(
+        "measured",
+        "how many drafts a step has, up to draft_tokens; measured: as many as give the most tokens "
+        "a second, by what steps took and which drafts held, and none where they gain nothing; "
+        "most: all there are, whatever they cost",
+        ("measured", "most"),
+    )
     cache_policy: str = option("auto", "what the prefix cache evicts", ("lru", "value", "auto"))
     threads: int = option(1, "CPU threads of the forward, of each rank")
     tensor_parallel: int = option(
@@ -253,8 +260,8 @@ class EngineConfig:
 
     @property
     def drafts_on_gpu(self) -> int:
-        """Of a row at most, for which a GPU keeps room. None where they were not asked for: until a
-        controller knows when they gain, they may cost nothing there."""
+        """Of a row at most, for which a GPU keeps room. None where they were not asked for: their
+        graphs and what is kept for folds take memory."""
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:

@@ -9,6 +9,7 @@ working slots keep the state that stop is published with.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
@@ -17,6 +18,7 @@ from tasuki.engine.admission.seats import Seats
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
+from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -47,6 +49,15 @@ _COMPILING_SECONDS = 0.002
 """Until a loop that has nothing else to do looks again whether a grammar is ready."""
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """goes_on: there was one right before it. follows: which had not landed yet."""
+
+    launched: LaunchedForward
+    goes_on: bool
+    follows: bool
+
+
 class Engine:
     """Runs the forwards of the requests that its role's hand-over side owns."""
 
@@ -73,8 +84,7 @@ class Engine:
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
-        self._flight: LaunchedForward | None = None
-        self._follows = False
+        self._flight: _Flight | None = None
         self._times = StepTimes()
         emit = self._outbox.append
         self._ledger = EvictionLedger(cache, self._lessees)
@@ -153,35 +163,36 @@ class Engine:
         drafts = self._scheduler.drafts_next
         # What may follow is drafted from the tokens that are there, and how many of a row with
         # drafts hold nobody knows before.
-        ended = self._flight is not None and bool(drafts or self._flight.scheduled.drafted)
-        if ended:
-            self._land(self._flight, self._follows)
-            self._flight = None
+        before, self._flight = self._flight, None
+        goes_on = before is not None
+        if before is not None and (drafts or before.launched.scheduled.drafted):
+            self._land(before)
+            before = None
         work = self._scheduler.schedule(drafts)
         self._ledger.collect()
         self._handover.planned(work.prompts, self._plans.ticks)
-        before, self._flight = self._flight, None
-        follows, self._follows = self._follows, before is not None
         try:
             if work:
-                self._flight = self._plans.launch(work)
+                self._flight = _Flight(self._plans.launch(work), goes_on, before is not None)
         except PlanError:
             # Engine and runner disagree, which is no request's fault: the loop ends.
             raise
         except Exception as error:
             self._plans.check_device()
-            self._land(before, follows)
+            self._land(before)
             self._fail(work, error)
         else:
-            self._land(before, follows)
+            self._land(before)
         evictions = self._ledger.take_unreported()
         if evictions:
             self._outbox.append(m.Evicted(evictions))
         if work:
             self._times.steps.add(time.perf_counter() - began)
+            if self._scheduler.running.drafting and work.shape.answers:
+                self._times.drafted(work.shape.tokens - 1)
         if not self._handover.requests:
             self._intake.at_rest()
-        worked = bool(work) or ended or before is not None or self._handover.waits
+        worked = bool(work) or goes_on or self._handover.waits
         return worked if self._tiers is None else self._goes_on(self._tiers, worked)
 
     @staticmethod
@@ -248,27 +259,31 @@ class Engine:
             self._handover.reject(request, refusal)
             return False
 
-    def _land(self, flight: LaunchedForward | None, follows: bool) -> None:
-        """follows: it was launched before the one before had landed."""
+    def _land(self, flight: _Flight | None) -> None:
         if flight is None:
             return
+        forward, in_flight = flight.launched.scheduled, flight.launched.in_flight
         try:
-            sampled = flight.in_flight.result()
+            sampled = in_flight.result()
         except PlanError:
             raise
         except Exception as error:
             self._plans.check_device()
-            self._fail(flight.scheduled, error)
+            self._fail(forward, error)
         else:
-            busy = flight.in_flight.busy_seconds
-            self._scheduler.landed(flight.scheduled, busy)
-            self._room.landed(flight.scheduled, busy)
-            self._handover.landed(flight.scheduled.prompts, busy)
-            if tokens := flight.scheduled.prompt_tokens:
+            busy = in_flight.busy_seconds
+            self._scheduler.landed(forward, busy)
+            self._room.landed(forward, busy)
+            self._handover.landed(forward.prompts, busy)
+            if tokens := forward.prompt_tokens:
                 self._costs.forwarded.add(tokens, busy)
-            if follows:
-                self._times.idle.add(flight.in_flight.idle_seconds)
-            self._landing.commit(flight.scheduled, sampled)
+            if flight.follows:
+                self._times.idle.add(in_flight.idle_seconds)
+            if flight.goes_on:
+                tokens = _tokens_of_answers(forward, sampled)
+                seconds = in_flight.idle_seconds + busy
+                self._scheduler.landed_after(forward, tokens, seconds, planned=flight.follows)
+            self._landing.commit(forward, sampled)
 
     def _fail(self, forward: ScheduledForward, error: Exception) -> None:
         """One request ends with the error; of several nobody knows whose it was, so each is tried
@@ -291,3 +306,10 @@ class Engine:
             if allocation is not None:
                 held[allocation.id] = request.told_as
         return held
+
+
+def _tokens_of_answers(forward: ScheduledForward, drawn: DrawnTokens) -> int:
+    """That it gave."""
+    first = len(forward.answers)
+    drafted = range(first, first + len(forward.drafted))
+    return first + sum(1 + len(drawn.behind.get(row, ())) for row in drafted)

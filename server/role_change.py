@@ -42,6 +42,7 @@ TUNING = frozenset(
             "cache_policy",
             "speculate",
             "draft_tokens",
+            "draft_count",
         ),
         *("queue_timeout", "ttft_target", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.speculation.draft_limit import FixedLimit
 from tasuki.model.config import ModelConfig
 
 from .rig import Answer, Rig, random_parts
-from .scripted_drafts import Script, ScriptedSpeculation, TurnLimit, drawing_one_token
+from .scripted_drafts import Script, ScriptedSpeculation, drawing_one_token
 
 _TURN = 8
 """Steps that are timed before the other one's turn."""
@@ -38,7 +39,7 @@ class DraftGain:
 class DraftedTurns:
     def __init__(self, model: ModelConfig, config: EngineConfig, script: Script) -> None:
         """config: that drafts. Raises EngineConfigError."""
-        self._limit = TurnLimit()
+        self._limit = FixedLimit(0)
         self._most = len(script.likely)
         parts = drawing_one_token(random_parts(model, config))
         speculation = ScriptedSpeculation(script, from_tree=config.speculate == "tree")

@@ -6,7 +6,7 @@ they do for any answer; the script puts its own in their place, and the engine v
 others. All tokens being one, experts would be too: for dense models only.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -109,16 +109,6 @@ class ScriptedSpeculation(Speculation):
         assert own is not None
         drafters = [ScriptedDrafter(self._script, one, self._draws) for one in own.drafters]
         return Drafting(drafters, len(self._script.likely))
-
-
-@dataclass
-class TurnLimit:
-    """most: drafts of an answer in each step from here on; 0: none, as where nothing drafts."""
-
-    most: int = 0
-
-    def next(self, answers: int, drafting: Collection[Drafting]) -> int:
-        return self.most
 
 
 def drawing_one_token(parts: EngineParts) -> EngineParts:

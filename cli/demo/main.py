@@ -42,7 +42,11 @@ def main(argv: Sequence[str]) -> int:
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
     write_line(f"Model {model}\nStarting a prefill daemon and a decode daemon ...")
     drafter = "mtp" if has_draft_layer(model) else "off"
-    pair = play(disaggregated, [*flags, "--speculate", drafter], config.answer_tokens)
+    pair = play(
+        disaggregated,
+        [*flags, "--speculate", drafter, "--draft-count", "most"],
+        config.answer_tokens,
+    )
     write_line("\nThe same session in one fused process, which drafts nothing ...")
     alone = play(fused, [*flags, "--speculate", "off"], config.answer_tokens)
     verdict = compare(pair, alone)

@@ -17,6 +17,13 @@ def engine_families(report: NodeReport) -> Iterator[Metric]:
         yield histogram(
             "engine_idle", "The device had nothing to run between two forwards.", steps.idle
         )
+        if steps.drafts:
+            yield counter(
+                "draft_steps",
+                "Steps of answers of which some may be drafted, by the most drafts of one.",
+                "drafts",
+                steps.drafts,
+            )
     if report.stats.early:
         yield counter(
             "early_steps",

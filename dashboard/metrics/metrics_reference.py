@@ -97,7 +97,7 @@ def _report() -> NodeReport:
         lost=one,
         requests={m.RequestPhase.WAITING: 0},
         policies={_LABEL_ONLY: 0.0},
-        steps=m.StepReport(_NO_TIMES, _NO_TIMES),
+        steps=m.StepReport(_NO_TIMES, _NO_TIMES, {_LABEL_ONLY: 0}),
         early=one,
         tiers=(m.TierReport(_LABEL_ONLY, 0, *(one for _ in range(7))),),
     )

@@ -1,9 +1,11 @@
-"""How long steps took, and how long the device had nothing to run between two of them.
+"""How long steps took, how long the device had nothing to run between two of them, and how many
+drafts they had.
 
 Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
 """
 
 from bisect import bisect_left
+from collections import Counter
 
 from tasuki.engine.messages import StepReport, TimeSpread
 
@@ -29,6 +31,12 @@ class StepTimes:
     def __init__(self) -> None:
         self.steps = TimeCounter(STEP_BOUNDS)
         self.idle = TimeCounter(IDLE_BOUNDS)
+        self._drafts: Counter[int] = Counter()
+
+    def drafted(self, most: int) -> None:
+        """A step, of answers of which some may be drafted, had so many drafts of one at most."""
+        self._drafts[most] += 1
 
     def report(self) -> StepReport:
-        return StepReport(self.steps.spread(), self.idle.spread())
+        drafts = {str(most): count for most, count in sorted(self._drafts.items())}
+        return StepReport(self.steps.spread(), self.idle.spread(), drafts)

@@ -1,5 +1,6 @@
 """What an engine reports of work that is over: hits, transfers, routes, steps."""
 
+from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
 
@@ -156,10 +157,12 @@ class TimeSpread(Message):
 
 class StepReport(Message):
     """steps: from planning a forward to having landed the one before. idle: from the end of a
-    forward to the start of the next, where the next was launched before the first had landed."""
+    forward to the start of the next, where the next was launched before the first had landed.
+    drafts: steps of answers of which some may be drafted, by the most drafts of one."""
 
     steps: TimeSpread
     idle: TimeSpread
+    drafts: Mapping[str, int]
 
 
 class TierReport(Message):

@@ -21,8 +21,8 @@ class InFlightForward(Protocol):
 
     @property
     def idle_seconds(self) -> float:
-        """From the end of the forward before to the start of this one, on the device. REQUIRES:
-        result() was called."""
+        """From the end of the forward before to the start of this one, on the device, copies and
+        folds between them included. REQUIRES: result() was called."""
 
     @property
     def busy_seconds(self) -> float:

@@ -106,8 +106,11 @@ class CpuRunner:
         run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
         results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
-        self._ended_at = time.perf_counter()
-        return CpuForward(results, started - before, self._ended_at - started)
+        ended = time.perf_counter()
+        if len(rows):
+            # A plan of none is part of what the next forward waits for.
+            self._ended_at = ended
+        return CpuForward(results, started - before, ended - started)
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
         slices = self._sequences.slices(plan, rows, self._drawn)

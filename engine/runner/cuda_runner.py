@@ -239,10 +239,11 @@ class CudaRunner:
         guessed = None
         if self._drafter is not None and self._verifier is not None:
             guessed = self._drafter.behind(plan, rows, self._verifier)
-        self._ended = _recorded(timed=True)
-        return CudaForward(
-            len(rows), parts, verified, guessed, scores, before, started, self._ended
-        )
+        ended = _recorded(timed=True)
+        if len(rows):
+            # A plan of none, as of folds, is part of what the next forward waits for.
+            self._ended = ended
+        return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """The plan's rows, once its folds are launched: as many verify drafts as may."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.progress import Lanes, NextTokens, ProgressTable
 from tasuki.engine.request import Active, Request
+from tasuki.engine.speculation.step_costs import StepShape
 
 from .scheduled_sequence import ScheduledSequence
 
@@ -82,6 +83,13 @@ class ScheduledForward:
     def sequences(self) -> list[ScheduledSequence]:
         """Behind the answers' rows, in the order of the rows."""
         return [*self.drafted, *self.prompts]
+
+    @property
+    def shape(self) -> StepShape:
+        """Of its answers."""
+        lengths = [1 + len(item.drafts) for item in self.drafted if item.drafts]
+        plain = len(self.answers) + len(self.drafted) - len(lengths)
+        return StepShape(plain, len(lengths), max(lengths, default=1))
 
     @property
     def prompt_tokens(self) -> int:

@@ -9,6 +9,7 @@ an equal part gives way to one who has less.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -29,6 +30,7 @@ from tasuki.engine.request import (
 )
 from tasuki.engine.routing.cost_learner import LineFit
 from tasuki.engine.speculation.draft_limit import DraftLimit
+from tasuki.engine.speculation.drafting import Drafting
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .caller_shares import CallerShares
@@ -44,6 +46,18 @@ from .waiting_queue import WaitingQueue
 _LEAST_SECONDS = 1e-9
 
 Admit = Callable[[Request], bool]
+
+
+@dataclass(frozen=True)
+class _Proposed:
+    """Drafts of a request's next forward; where the draft layer is to guess them before that, they
+    stand for nothing yet."""
+
+    request: Request
+    state: Decoding
+    drafting: Drafting
+    drafts: tuple[int, ...]
+    to_guess: bool
 
 
 class Scheduler:
@@ -77,6 +91,7 @@ class Scheduler:
         self._chunks = count()
         self._owed: dict[str, float] = {}
         self._first_row = 0
+        self._first_watched = 0
         self.waiting = WaitingQueue()
         self.progress = ProgressTable(cache.arena.slabs)
         self.running = RunningRequests(self.progress)
@@ -126,6 +141,14 @@ class Scheduler:
         elif forward:
             self.seats.steps.landed(len(forward), seconds)
 
+    def landed_after(
+        self, forward: ScheduledForward, tokens: int, seconds: float, *, planned: bool
+    ) -> None:
+        """It ended so long after the one right before it, and gave so many tokens. planned: while
+        that one ran."""
+        if forward and not forward.prompts:
+            self._drafts.landed(forward.shape, tokens, seconds, planned=planned)
+
     def schedule(self, drafts: int) -> ScheduledForward:
         """The next forward, with so many drafts of an answer at most; empty when nothing can run.
         REQUIRES: where there may be some, or the one before had some, none is in flight.
@@ -134,7 +157,11 @@ class Scheduler:
         drawn. That it was the last token shows only later; then one forward was for nothing."""
         self._admit_waiting()
         lanes = self._growable()
-        drafted = self._draft(lanes, drafts) if drafts else []
+        if drafts:
+            drafted = self._draft(lanes, drafts)
+        else:
+            drafted = []
+            self._watch()
         if drafted:
             lanes = lanes[~np.isin(lanes, [item.lane for item in drafted])]
         answers = self.running.schedule_next(lanes)
@@ -152,6 +179,18 @@ class Scheduler:
     def _draft(self, lanes: Lanes, most: int) -> list[ScheduledSequence]:
         """Rows with drafts, or behind which some are to be guessed, of requests that have the next
         forward's rows."""
+        proposed = self._proposed(lanes, most)
+        counts = [(one.drafting, len(one.drafts)) for one in proposed]
+        most = self._drafts.of_step(len(lanes), counts)
+        found = []
+        for one in proposed if most else ():
+            drafts, guesses = one.drafts[:most], min(one.drafting.guesses, most)
+            if drafts or guesses:
+                self._make_room(one.request, one.state, len(drafts) + 1 + guesses)
+                found.append(self._drafted(one, drafts, most))
+        return found
+
+    def _proposed(self, lanes: Lanes, most: int) -> list[_Proposed]:
         turns = set(lanes.tolist())
         found = []
         for request, drafting in self.running.drafting.items():
@@ -160,11 +199,18 @@ class Scheduler:
                 left = min(most, request.final_length - request.length)
                 drafts = drafting.propose(request.output, left)
                 first = 0 if drafts else drafting.first_guesses(request.output, left)
-                if drafts or drafting.guesses:
-                    more = max(first, len(drafts)) + 1 + drafting.guesses
-                    self._make_room(request, state, more)
-                    found.append(self._drafted(request, state, drafts or (0,) * first, first))
+                drafts = drafts or (0,) * first
+                found.append(_Proposed(request, state, drafting, drafts, first > 0))
         return found
+
+    def _watch(self) -> None:
+        """Some of the drafters, the next ones each time."""
+        drafting = list(self.running.drafting.items()) if self._drafts.watched else []
+        count = min(self._drafts.watched, len(drafting))
+        for place in range(self._first_watched, self._first_watched + count):
+            request, one = drafting[place % len(drafting)]
+            one.watch(request.output)
+        self._first_watched += count
 
     def _make_room(self, request: Request, state: Decoding, tokens: int) -> None:
         """For so many more, if there is some that nobody has, and never past the end."""
@@ -174,11 +220,11 @@ class Scheduler:
             self.running.grown(request, state)
 
     def _drafted(
-        self, request: Request, state: Decoding, drafts: tuple[int, ...], first: int
+        self, proposed: _Proposed, drafts: tuple[int, ...], most: int
     ) -> ScheduledSequence:
-        """With as many drafts and guesses as its pages have room for. first: of the drafts, those
-        that are to be made before the forward: all or none."""
-        length = request.length
+        """With as many of these drafts, and of the guesses, `most` at most, as its pages have room
+        for."""
+        request, state, length = proposed.request, proposed.state, proposed.request.length
         drafts = drafts[: state.allocation.capacity_tokens - length]
         start, read, written = length - 1, state.progress.slot, state.next_index
         stop, num_sampled = length + len(drafts), 1 + len(drafts)
@@ -192,8 +238,8 @@ class Scheduler:
             written,
             num_sampled,
             drafts=drafts,
-            first_guesses=min(first, len(drafts)),
-            guesses=_guesses(request, state, stop),
+            first_guesses=len(drafts) if proposed.to_guess else 0,
+            guesses=min(most, _guesses(request, state, stop)),
         )
 
     def _admit_waiting(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .chances import Chances
 from .drafter import Drafter, DraftSource
 from .mtp_drafter import MtpDrafter
 
@@ -31,14 +32,21 @@ class Drafting:
     loop's."""
 
     def __init__(
-        self, drafters: Sequence[Drafter], most: int, mtp: MtpDrafter | None = None
+        self,
+        drafters: Sequence[Drafter],
+        most: int,
+        mtp: MtpDrafter | None = None,
+        prior: Chances | None = None,
     ) -> None:
         """most: drafts of one forward. mtp: of the drafters the one that the model's draft layer
-        guesses for."""
+        guesses for. prior: of others that are drafted alike."""
+        self.chances = Chances(prior)
         self._most = most
         self._mtp = mtp
         self.drafters = drafters
         self._proposing = drafters[0]
+        self._watched: tuple[int, tuple[int, ...]] | None = None
+        """What would have been proposed behind so many tokens of the answer."""
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
         }
@@ -65,17 +73,41 @@ class Drafting:
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
         """Tokens that may follow the answer's so far, at most so many; then verified() is called,
         or nothing came of them."""
-        most = min(most, self._most)
+        self._watched = None
+        return self._propose(output, min(most, self._most))
+
+    def watch(self, output: Sequence[int]) -> None:
+        """Learn beside steps without drafts whether some would hold: from what would be proposed,
+        once the answer has gone on. What the draft layer would propose only a forward shows."""
+        if self._mtp is not None:
+            return
+        if self._watched is not None:
+            behind, drafts = self._watched
+            if len(output) < behind + len(drafts):
+                return
+            drawn = output[behind : behind + len(drafts)]
+            wrong = (place for place, token in enumerate(drafts) if drawn[place] != token)
+            self._show(len(drafts), next(wrong, len(drafts)))
+        drafts = self._propose(output, self._most)
+        self._watched = (len(output), drafts) if drafts else None
+
+    def _propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
         if most < 1:
             return ()
         for drafter in self.drafters:
             drafts = drafter.propose(output, most)
             if drafts:
                 self._proposing = drafter
+                self.chances.looked(found=True)
                 return tuple(drafts)
+        self.chances.looked(found=self._mtp is not None)
         return ()
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Of so many drafts, of those proposed last, so many are the answer's."""
-        self._proposing.verified(drafted, accepted)
+        self._show(drafted, accepted)
         self.counts[self._proposing.source].add(drafted, accepted)
+
+    def _show(self, drafted: int, held: int) -> None:
+        self._proposing.verified(drafted, held)
+        self.chances.verified(drafted, held)

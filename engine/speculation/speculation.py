@@ -5,7 +5,8 @@ from typing import Literal
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
 
-from .drafter import Drafter
+from .chances import Chances
+from .drafter import Drafter, DraftSource
 from .drafting import Drafting
 from .mtp_drafter import MtpDrafter
 from .prediction import PredictionDrafter
@@ -29,6 +30,8 @@ class Speculation:
         draft layer."""
         self._draft_tokens = draft_tokens
         self._by_layer = by_layer
+        self._chances = {source: Chances() for source in DraftSource}
+        """Of all requests that are drafted from it before all else."""
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
@@ -48,7 +51,8 @@ class Speculation:
             drafters.append(mtp)
         if not drafters or not self._draft_tokens:
             return None
-        return Drafting(drafters, self._draft_tokens, mtp)
+        prior = self._chances[drafters[0].source]
+        return Drafting(drafters, self._draft_tokens, mtp, prior)
 
     @property
     def remembers(self) -> bool:

@@ -37,7 +37,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     runs."""
     with ExitStack() as stack:
         pair = node_pair(
-            *(*CHUNKS, *HTTP), decode=("--speculate", "mtp"), environment=resting_at(1)
+            *(*CHUNKS, *HTTP),
+            decode=("--speculate", "mtp", "--draft-count", "most"),
+            environment=resting_at(1),
         )
         prefill, decode = stack.enter_context(pair)
         targets = [decode.http_address, prefill.http_address]

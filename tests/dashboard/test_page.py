@@ -34,7 +34,10 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
-    with node_pair(*HTTP, arena_mib=15, decode=("--speculate", "mtp")) as (prefill, decode):
+    with node_pair(*HTTP, arena_mib=15, decode=("--speculate", "mtp", "--draft-count", "most")) as (
+        prefill,
+        decode,
+    ):
         client = decode.client
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:

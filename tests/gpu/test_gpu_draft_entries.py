@@ -81,7 +81,9 @@ def test_a_next_turn_goes_on_with_what_is_carried(shape: str) -> None:
 
 @cache
 def drafting_engine(shape: str, most: int) -> Lone:
-    config = config_of("cuda", speculate="prediction", draft_tokens=most, max_batch=8)
+    config = config_of(
+        "cuda", speculate="prediction", draft_tokens=most, draft_count="most", max_batch=8
+    )
     return Lone(config, parts=parts_of(shape, config, 1))
 
 

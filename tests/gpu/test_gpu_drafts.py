@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.speculation.draft_limit import FixedLimit
 from tests.gpu.shapes import CONFIGS, parts_of
 from tests.harness.drafted_answers import (
     DRAWN,
@@ -21,7 +22,7 @@ from tests.harness.drafted_answers import (
 from tests.harness.engine_goldens import cold_engine
 from tests.harness.engines import Lone, prompt, submit
 from tests.harness.goldens import MODELS, cases_of
-from tests.harness.scripted_drafts import draft
+from tests.harness.scripted_drafts import any_limit, draft, limited
 
 ROWS = 12
 
@@ -36,6 +37,7 @@ def engine_of(shape: str, speculate: str) -> Lone:
         max_batch=ROWS,
         prefill_chunk_tokens=64,
         speculate=speculate,
+        draft_count="most",
     )
     # By the config, so that what is compared has an arena of its own.
     return Lone(config, parts=parts_of(shape, config))
@@ -146,6 +148,20 @@ def test_a_golden_drafted_from_itself_is_the_golden(
         again = f"{name} broken"
         assert engine.ask(again, case.prompt, new, prediction=prediction) == case.greedy
     engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_that_changes_changes_no_answer(kind: str) -> None:
+    sampling, tokens = KINDS[kind], prompt(100)
+    plain = cold("dense", "off")
+    answer = [token.token for token in answered(plain, tokens, sampling)]
+    for seed in range(4):
+        engine = cold("dense", "prediction")
+        limited(engine, any_limit(seed, 4))
+        draft(engine, {"r": answer}, 4, any_pattern(seed))
+        answered(engine, tokens, sampling)
+        limited(engine, FixedLimit(4))
+        assert_same(engine, plain, tokens)
 
 
 def test_a_stop_among_accepted_drafts_ends_the_answer_there() -> None:

@@ -35,6 +35,7 @@ def engine_config(speculate: str, most: int, device: str) -> EngineConfig:
         max_batch=ROWS,
         prefill_chunk_tokens=64,
         speculate=speculate,
+        draft_count="most",
         draft_tokens=most,
     )
 

@@ -196,6 +196,7 @@ def engine_pair(
         dtype="float32",
         prefill_chunk_tokens=chunk_tokens,
         local_prefill_tokens=0,
+        draft_count="most",
     )
     said: SimpleQueue[m.EarlyStepEnded] = SimpleQueue()
     early = build_early_start(decode_parts, receiver.barrier, lambda: said.put(m.EarlyStepEnded()))

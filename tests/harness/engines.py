@@ -99,7 +99,9 @@ def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
+    """Drafts as many as there are: a test knows no other number."""
     settings: dict[str, object] = {"dtype": "float32", "arena_mib": 32, "max_batch": 16}
+    settings["draft_count"] = "most"
     return EngineConfig(model=str(model), **(settings | changes))  # type: ignore[arg-type]
 
 
@@ -328,6 +330,7 @@ def tiny_engine(
     parts: EngineParts | None = None,
     **settings: object,
 ) -> Lone:
+    settings = {"draft_count": "most"} | settings
     config = EngineConfig(model="tiny", dtype="float32", **settings)  # type: ignore[arg-type]
     return Lone(config, role, parts or tiny_parts(arena_mib, slabs=slabs))
 

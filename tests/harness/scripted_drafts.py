@@ -1,10 +1,14 @@
-"""Drafts that hold as far as a test says, for an engine that is driven by hand."""
+"""Drafts that hold, and are as many, as a test says, for an engine that is driven by hand."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
 
 from tasuki.engine import messages as m
+from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.drafter import DraftSource
 from tasuki.engine.speculation.drafting import Drafting
+from tasuki.engine.speculation.step_costs import StepShape
 from tests.harness.engines import TINY, Lone
 
 
@@ -39,3 +43,47 @@ def draft(
         return None if answer is None else Drafting([ScriptedDrafter(answer, held)], most)
 
     engine.engine._handover._speculation.drafting = drafting  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Landed:
+    shape: StepShape
+    tokens: int
+    seconds: float
+    planned: bool
+
+
+class ScriptedLimit(FixedLimit):
+    """Other numbers each step; keeps what was measured."""
+
+    def __init__(self, numbers: Iterator[int], cuts: Iterator[int]) -> None:
+        """cuts: of what was proposed."""
+        super().__init__(0)
+        self._numbers = numbers
+        self._cuts = cuts
+        self.landings: list[Landed] = []
+
+    @property
+    def watched(self) -> int:
+        return 2
+
+    def next(self, answers: int, drafting: Collection[Drafting]) -> int:
+        return next(self._numbers)
+
+    def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
+        return next(self._cuts)
+
+    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+        self.landings.append(Landed(shape, tokens, seconds, planned))
+
+
+def any_limit(seed: int, most: int) -> ScriptedLimit:
+    def numbers(generator: Random) -> Iterator[int]:
+        while True:
+            yield max(0, generator.randrange(-2, most + 1))
+
+    return ScriptedLimit(numbers(Random(seed)), numbers(Random(seed + 1)))
+
+
+def limited(engine: Lone, limit: DraftLimit) -> None:
+    engine.engine._scheduler._drafts = limit

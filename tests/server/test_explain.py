@@ -67,7 +67,9 @@ def test_each_target_is_shown_as_kept_or_missed() -> None:
 def test_drafts_are_shown_where_there_were_any() -> None:
     for drafted in (0, 7):
         uses = (m.DraftUse("mtp", (4, 2), (2, 1)), m.DraftUse("tree", (1,), (0,)))
-        ended = replace(usage(4, 5), drafted_tokens=drafted, accepted_tokens=drafted // 2)
+        ended = replace(
+            usage(4, 5), completion_tokens=10, drafted_tokens=drafted, accepted_tokens=drafted // 2
+        )
         ended = replace(ended, drafts=uses) if drafted else ended
         finished = finished_to_proto(m.Finished(m.RequestId("r"), m.FinishReason.STOP, ended))
         lines = [
@@ -76,7 +78,7 @@ def test_drafts_are_shown_where_there_were_any() -> None:
             if "drafts" in line or "by place" in line
         ]
         told = [
-            "  drafts   3 of 7 tokens were accepted",
+            "  drafts   3 of 7 tokens were accepted, 1.2 of a step",
             "    mtp        by place 2 of 4, 1 of 2",
             "    tree       by place 0 of 1",
         ]

@@ -2,12 +2,13 @@
 the model's own in either case; memory that changes owner is NaN until it is written."""
 
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, pairwise
 
 import pytest
 import torch
 
 from tasuki.engine import messages as m
+from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.qwen3_5 import Qwen35Model
 from tests.harness.drafted_answers import (
@@ -19,7 +20,7 @@ from tests.harness.drafted_answers import (
     assert_same,
 )
 from tests.harness.engines import prompt, submit, tiny_engine, tiny_parts
-from tests.harness.scripted_drafts import draft
+from tests.harness.scripted_drafts import ScriptedLimit, any_limit, draft, limited
 
 WORDS = replace(
     DRAWN, grammar=Grammar(GrammarKind.REGEX, "([a-f]{2,4}[ .,;]){3,20}"), stop_token_ids=(127,)
@@ -37,6 +38,42 @@ def test_any_drafts_give_the_same_answer_and_the_same_tree(kind: str, length: in
         draft(engine, {"r": answer}, most, any_pattern(most))
         answered(engine, tokens, sampling)
         assert_same(engine, plain, tokens)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_limit_that_changes_changes_no_answer(kind: str, seed: int) -> None:
+    sampling, tokens = EVERY_KIND[kind], prompt(59)
+    plain, engine = tiny_engine(), tiny_engine()
+    answer = [token.token for token in answered(plain, tokens, sampling)]
+    limited(engine, any_limit(seed, 4))
+    draft(engine, {"r": answer}, 4, any_pattern(seed))
+    answered(engine, tokens, sampling)
+    assert_same(engine, plain, tokens)
+
+
+def test_what_steps_took_is_measured_with_what_they_gave() -> None:
+    plain, engine = tiny_engine(), tiny_engine()
+    prompts = {f"r{number}": prompt(40, seed=number) for number in range(3)}
+    plain.ask_all(prompts, NEW)
+    answers = {name: plain.tokens(name) for name in prompts}
+    # Six steps plan ahead, of six each one answer has drafts, and none does.
+    limit = ScriptedLimit(cycle([0] * 6 + [3] * 6), cycle([3, 3, 3, 0, 0, 3]))
+    limited(engine, limit)
+    draft(engine, {"r0": answers["r0"]}, 4, cycle([4]))
+    engine.ask_all(prompts, NEW)
+    assert {name: engine.tokens(name) for name in prompts} == answers
+    for before, step in pairwise(limit.landings):
+        assert step.seconds > 0
+        if step.shape.drafted:
+            assert not step.planned
+            assert step.tokens == step.shape.answers + step.shape.tokens - 1
+        else:
+            assert step.tokens == step.shape.answers
+            assert not (step.planned and before.shape.drafted)
+    full = [step for step in limit.landings if step.shape.answers == 3]
+    assert {step.planned for step in full if not step.shape.drafted} == {True, False}
+    assert StepShape(2, 1, 4) in {step.shape for step in full}
 
 
 @pytest.mark.parametrize("held", range(5))
