@@ -49,6 +49,9 @@ class GenerateConfig:
     expert_parallel: bool = option(
         False, "experts are whole, each on a rank", aliases=("--enable-expert-parallel",)
     )
+    prefill_tensor_parallel: int | None = option(
+        None, "ranks of the prefill daemon; by default as many as of the other"
+    )
     prediction: str | None = option(
         None, "JSON file: a token-id list for each prompt, which its answer is drafted from"
     )
@@ -60,10 +63,13 @@ class GenerateConfig:
             raise ValueError("--model is missing: give the folder of a checkpoint")
         if (self.prompt is None) == (self.prompt_ids is None):
             raise ValueError("give either --prompt TEXT or --prompt-ids FILE.json")
-        if self.disaggregated and self.tensor_parallel > 1:
+        if self.prefill_tensor_parallel is not None and not self.disaggregated:
             raise ValueError(
-                "a node that hands over has one rank as yet: leave out --disaggregated or "
-                "--tensor-parallel"
+                "--prefill-tensor-parallel needs a prefill daemon: add --disaggregated"
+            )
+        if self.expert_parallel and self.tensor_parallel == self.prefill_ranks == 1:
+            raise ValueError(
+                "--expert-parallel shares experts out among ranks: give --tensor-parallel too"
             )
 
     def daemon_flags(self) -> list[str]:
@@ -73,8 +79,19 @@ class GenerateConfig:
             *("--arena-mib", str(self.arena_mib)),
             *("--speculate", self.speculate),
             *("--draft-tokens", str(self.draft_tokens)),
-            *("--tensor-parallel", str(self.tensor_parallel)),
-            *(["--expert-parallel"] if self.expert_parallel else []),
+        ]
+
+    @property
+    def prefill_ranks(self) -> int:
+        given = self.prefill_tensor_parallel
+        return self.tensor_parallel if given is None else given
+
+    def rank_flags(self, ranks: int) -> list[str]:
+        """Of a daemon of so many."""
+        by_expert = self.expert_parallel and ranks > 1
+        return [
+            *("--tensor-parallel", str(ranks)),
+            *(["--expert-parallel"] if by_expert else []),
         ]
 
     def sampling(self) -> SamplingOptions:
@@ -119,10 +136,16 @@ def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
     """The daemons that answer; yields HOST:PORT. Two daemons hand over every prompt, short ones
     too."""
     if config.disaggregated:
+        ranks = config.prefill_ranks
+        # An engine of several ranks has a process of its own.
+        apart = ["--handover-bind", "127.0.0.1:0"] if ranks > 1 else []
+        decode = ["--route", "fixed", "--local-prefill-tokens", "0"]
         return disaggregated(
-            config.daemon_flags(), ["--route", "fixed", "--local-prefill-tokens", "0"]
+            config.daemon_flags(),
+            [*decode, *config.rank_flags(config.tensor_parallel)],
+            [*apart, *config.rank_flags(ranks)],
         )
-    return fused(config.daemon_flags())
+    return fused([*config.daemon_flags(), *config.rank_flags(config.tensor_parallel)])
 
 
 def read_prompts(config: GenerateConfig) -> list[Prompt]:

@@ -151,11 +151,15 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def disaggregated(flags: Sequence[str], decode_flags: Sequence[str] = ()) -> Iterator[str]:
+def disaggregated(
+    flags: Sequence[str], decode_flags: Sequence[str] = (), prefill_flags: Sequence[str] = ()
+) -> Iterator[str]:
     """A prefill and a decode daemon, `flags` for both; yields the decode daemon's HOST:PORT, the
     front door."""
     with ExitStack() as stack:
-        prefill = _started(stack, "prefill", flags).wait_ready()
+        daemon = _started(stack, "prefill", [*flags, *prefill_flags])
+        address = daemon.wait_ready()
+        prefill = daemon.handover_address or address
         flags = [*flags, *decode_flags, "--prefill", prefill]
         yield _started(stack, "decode", flags).wait_ready()
 

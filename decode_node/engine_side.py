@@ -10,6 +10,7 @@ from typing import cast
 
 from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.handover.receiving.early_start import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
 from tasuki.routing.prefill_route import RouteName
 from tasuki.server.config import ServerConfig
@@ -69,13 +70,15 @@ class DecodeSide:
     ) -> None:
         dials = dialling(server_config, config)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
-        # What is pulled from here was computed long ago: no tick is waited for.
-        steps = StepCounter()
+        # What is pulled from here was computed long ago: no tick is waited for but other ranks'.
+        steps = parts.sent_behind or StepCounter()
         self._ends = TransferEngine.over(
             plane, steps, config.layers_per_window, config.lease_seconds
         )
+        # A step beside the batch's would have the ranks exchange out of order.
+        barriers = self._ends.receiver.barrier if parts.ranks is None else no_barriers
         self._early = build_early_start(
-            parts, self._ends.receiver.barrier, lambda: front.post_observed(EarlyStepEnded())
+            parts, barriers, lambda: front.post_observed(EarlyStepEnded())
         )
         self.engine = build_decode_engine(
             engine_config,

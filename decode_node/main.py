@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
-from tasuki.engine.build import BuildParts, EngineParts, asked_model, build_parts
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.build import BuildParts, EngineParts, asked_model
+from tasuki.engine.build_ranks import build_node_parts
+from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.pair_parts import pair_parts
 from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.client_front import ClientFront
-from tasuki.server.daemon.engine_host import host_engine
+from tasuki.server.daemon.engine_host import EngineHost, host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.node_codec import node_codec
-from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
 from tasuki.transfer.data_plane import DataPlane
@@ -32,19 +32,27 @@ from .node import DecodeNode, decode_front
 CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
 
-def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
+def main(argv: Sequence[str], build: BuildParts = build_node_parts) -> int:
     """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
-    apart = server_config.engine_apart(engine_config.device)
+    apart = engine_apart(engine_config, server_config)
     running = run_apart if apart else run
     wanted = asyncio.run(running(engine_config, server_config, config, build))
     if wanted is not None:
         become(wanted)
     return 0
+
+
+def engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> bool:
+    """Whether the engine has a process of its own. Raises EngineConfigError."""
+    try:
+        return server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
+    except ValueError as error:
+        raise EngineConfigError(str(error)) from error
 
 
 async def run(
@@ -117,8 +125,10 @@ def run_engine(
     configure_logging(server_config.log_format, server_config.log_level)
     with ExitStack() as stack:
 
-        def side(front: HandoverFront) -> DecodeSide:
+        def side(front: EngineHost) -> DecodeSide:
             parts, plane = stack.enter_context(_parts(engine_config, config, build))
+            if parts.ranks is not None:
+                parts.ranks.on_loss(front.end)
             return DecodeSide(engine_config, server_config, config, parts, plane, front)
 
         return host_engine(connection, side, None if sockets is None else sockets.engine)

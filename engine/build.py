@@ -63,6 +63,7 @@ from .engine import Engine
 from .intake import PromptLimits
 from .parallel.leader_runner import LeaderRunner
 from .parallel.ranks import Ranks
+from .parallel.shared_arenas import SharedArenas
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class EngineParts:
     them a step has; None: as the config says. host: below the arena, where a tier is; disk: below
     that. copiers: between them; None: a thread a tier. grammars: over the model's vocabulary.
     clock: seconds, of the time that requests wait. ranks: the other ranks that share the model, and
-    together: how tokens are drawn with them; None: there are none.
+    together: how tokens are drawn with them; None: there are none. shared: what all their arenas
+    lie in, of a node that hands over.
     """
 
     model_config: ModelConfig
@@ -97,6 +99,12 @@ class EngineParts:
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks | None = None
     together: DrawnTogether | None = None
+    shared: SharedArenas | None = None
+
+    @property
+    def sent_behind(self) -> StepCounter | None:
+        """What a sender waits for where there are ranks: all of them."""
+        return None if self.shared is None else self.shared.agreed.steps
 
     @property
     def layout(self) -> CacheLayout:
@@ -138,8 +146,8 @@ def build_parts(
     come. Raises the model's typed errors and EngineConfigError."""
     if config.tensor_parallel > 1:
         raise EngineConfigError(
-            f"tensor_parallel is {config.tensor_parallel}, and a node that hands over has one rank "
-            "as yet: give --tensor-parallel 1, or serve the model with `tasuki serve`"
+            f"tensor_parallel is {config.tensor_parallel}, and this command loads one rank: give "
+            "--tensor-parallel 1, or serve the model with `tasuki serve`"
         )
     torch.set_num_threads(config.threads)
     if not config.model:
@@ -435,6 +443,21 @@ def build_early_start(
     return EarlyStart(steps, barriers, parts.grammars)
 
 
+def count_idle_plan(steps: StepCounter) -> None:
+    """A plan without rows is a step too where several ranks run it: what it copies is there behind
+    it."""
+    steps.tick()
+    steps.end_forward()
+
+
+def _end_idle_plan(parts: EngineParts) -> None:
+    count_idle_plan(parts.steps)
+    if parts.ranks is not None and parts.shared is not None:
+        # Nothing else has ranks wait for each other in such a plan, and what it copies from or to
+        # may be granted to a peer next.
+        parts.ranks.settle(parts.steps.value)
+
+
 def build_runner(
     parts: EngineParts,
     batch: int,
@@ -450,7 +473,9 @@ def build_runner(
         return parts.runner(parts, hands_on)
     if parts.arena.bytes.device.type == "cpu":
         runner = CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
-        return runner if parts.ranks is None else LeaderRunner(runner, parts.ranks)
+        if parts.ranks is None:
+            return runner
+        return LeaderRunner(runner, parts.ranks, partial(_end_idle_plan, parts))
     from tasuki.engine.runner.cuda_runner import CudaRunner
     from tasuki.engine.runner.layer_events import LayerEvents
 

@@ -21,17 +21,20 @@ from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey
+from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
 from tasuki.utils.progress import Progress, no_progress
 
-from .build import EngineParts, asked_model, build_parts
+from .build import EngineParts, asked_model, build_parts, count_idle_plan
 from .config import EngineConfig, EngineConfigError
+from .parallel.agreed_steps import Report, ReportedSteps
 from .parallel.collectives import Collectives
 from .parallel.follower import follow
 from .parallel.leader_draws import LeaderDraws
 from .parallel.rank_process import RankProcess, start_ranks
 from .parallel.ranks import Ranks
+from .parallel.shared_arenas import SharedArenas, open_arena
 from .role import Role
 from .runner.base import Runner
 from .runner.cpu_runner import CpuRunner
@@ -68,9 +71,12 @@ def build_leader_parts(
         try:
             leader = RankInMemory(config, role, 0, meeting, progress)
             slabs = min(leader.slabs, *ranks.loaded())
+            shared = leader.share(slabs, ranks)
             ranks.join(slabs)
-            leader.meet(slabs)
+            leader.meet(slabs, partial(ranks.agreed.report, 0))
             ranks.joined()
+            if shared is not None:
+                shared.met()
         except BaseException:
             ranks.close()
             raise
@@ -84,6 +90,7 @@ def build_leader_parts(
         grammars=GrammarCompiler(vocabulary),
         ranks=ranks,
         together=leader.draws,
+        shared=shared,
     )
 
 
@@ -124,13 +131,37 @@ class RankInMemory:
         self._weights = load_weights(
             config.model, self.config, dtype, "cpu", progress, shard=self._shard
         )
-        self.steps = StepCounter()
+        # Somebody waits for the ranks of a node that hands over.
+        self._hands_over = role is not Role.FUSED
+        self._memory: torch.Tensor | None = None
+        self.steps: StepCounter
         self.draws: LeaderDraws
         self.model: Qwen35Model
         self.arena: Arena
 
-    def meet(self, slabs: int) -> None:
-        """Connect to the other ranks, and allocate so many slabs."""
+    def share(self, slabs: int, ranks: Ranks) -> SharedArenas | None:
+        """As the leader, before the followers join: memory for all arenas. None where nothing is
+        handed over, and each rank allocates its own. Raises EngineConfigError."""
+        if not self._hands_over:
+            return None
+        spans = self._spans(slabs)
+        try:
+            shared = SharedArenas.create(self._meeting.parent, spans, ranks.agreed)
+        except OSError as error:
+            raise EngineConfigError(
+                f"arenas of {spans.region_bytes >> 20} MiB cannot be allocated for "
+                f"{spans.ranks} ranks: give less --arena-mib, or free memory"
+            ) from error
+        self._memory = shared.memory[: spans.arena_bytes]
+        return shared
+
+    def _spans(self, slabs: int) -> RankSpans:
+        settings = self._settings
+        layout = self.config.cache_layout(settings.dtype, settings.dtype, settings.ssm_dtype)
+        return RankSpans(layout, self._shard.ranks, slabs)
+
+    def meet(self, slabs: int, report: Report) -> None:
+        """Connect to the other ranks, and have so many slabs. report: as join()'s."""
         from .parallel.gloo import GlooCollectives
 
         settings, shard = self._settings, self._shard
@@ -142,10 +173,19 @@ class RankInMemory:
         self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
         self.draws = LeaderDraws(collectives, shard.rank)
         layout = self._part.cache_layout(settings.dtype, settings.dtype, settings.ssm_dtype)
-        self.arena = Arena(layout, slabs, key=ArenaKey(rank=shard.rank, ranks=shard.ranks))
+        self.steps = ReportedSteps(report) if self._hands_over else StepCounter()
+        if self._hands_over and self._memory is None:
+            spans = self._spans(slabs)
+            assert spans.part == layout, "slices of weights and of arenas differ"
+            self._memory = open_arena(self._meeting.parent, spans, shard.rank)
+        key = ArenaKey(rank=shard.rank, ranks=shard.ranks)
+        self.arena = Arena(layout, slabs, key=key, memory=self._memory)
 
-    def join(self, slabs: int) -> Runner:
+    def idle_plan_ended(self) -> None:
+        count_idle_plan(self.steps)
+
+    def join(self, slabs: int, report: Report) -> Runner:
         """As a follower."""
-        self.meet(slabs)
+        self.meet(slabs, report)
         # The leader alone has grammars.
         return CpuRunner(self.model, self.arena, self.steps, GrammarCompiler(None), self.draws)

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from tasuki.model.weights.safetensors_folder import weights_digest
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
 from tasuki.utils.progress import progress_bar
 
 from .build import BuildParts, EngineParts
-from .config import EngineConfig
+from .config import EngineConfig, EngineConfigError
 from .role import Role
 
 
@@ -26,23 +27,44 @@ def pair_parts(
 ) -> Iterator[tuple[EngineParts, DataPlane]]:
     """The transport ends with the block. transport: a kind of transports/factory.py. name: the
     node's, as peers see it."""
-    parts = build(config, progress_bar("weights"), role)
-    memory = parts.arena.bytes
-    mover = build_transport(transport, name, memory.device)
-    try:
-        yield (
-            parts,
-            DataPlane.over(
-                memory,
-                parts.layout,
-                weights_digest(config.model),
-                mover,
-                transport,
-                name,
-                wire,
-                angles=parts.model_config.angles,
-                weights_format=parts.model.weights.formats,
-            ),
+    if config.tensor_parallel > 1 and not wire.precision.exact:
+        raise EngineConfigError(
+            "what several ranks hand over travels as it lies, as yet: give --wire-kv and "
+            "--wire-state exact, or --tensor-parallel 1"
         )
+    parts = build(config, progress_bar("weights"), role)
+    try:
+        mover = build_transport(transport, name, parts.arena.bytes.device)
+        try:
+            yield parts, _plane(config, parts, mover, transport, name, wire)
+        finally:
+            mover.close()
     finally:
-        mover.close()
+        if parts.ranks is not None:
+            parts.ranks.close()
+
+
+def _plane(
+    config: EngineConfig,
+    parts: EngineParts,
+    mover: Transport,
+    transport: str,
+    name: str,
+    wire: WireSettings,
+) -> DataPlane:
+    digest = weights_digest(config.model)
+    angles, formats = parts.model_config.angles, parts.model.weights.formats
+    shared = parts.shared
+    if shared is None:
+        memory = parts.arena.bytes
+        return DataPlane.over(
+            *(memory, parts.layout, digest, mover, transport, name, wire),
+            angles=angles,
+            weights_format=formats,
+        )
+    return DataPlane.of_ranks(
+        *(shared.memory, shared.spans, digest, mover, transport, name),
+        begun=lambda: parts.steps.value,
+        angles=angles,
+        weights_format=formats,
+    )

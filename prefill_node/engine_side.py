@@ -68,7 +68,7 @@ class PrefillSide:
         require_named_peers(config.handover_bind or server_config.bind, self._access)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         self._ends = TransferEngine.over(
-            plane, parts.steps, config.layers_per_window, config.lease_seconds
+            plane, parts.sent_behind or parts.steps, config.layers_per_window, config.lease_seconds
         )
         self.engine = build_prefill_engine(
             engine_config,

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
-from tasuki.engine.build import BuildParts, EngineParts, asked_model, build_parts
-from tasuki.engine.config import EngineConfig
+from tasuki.engine.build import BuildParts, EngineParts, asked_model
+from tasuki.engine.build_ranks import build_node_parts
+from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.pair_parts import pair_parts
 from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
-from tasuki.server.daemon.engine_host import host_engine
+from tasuki.server.daemon.engine_host import EngineHost, host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
-from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.utils.config.flags import parse_configs
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
 
-def main(argv: Sequence[str], build: BuildParts = build_parts) -> int:
+def main(argv: Sequence[str], build: BuildParts = build_node_parts) -> int:
     """build: what it serves; by default the checkpoint that the flags name."""
     engine_config, server_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
@@ -51,11 +51,20 @@ def engine_apart(
     engine_config: EngineConfig, server_config: ServerConfig, config: PrefillConfig
 ) -> bool:
     """Whether the engine has a process of its own. Decode nodes are served where the engine is, so
-    not where they or a gateway share the front's port."""
-    if not server_config.engine_apart(engine_config.device):
-        return False
+    not where they or a gateway share the front's port. Raises EngineConfigError."""
+    ranks = engine_config.tensor_parallel
+    try:
+        if not server_config.engine_apart(engine_config.device, ranks):
+            return False
+    except ValueError as error:
+        raise EngineConfigError(str(error)) from error
     if config.handover_bind and not server_config.gateway:
         return True
+    if ranks > 1:
+        raise EngineConfigError(
+            f"an engine of {ranks} ranks has a process of its own: give --handover-bind, and no "
+            "--gateway"
+        )
     if server_config.engine_process == "process":
         log.warning(
             "the engine stays on a thread: a process of its own needs --handover-bind, and no "
@@ -125,8 +134,10 @@ def run_engine(
     configure_logging(server_config.log_format, server_config.log_level)
     with ExitStack() as stack:
 
-        def side(front: HandoverFront) -> PrefillSide:
+        def side(front: EngineHost) -> PrefillSide:
             parts, plane = stack.enter_context(_parts(engine_config, config, build))
+            if parts.ranks is not None:
+                parts.ranks.on_loss(front.end)
             return PrefillSide(engine_config, server_config, config, parts, plane, front)
 
         return host_engine(connection, side)

@@ -77,7 +77,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, connected: _Optional[_Union[Connected, _Mapping]] = ..., refused: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "epoch", "process", "transport", "transport_metadata", "slabs", "transport_checksum")
+    __slots__ = ("name", "epoch", "process", "transport", "transport_metadata", "slabs", "transport_checksum", "ranks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class Node(_message.Message):
     TRANSPORT_METADATA_FIELD_NUMBER: _ClassVar[int]
     SLABS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     epoch: bytes
     process: Process
@@ -92,7 +93,8 @@ class Node(_message.Message):
     transport_metadata: bytes
     slabs: int
     transport_checksum: bytes
-    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[bytes] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., slabs: _Optional[int] = ..., transport_checksum: _Optional[bytes] = ...) -> None: ...
+    ranks: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[bytes] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., transport: _Optional[str] = ..., transport_metadata: _Optional[bytes] = ..., slabs: _Optional[int] = ..., transport_checksum: _Optional[bytes] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("boot_id", "pid_namespace", "pid", "start_ticks")

@@ -34,13 +34,18 @@ class Arena:
         slabs: int,
         device: torch.device | str = "cpu",
         key: ArenaKey = ONLY_ARENA,
+        memory: torch.Tensor | None = None,
     ) -> None:
         """key: which of the node's arenas this is; by default the only one. layout: of one rank's
-        share of heads."""
+        share of heads. memory: zeros, uint8 [slabs * slab_bytes], to be this arena's; by default
+        its own."""
         self.key = key
         self.layout = layout
         self.slabs = slabs
-        self.bytes = torch.zeros(slabs * layout.slab_bytes, dtype=torch.uint8, device=device)
+        size = slabs * layout.slab_bytes
+        self.bytes = (
+            torch.zeros(size, dtype=torch.uint8, device=device) if memory is None else memory
+        )
         self.kv = [self._block_view(region) for region in layout.regions]
         self.conv = self._column_views("conv")
         self.ssm = self._column_views("ssm")
@@ -82,4 +87,5 @@ class Arena:
         strides = [1]
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
-        return flat.as_strided((ids, *shape), (stride // size, *strides), offset // size)
+        begin = flat.storage_offset() + offset // size
+        return flat.as_strided((ids, *shape), (stride // size, *strides), begin)

@@ -4,6 +4,7 @@ leave and how they arrive, its contract and name.
 Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,8 @@ from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
+from tasuki.transfer.ranks.ranked_source import RankedSource
+from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
 from tasuki.transfer.sending.link import SourceArena
@@ -43,14 +46,58 @@ class DataPlane:
     contract: Contract
     node: NodeIdentity
     arena: ArenaKey
+    spans: RankSpans
 
     def source(self, steps: StepCounter) -> SourceArena:
-        """The arena as a sender's. steps: counts what fills it."""
-        return SourceArena(self.slabs, self.transport, self.window_source, steps, self.arena)
+        """The arena as a sender's. steps: counts what fills it, on every rank."""
+        return SourceArena(
+            self.slabs, self.transport, self.window_source, steps, self.arena, self.spans.ranks
+        )
 
     def target(self) -> TargetArena:
         """The arena as a receiver's."""
-        return TargetArena(self.slabs, self.transport, self.digester, self.window_sink, self.arena)
+        return TargetArena(
+            *(self.slabs, self.transport, self.digester, self.window_sink, self.arena),
+            spans=self.spans,
+        )
+
+    @staticmethod
+    def of_ranks(
+        memory: torch.Tensor,
+        spans: RankSpans,
+        weights_digest: str,
+        transport: Transport,
+        kind: str,
+        name: str,
+        begun: Callable[[], int],
+        angles: str = NOT_USED,
+        weights_format: str = NOT_USED,
+    ) -> "DataPlane":
+        """As over(), of the memory in which the arenas of several ranks lie; the wire is exact.
+        begun: as RankedSource's. Raises TransportError; ValueError where heads are no whole
+        words."""
+        warn_if_armed()
+        transport.register(memory.data_ptr(), memory.nbytes)
+        digester = WindowDigester(memory.numpy(), spans.layout)
+        return DataPlane(
+            transport,
+            digester,
+            RankedSource(spans, spans, digester, begun),
+            None,
+            spans.slabs,
+            Contract(
+                weights_digest,
+                spans.layout,
+                tensor_parallel=spans.ranks,
+                nixl=transport.libraries.get("nixl", NOT_USED),
+                ucx=transport.libraries.get("ucx", NOT_USED),
+                angles=angles,
+                weights_format=weights_format,
+            ),
+            NodeIdentity.new(name, kind, transport, spans.slabs, ranks=spans.ranks),
+            ONLY_ARENA,
+            spans,
+        )
 
     @staticmethod
     def over(
@@ -105,6 +152,7 @@ class DataPlane:
             ),
             NodeIdentity.new(name, kind, transport, slabs, arena),
             arena,
+            RankSpans(layout, 1, slabs),
         )
 
 

@@ -15,11 +15,13 @@ _CHECKSUM_BYTES = 16
 
 @dataclass(frozen=True)
 class ArenaAddress:
-    """transport_metadata opens the arena's memory, of `slabs` slabs, and is kept out of texts."""
+    """transport_metadata opens the arena's memory, and is kept out of texts: of `slabs` slabs, or
+    as many for each of several ranks, one behind another (transfer/ranks/spans.py)."""
 
     transport_metadata: bytes = field(repr=False)
     slabs: int
     key: ArenaKey = ONLY_ARENA
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,12 @@ class NodeIdentity:
 
     @staticmethod
     def new(
-        name: str, kind: str, transport: Transport, slabs: int, arena: ArenaKey = ONLY_ARENA
+        name: str,
+        kind: str,
+        transport: Transport,
+        slabs: int,
+        arena: ArenaKey = ONLY_ARENA,
+        ranks: int = 1,
     ) -> "NodeIdentity":
         """This process, with one arena. REQUIRES: transport has registered `slabs` slabs of it."""
         return NodeIdentity(
@@ -43,7 +50,7 @@ class NodeIdentity:
             epoch=secrets.token_bytes(EPOCH_BYTES),
             process=ProcessIdentity.own(),
             transport=kind,
-            arenas=(ArenaAddress(transport.metadata(), slabs, arena),),
+            arenas=(ArenaAddress(transport.metadata(), slabs, arena, ranks),),
         )
 
 

@@ -19,6 +19,7 @@ from tasuki.utils.error_lines import is_expected, line_of
 from tasuki.utils.os_threads import name_this_thread
 
 from . import messages as r
+from .agreed_steps import Report
 from .checksum import checksum
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,12 @@ class LoadedRank(Protocol):
     def slabs(self) -> int:
         """That it has room for."""
 
-    def join(self, slabs: int) -> Runner:
-        """Connect to the others, and allocate so many."""
+    def join(self, slabs: int, report: Report) -> Runner:
+        """Connect to the others, and have so many. report: how far this rank is, where somebody
+        waits for that."""
+
+    def idle_plan_ended(self) -> None:
+        """A plan without rows has been run: count it as a step."""
 
 
 class LeaderLink:
@@ -118,7 +123,7 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
     for message in link.received():
         match message:
             case r.Join(slabs):
-                runner = rank.join(slabs)
+                runner = rank.join(slabs, lambda value, ended: link.send(r.Ticked(value, ended)))
                 runner.prepare()
                 link.send(r.Joined())
             case r.RunPlan(data):
@@ -127,5 +132,7 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
                 drawn = runner.launch(plan).result()
                 if len(plan.rows):
                     link.send(r.PlanRun(plan.number, checksum(drawn)))
+                else:
+                    rank.idle_plan_ended()
             case r.EndRank():
                 return

@@ -5,6 +5,7 @@ same order; where a plan fails on any rank, ranks no longer agree, and no other 
 is the node's, never one request's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasuki.engine.forward_plan import ForwardPlan
@@ -43,9 +44,13 @@ class LeaderForward:
 
 
 class LeaderRunner:
-    def __init__(self, runner: Runner, ranks: Ranks) -> None:
-        """runner: of this rank, whose collectives reach the others."""
+    def __init__(
+        self, runner: Runner, ranks: Ranks, idle_plan_ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """runner: of this rank, whose collectives reach the others. idle_plan_ended: called once a
+        plan without rows has been run here."""
         self._runner = runner
+        self._idle_plan_ended = idle_plan_ended
         self._ranks = ranks
 
     @property
@@ -69,4 +74,6 @@ class LeaderRunner:
         except Exception as error:
             self._ranks.blame(error)
             raise
+        if not len(plan.rows):
+            self._idle_plan_ended()
         return LeaderForward(plan.number, own, self._ranks)

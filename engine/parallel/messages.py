@@ -40,6 +40,13 @@ class Joined(Message):
     """The follower is connected to all ranks and waits for plans."""
 
 
+class Ticked(Message):
+    """The follower's step counter is at `value`, and a forward has ended with it or not."""
+
+    value: int
+    ended: bool
+
+
 class PlanRun(Message):
     """The follower has run the plan of that number, which drew tokens of that checksum."""
 
@@ -55,7 +62,7 @@ class RankFailed(Message):
 
 _KINDS: tuple[type[Message], ...] = (
     *(Join, RunPlan, EndRank),
-    *(Beat, Loaded, Joined, PlanRun, RankFailed),
+    *(Beat, Loaded, Joined, Ticked, PlanRun, RankFailed),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
 _READ = tuple(map(reader_of, _KINDS))

@@ -1,8 +1,8 @@
 """The leader's followers: what goes to them, and the thread that notices when one is no more.
 
-Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew() and
-blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread that
-builds; `on_loss` is called once, on whichever thread saw the loss.
+Owns their processes, and one thread, which reads what they send. Thread rule: send(), settle(),
+drew() and blame() are the engine's thread's; loaded(), join(), joined() and close() are of the
+thread that builds; `on_loss` is called once, on whichever thread saw the loss.
 Invariants: the first loss is the reason, and every follower is killed with it, so that no rank
 waits for one that is gone; nothing waits without a bound: a rank that dies is noticed by its pidfd,
 one that stands still by its silence.
@@ -22,6 +22,7 @@ from tasuki.utils.error_lines import line_of
 from tasuki.utils.os_threads import name_this_thread
 
 from . import messages as r
+from .agreed_steps import AgreedSteps
 from .rank_process import RankProcess
 
 _READ_BYTES = 1 << 16
@@ -32,6 +33,8 @@ _MEETING_SECONDS = 90.0
 _VERDICT_SECONDS = 1.0
 """Until a loss that the engine's thread ran into is known by its cause."""
 _END_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+"""Between looks whether a rank that is waited for is lost."""
 
 
 class RankLost(DeviceLost):
@@ -72,6 +75,7 @@ class Ranks:
         self._reason: str | None = None
         self._on_loss: Callable[[str], None] | None = None
         self._closing = False
+        self.agreed = AgreedSteps(1 + len(processes))
         self._checksums: dict[int, dict[int, int]] = {}
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name="tasuki-ranks", daemon=True)
@@ -122,6 +126,11 @@ class Ranks:
         """The next plan. Raises RankLost."""
         self.check()
         self._send(r.RunPlan(plan))
+
+    def settle(self, value: int) -> None:
+        """Wait until every rank has counted that many steps. Raises RankLost."""
+        while not self.agreed.steps.wait_for(value, _LOOK_SECONDS):
+            self.check()
 
     def drew(self, number: int, checksum: int) -> None:
         """What the leader drew in that plan, to be compared with what the others did."""
@@ -237,6 +246,8 @@ class Ranks:
 
     def _take(self, follower: _Follower, message: Message) -> None:
         match message:
+            case r.Ticked(value, ended):
+                self.agreed.report(follower.rank, value, ended)
             case r.PlanRun(number, checksum):
                 self._compare(follower.rank, number, checksum)
             case r.RankFailed(reason):

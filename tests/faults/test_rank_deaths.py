@@ -99,10 +99,3 @@ def test_what_keeps_ranks_from_starting_is_one_line() -> None:
     assert "it has 2 query heads; give --tensor-parallel one of 1, 2" in three[-1]
     thread = refused_start("serve", *flags(), *RANKS, "--engine-process", "thread")
     assert "leave engine_process out" in thread[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["prefill", "decode"])
-def test_nodes_of_a_pair_have_one_rank_as_yet(command: str) -> None:
-    words = refused_start(command, *flags(), *RANKS)
-    assert "a node that hands over has one rank as yet" in words[-1]

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.sending.connect import connect_within
-from tasuki.transfer.sending.link import Link, SourceArena
+from tasuki.transfer.sending.link import Link
 from tasuki.transfer.sending.write_leases import WriteLeases
 from tasuki.transfer.transports.base import Endpoint
 from tests.harness.waiting import HANG_SECONDS
@@ -35,7 +35,8 @@ class Somewhere(Endpoint):
         return 1
 
 
-LINK = Link(cast(SourceArena, None), Somewhere(), 1)
+NOTHING = cast(Any, None)
+LINK = Link(NOTHING, NOTHING, Somewhere(), NOTHING)
 
 
 @dataclass

@@ -290,4 +290,4 @@ async def receiving(
 
 
 def other_weights(contract: Contract) -> Contract:
-    return replace(contract, weights_digest="others", tensor_parallel=2)
+    return replace(contract, weights_digest="others", page_tokens=128)

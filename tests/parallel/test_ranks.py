@@ -1,5 +1,6 @@
 """What a leader notices of its followers, and that it leaves none behind."""
 
+import math
 import os
 import signal
 import socket
@@ -7,13 +8,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
 import pytest
 
+from tasuki.engine.build import count_idle_plan
 from tasuki.engine.forward_plan import ForwardPlan, decode_plan
 from tasuki.engine.messages.types import Message
 from tasuki.engine.parallel import messages as r
+from tasuki.engine.parallel.agreed_steps import AgreedSteps, ReportedSteps
 from tasuki.engine.parallel.checksum import checksum
 from tasuki.engine.parallel.follower import LeaderGone, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
@@ -220,10 +224,67 @@ def test_checksums_tell_tokens_drafts_and_guesses_apart() -> None:
     assert len({checksum(item) for item in (one, behind, guessed, other)}) == 4
 
 
+class Idle:
+    """A runner of plans that only copy."""
+
+    ticks = 0
+
+    def launch(self, plan: ForwardPlan) -> None:
+        return None
+
+
+def test_a_plan_without_rows_ends_when_the_slowest_rank_has_run_it(
+    cast: Callable[..., Cast],
+) -> None:
+    found = cast(2)
+    ranks, agreed = found.ranks, found.ranks.agreed
+    own = ReportedSteps(partial(agreed.report, 0))
+    ended = threading.Event()
+
+    def idle_plan_ended() -> None:
+        count_idle_plan(own)
+        ranks.settle(own.value)
+        ended.set()
+
+    runner = LeaderRunner(Idle(), ranks, idle_plan_ended)  # type: ignore[arg-type]
+    thread = threading.Thread(target=runner.launch, args=(ForwardPlan(0),))
+    thread.start()
+    found.puppets[0].say(r.Ticked(1, True))
+    until(lambda: agreed._values == [1, 1, 0], agreed._values)
+    assert not ended.is_set() and agreed.steps.value == 0
+    found.puppets[1].say(r.Ticked(1, True))
+    thread.join(HANG_SECONDS)
+    assert ended.is_set() and agreed.steps.value == 1
+
+
+def test_nobody_waits_for_the_step_of_a_rank_that_is_gone(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    os.kill(found.pids[0], signal.SIGKILL)
+    with pytest.raises(RankLost, match=r"rank 1 .* has ended"):
+        found.ranks.settle(1)
+
+
+def test_ranks_are_as_far_as_the_slowest_and_a_forward_ends_with_its_last() -> None:
+    agreed = AgreedSteps(3)
+    reports = [partial(agreed.report, rank) for rank in range(3)]
+    for rank, value in ((0, 4), (2, 7), (1, 2)):
+        reports[rank](value, False)
+    assert agreed.steps.value == 2 and agreed.steps.end_of(2) < math.inf
+    reports[0](4, True)
+    reports[1](9, False)
+    assert agreed.steps.value == 4 and agreed.steps.end_of(4) < math.inf
+    # What comes late, or twice, takes nothing back.
+    reports[1](3, False)
+    reports[0](9, True)
+    reports[2](9, True)
+    assert agreed.steps.value == 9
+    assert agreed.steps.end_of(5) == agreed.steps.end_of(9) >= agreed.steps.end_of(4)
+
+
 class Loading:
     slabs = 5
 
-    def join(self, slabs: int) -> None:
+    def join(self, slabs: int, report: object) -> None:
         raise OSError("no route")
 
 

@@ -232,7 +232,8 @@ def test_contract_names_every_difference() -> None:
     theirs = Contract("abd", replace(small_layout(), ssm_dtype="bfloat16"), tensor_parallel=2)
     differences = diff(ours.flat(), theirs.flat())
     fields = [difference.field for difference in differences]
-    assert fields == ["ssm_dtype", "tensor_parallel", "weights_digest"]
+    # Nodes of any numbers of ranks hand over to each other.
+    assert fields == ["ssm_dtype", "weights_digest"]
     assert "ours float32, theirs bfloat16" in str(ContractMismatch(differences))
     kinds = small_layout((LayerKind.FULL, LayerKind.GDN))
     assert [d.field for d in diff(ours.flat(), Contract("abc", kinds).flat())] == ["layer_kinds"]

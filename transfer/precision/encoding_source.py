@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.descriptors import Pieces, layer_bytes, merge_pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
 from tasuki.transfer.windows.digest import Digester, WindowRows, layer_parts, window_rows
@@ -47,6 +48,11 @@ class EncodingSource:
     @property
     def sizes(self) -> WireUnits:
         return self._units
+
+    def toward(self, theirs: RankSpans, slabs: int) -> "EncodingSource":
+        if theirs.ranks > 1:
+            raise ValueError("what travels encoded goes to one rank: give --wire-kv exact")
+        return self
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int

@@ -6,8 +6,10 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.precision.precision import Precision
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 NOT_USED = "(not used)"
+_CARRIED = frozenset({"tensor_parallel"})
+"""Fields that may differ, and must be there."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class ContractMismatch(TransferError):
 
 @dataclass(frozen=True)
 class Contract:
-    """weights_digest: hex digest of the weights in use. tensor_parallel: ranks that share one
-    model. wire_kv, wire_state: names of the wire's precisions. nixl, ucx: versions, where the
-    transport uses them; UCX of another version may read an address differently, and abort. angles:
-    of positions, which a config may stretch while the weights stay. weights_format: how the weights
-    are stored, all kinds that occur: the digest differs with it, and this names why."""
+    """weights_digest: hex digest of the weights in use. layout: of one rank that has all.
+    tensor_parallel: ranks that share one model, which may differ. wire_kv, wire_state: names of the
+    wire's precisions. nixl, ucx: versions, where the transport uses them; UCX of another version
+    may read an address differently, and abort. angles: of positions, which a config may stretch
+    while the weights stay. weights_format: how the weights are stored, all kinds that occur: the
+    digest differs with it, and this names why."""
 
     weights_digest: str
     layout: CacheLayout
@@ -71,4 +74,5 @@ def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]
         Difference(name, ours.get(name, missing), theirs.get(name, missing))
         for name in names
         if ours.get(name) != theirs.get(name)
+        and not (name in _CARRIED and name in ours and name in theirs)
     )

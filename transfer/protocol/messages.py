@@ -33,6 +33,7 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
         transport=node.transport,
         transport_metadata=arena.transport_metadata,
         slabs=arena.slabs,
+        ranks=arena.ranks,
         transport_checksum=metadata_checksum(arena.transport_metadata),
     )
 
@@ -40,6 +41,7 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
 _LARGEST_METADATA = 1 << 20
 _HIGHEST_PID = 1 << 22
 _MOST_SLABS = 1 << 32
+_MOST_RANKS = 64
 _MOST_WINDOWS = 1 << 20
 _LONGEST_LEASE = 600.0
 
@@ -68,7 +70,13 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
             process.start_ticks,
         ),
         transport=peer_values.name(node.transport, "node.transport"),
-        arenas=(ArenaAddress(metadata, peer_values.count(node.slabs, "node.slabs", _MOST_SLABS)),),
+        arenas=(
+            ArenaAddress(
+                metadata,
+                peer_values.count(node.slabs, "node.slabs", _MOST_SLABS),
+                ranks=max(1, peer_values.count(node.ranks, "node.ranks", _MOST_RANKS)),
+            ),
+        ),
     )
 
 

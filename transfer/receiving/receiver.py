@@ -30,7 +30,7 @@ from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.send_report import WindowDigest
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.windows.window import WindowHeader, code_of
 from tasuki.utils.os_threads import name_this_thread
 
 from .incoming_room import IncomingRoom
@@ -60,7 +60,7 @@ class Receiver:
         arenas: Sequence[TargetArena],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arenas: of `layout`, those that peers write into."""
+        """layout: of one rank that has all. arenas: those that peers write into."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._arenas = tuple(arenas)
@@ -93,7 +93,7 @@ class Receiver:
         Raises OutOfBounds on ids that are not in our arenas, DuplicateRoom.
         """
         for arena in self._arenas:
-            destination.check(self._layout, arena.slabs)
+            destination.check(arena.part(self._layout), arena.slabs)
         changed = threading.Condition(self._lock)
         with self._lock:
             if room in self._rooms:
@@ -253,7 +253,8 @@ class Receiver:
 
     def _awaited_one(self, arena: TargetArena, notification: bytes) -> "_Landing | None":
         try:
-            room, generation, header = WindowHeader.unpack(notification, arena.code)
+            code = code_of(notification, arena.codes)
+            room, generation, header = WindowHeader.unpack(notification, code)
         except ValueError as error:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
@@ -282,14 +283,16 @@ class Receiver:
             log.warning("a notification was dropped: %s", error)
             return None
         slot = incoming.destination.slot if header.carries_state else None
-        return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot))
+        return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot), code)
 
     def _digested(self, arena: TargetArena, windows: "list[_Landing]") -> "list[_Landing]":
         """Those that could be."""
         if not windows:
             return []
         try:
-            found = arena.digester.digest_all([window.placed for window in windows])
+            found = arena.digester.digest_each(
+                [arena.digestible(window.placed, window.code) for window in windows]
+            )
         except Exception:
             if len(windows) > 1:
                 # What is wrong with one of them befalls no other.
@@ -316,10 +319,12 @@ class Receiver:
 
 @dataclass(eq=False)
 class _Landing:
-    """A window that is announced and whose room awaits it. digest: of what lies in the arena."""
+    """A window that is announced and whose room awaits it. code: of its notification. digest: of
+    what lies in the arena."""
 
     incoming: IncomingRoom
     placed: ArenaWindow
+    code: int
     digest: int = 0
 
     @property

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from tasuki.pycache._cpp_cache import WindowGeometry
 from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.ranks.ranked_source import RankedSource
+from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
 from tasuki.transfer.windows.digest import ArenaWindow, Digester, Digestible, window_geometry
@@ -48,6 +50,10 @@ class WindowSource(Protocol):
     def most_together(self) -> int:
         """Windows that are worth loading before the first of them is posted."""
 
+    def toward(self, theirs: RankSpans, slabs: int) -> "WindowSource":
+        """What sends to arenas there. slabs: of the arena here. Raises ValueError where this cannot
+        reach them."""
+
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
     ) -> list[Window]:
@@ -75,6 +81,11 @@ class DirectSource:
     @property
     def sizes(self) -> UnitSizes:
         return self._layout
+
+    def toward(self, theirs: RankSpans, slabs: int) -> WindowSource:
+        if theirs.ranks == 1:
+            return self
+        return RankedSource(RankSpans(self._layout, 1, slabs), theirs, self.digester)
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
 from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.rank_layout import rank_layout
+from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.transports.base import Endpoint, Transport
 from tasuki.transfer.windows.digest import Digester
 from tasuki.transfer.windows.step_counter import StepCounter
@@ -19,13 +21,19 @@ from .link_cost import LinkCost
 @dataclass(frozen=True)
 class SourceArena:
     """What leaves from an arena of this node. steps: counts the layers that the forwards which fill
-    it have finished. REQUIRES: transport has registered at least `slabs` slabs of it."""
+    it have finished. ranks: whose arenas of `slabs` slabs lie in it, one behind another. REQUIRES:
+    transport has registered at least that."""
 
     slabs: int
     transport: Transport
     window_source: WindowSource
     steps: StepCounter
     key: ArenaKey = ONLY_ARENA
+    ranks: int = 1
+
+    def part(self, layout: CacheLayout) -> CacheLayout:
+        """Of each rank's arena. layout: of one rank that has all."""
+        return layout if self.ranks == 1 else rank_layout(layout, self.ranks, 0)
 
     @staticmethod
     def direct(
@@ -41,11 +49,13 @@ class SourceArena:
 
 @dataclass(frozen=True)
 class Link:
-    """slabs: of the peer's arena. endpoint: opened by source.transport, and closed by it."""
+    """window_source: the source's, toward the peer's arenas, which lie as `theirs` says. endpoint:
+    opened by source.transport, and closed by it."""
 
     source: SourceArena
+    window_source: WindowSource
     endpoint: Endpoint
-    slabs: int
+    theirs: RankSpans
     rate: LinkCost = field(default_factory=LinkCost)
 
     def disconnect(self) -> None:

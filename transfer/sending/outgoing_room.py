@@ -175,7 +175,7 @@ class OutgoingRoom:
     @property
     def backlog_bytes(self) -> int:
         """Planned and not flushed."""
-        sizes = self.link.source.window_source.sizes
+        sizes = self.link.window_source.sizes
         waiting = sum(window_bytes(sizes, window.header) for window in self.waiting)
         return waiting + sum(posted.bytes for posted in self.posted)
 

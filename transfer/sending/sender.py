@@ -27,6 +27,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import ArenaAddress
+from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.sending.window_sizing import window_runs
 from tasuki.transfer.transports.base import Transfer, TransferState, Write
 from tasuki.transfer.transports.poll_backoff import PollBackoff
@@ -75,7 +76,8 @@ class Sender:
         settings: SenderSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arenas: of `layout`, those that leave from here; a peer has as many."""
+        """layout: of one rank that has all. arenas: those that leave from here; a peer has as
+        many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
@@ -140,12 +142,19 @@ class Sender:
 
     def _linked(self, peer: str, arena: SourceArena, address: ArenaAddress) -> Link:
         """Raises TransportError; then nothing stays open."""
-        link = Link(arena, arena.transport.connect(address.transport_metadata), address.slabs)
-        registered, slab = link.endpoint.remote_size, self._layout.slab_bytes
-        if registered < link.slabs * slab:
+        try:
+            theirs = RankSpans(self._layout, address.ranks, address.slabs)
+            needed = theirs.region_bytes
+            source = arena.window_source.toward(theirs, arena.slabs)
+        except ValueError as error:
+            raise TransportError(f"peer {peer} of {address.ranks} ranks: {error}") from error
+        link = Link(arena, source, arena.transport.connect(address.transport_metadata), theirs)
+        registered = link.endpoint.remote_size
+        if registered < needed:
             link.disconnect()
             raise TransportError(
-                f"peer {peer} registered {registered} bytes for {link.slabs} slabs of {slab}"
+                f"peer {peer} registered {registered} bytes for {address.slabs} slabs of "
+                f"{theirs.part.slab_bytes}"
             )
         return link
 
@@ -183,7 +192,7 @@ class Sender:
             if room in self._rooms or (peer, room) in self._forced:
                 raise DuplicateRoom(f"room {room} is open already")
             (link,) = known.links
-            destination.check(self._layout, link.slabs)
+            destination.check(link.theirs.part, link.theirs.slabs)
             self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end, link)
 
     def plan_forward(self, room: int, plan: FinishedLayers) -> None:
@@ -198,9 +207,9 @@ class Sender:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
                 return
-            source = outgoing.link.source
+            source, window_source = outgoing.link.source, outgoing.link.window_source
             try:
-                check_pages(self._layout, source.slabs, plan.local_pages)
+                check_pages(source.part(self._layout), source.slabs, plan.local_pages)
                 if plan.state_slot is not None:
                     check_slot(source.slabs, plan.state_slot)
                 accepted = outgoing.accept(plan)
@@ -209,10 +218,8 @@ class Sender:
             else:
                 size = self.settings.layers_per_window
                 cost = outgoing.link.rate.cost
-                runs = window_runs(source.window_source.sizes, accepted, size, cost)
-                outgoing.append(
-                    source.window_source.windows(accepted, runs, outgoing.next_sequence)
-                )
+                runs = window_runs(window_source.sizes, accepted, size, cost)
+                outgoing.append(window_source.windows(accepted, runs, outgoing.next_sequence))
         self._wake.set()
 
     def progress(self, room: int) -> int:
@@ -335,7 +342,7 @@ class Sender:
             if not able:
                 break
             moved |= self._turn(room, partial(self._load_next, leaving))
-            if leaving and len(leaving) >= room.link.source.window_source.most_together:
+            if leaving and len(leaving) >= room.link.window_source.most_together:
                 self._post_all(leaving)
                 leaving = []
         self._post_all(leaving)
@@ -344,8 +351,8 @@ class Sender:
     def _may_post(self, room: OutgoingRoom) -> bool:
         if len(room.posted) + room.leaving >= self.settings.posted_windows:
             return False
-        source, rate = room.link.source, room.link.rate
-        if not room.has_ready(source.steps.value) or not source.window_source.has_room(room.peer):
+        link, rate = room.link, room.link.rate
+        if not (room.has_ready(link.source.steps.value) and link.window_source.has_room(room.peer)):
             return False
         ahead = rate.seconds_for(rate.in_flight_bytes)
         alone = not room.posted and not room.leaving
@@ -373,14 +380,14 @@ class Sender:
 
     def _load_next(self, leaving: "list[Leaving]", room: OutgoingRoom) -> bool:
         """Take a window out and load it, to be posted; whether there was one."""
-        source = room.link.source
+        source = room.link.window_source
         with self._lock:
-            window = room.take_ready(source.steps.value)
+            window = room.take_ready(room.link.source.steps.value)
         if window is None:
             return False
-        self._turns.served(room, window_bytes(source.window_source.sizes, window.header))
+        self._turns.served(room, window_bytes(source.sizes, window.header))
         begun = self._clock()
-        loaded = source.window_source.load(room.peer, window)
+        loaded = source.load(room.peer, window)
         try:
             leaving.append(self._leaving(room, window, loaded, begun))
         except BaseException:
@@ -398,7 +405,7 @@ class Sender:
         layers = tuple(begun if at is None else at for at in finished)
         pieces = loaded.pieces(room.destination)
         size = int(pieces[:, 2].sum())
-        note = header.pack(room.room, room.generation, source.window_source.code)
+        note = header.pack(room.room, room.generation, room.link.window_source.code)
         reach(Place.SENDER_BEFORE_POST, header.sequence)
         room.leaving += 1
         room.link.rate.posted(size)
@@ -463,7 +470,7 @@ class Sender:
     def _posted(self, leaving: "Leaving", transfer: Transfer, given: float) -> None:
         room = leaving.room
         # Beside the transfer: the bytes stay as they are for as long as the room is open.
-        digester = room.link.source.window_source.digester
+        digester = room.link.window_source.digester
         digest = AskedDigest(digester, leaving.loaded, room.room, room.generation)
         self._digests.ask(digest)
         posted = Posted(

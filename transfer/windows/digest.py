@@ -158,6 +158,27 @@ def window_rows(
     )
 
 
+def place_seeds(
+    room: int, generation: int, layer: int, places: NDArray[np.int64], head: int
+) -> NDArray[np.uint64]:
+    """What the sum of a head's part of each page is mixed with. places: of the pages, in their
+    sequence."""
+    seed = np.uint64(_layer_seed(room, generation, layer) ^ head << _HEAD_SHIFT)
+    return splitmix64_all(seed ^ places.astype(np.uint64))
+
+
+def state_seeds(
+    room: int, generation: int, layer: int, parts: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """What the sums of parts of a state are mixed with, each with its number."""
+    seed = np.uint64(_layer_seed(room, generation, layer) ^ _STATE)
+    return splitmix64_all(seed ^ parts.astype(np.uint64) << np.uint64(_HEAD_SHIFT))
+
+
+def _layer_seed(room: int, generation: int, layer: int) -> int:
+    return splitmix64(splitmix64(splitmix64(room) ^ generation) ^ layer)
+
+
 def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Parts, Parts]:
     """(parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: of units on
     the wire, from their heads."""

@@ -106,6 +106,13 @@ class WindowHeader:
         return room, generation, header
 
 
+def code_of(notification: bytes, codes: Sequence[int]) -> int:
+    """Which of the codes that a receiver takes the notification has; the first where it has none,
+    for unpack() to refuse."""
+    code = notification[-1] >> _CODE_SHIFT if notification else codes[0]
+    return code if code in codes else codes[0]
+
+
 @dataclass(frozen=True)
 class Window:
     """A header with the sender's own ids. May be posted once the step counter has reached

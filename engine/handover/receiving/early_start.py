@@ -31,6 +31,10 @@ Barriers = Callable[[RoomId], LayerBarrier | None]
 """The barrier of a room whose windows land here; None where none are awaited."""
 
 
+def no_barriers(room: RoomId) -> None:
+    """As Barriers, where no step begins early."""
+
+
 @dataclass
 class EarlyCounters:
     """unneeded: the rest of the transfer was shorter than a step; busy: another room's step ran;

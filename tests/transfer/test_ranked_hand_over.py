@@ -1,0 +1,312 @@
+"""Hand-overs between nodes of unequal numbers of ranks: each rank of the receiver has its heads'
+bytes, or the room is not verified."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+
+from tasuki.model.known_models import PUBLISHED, published_or_folder
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.arena_key import ArenaKey
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.rank_layout import key_heads
+from tasuki.pycache.shares import share
+from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.errors import DigestMismatch, TransferError, TransportError, WindowsMissing
+from tasuki.transfer.ranks.head_rows import HeadRows
+from tasuki.transfer.ranks.spans import RankSpans
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.transports.loopback import (
+    Fault,
+    Faults,
+    LoopbackFabric,
+    LoopbackTransport,
+    no_faults,
+)
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.digest import ArenaWindow
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import FinishedLayers
+from tests.harness.loopback_pair import Ends, random_ids
+from tests.harness.waiting import HANG_SECONDS
+
+ROOM, GENERATION, PAGES, SLABS = 5, 2, 7, 12
+GDN, FULL, DRAFT = LayerKind.GDN, LayerKind.FULL, LayerKind.DRAFT
+KINDS = (GDN, FULL, GDN, FULL, DRAFT)
+KEYS, VALUES, HEADS = 4, 8, 2
+LAYOUT = CacheLayout(
+    layer_kinds=KINDS,
+    kv_heads=HEADS,
+    head_dim=8,
+    kv_dtype="bfloat16",
+    conv_channels=(2 * KEYS + VALUES) * 16,
+    conv_columns=3,
+    conv_dtype="bfloat16",
+    value_heads=VALUES,
+    value_dim=16,
+    key_dim=16,
+    ssm_dtype="float32",
+    carry_width=24,
+)
+Whole = dict[tuple[str, int], torch.Tensor]
+"""Of the whole model: (what, layer) to [pages or 1, heads, ...]."""
+
+
+def whole_model(seed: int) -> Whole:
+    generator = torch.Generator().manual_seed(seed)
+
+    def of(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    found: Whole = {}
+    for layer, kind in enumerate(KINDS):
+        if kind.keeps_pages:
+            found["kv", layer] = of(PAGES, HEADS, 2, 64, 8).bfloat16()
+        if kind is GDN:
+            found["q", layer] = of(1, KEYS, 16, 3).bfloat16()
+            found["k", layer] = of(1, KEYS, 16, 3).bfloat16()
+            found["v", layer] = of(1, VALUES, 16, 3).bfloat16()
+            found["ssm", layer] = of(1, VALUES, 16, 16)
+        if kind is DRAFT:
+            found["carry", layer] = of(1, 24)
+    return found
+
+
+@dataclass
+class RankedNode:
+    """A node's memory, and each rank's arena in it."""
+
+    ranks: int
+    transport: LoopbackTransport
+    steps: StepCounter = field(default_factory=StepCounter)
+
+    def __post_init__(self) -> None:
+        self.spans = RankSpans(LAYOUT, self.ranks, SLABS)
+        self.memory = torch.full((self.spans.region_bytes,), 0xA5, dtype=torch.uint8)
+        size = self.spans.arena_bytes
+        self.arenas = [
+            Arena(
+                self.spans.part,
+                SLABS,
+                key=ArenaKey(rank=rank, ranks=self.ranks),
+                memory=self.memory[self.spans.base(rank) : self.spans.base(rank) + size],
+            )
+            for rank in range(self.ranks)
+        ]
+        if self.ranks == 1:
+            self.plane = DataPlane.over(self.memory, LAYOUT, "w", self.transport, "loopback", "n")
+        else:
+            self.plane = DataPlane.of_ranks(
+                *(self.memory, self.spans, "w", self.transport, "loopback", "n"),
+                begun=lambda: self.steps.value,
+            )
+
+    def views(
+        self, rank: int, pages: tuple[int, ...], slot: int
+    ) -> Iterator[tuple[torch.Tensor, str, int]]:
+        """(What of that rank's arena holds it, what, layer), by the rule of shares alone."""
+        arena = self.arenas[rank]
+        keys, values = len(share(KEYS, self.ranks, rank)), len(share(VALUES, self.ranks, rank))
+        kv, gdn = 0, 0
+        for layer, kind in enumerate(KINDS):
+            if kind.keeps_pages:
+                for number, page in enumerate(pages):
+                    yield arena.kv[kv][page], f"kv {number}", layer
+                kv += 1
+            if kind is GDN:
+                rows = arena.conv[gdn][slot]
+                for name, first, count in (
+                    ("q", 0, keys),
+                    ("k", keys, keys),
+                    ("v", 2 * keys, values),
+                ):
+                    yield rows[first * 16 : (first + count) * 16].view(count, 16, 3), name, layer
+                yield arena.ssm[gdn][slot], "ssm", layer
+                gdn += 1
+            if kind is DRAFT:
+                yield arena.carry[0][slot], "carry", layer
+
+    def expected(self, whole: Whole, rank: int, what: str, layer: int) -> torch.Tensor:
+        name, _, page = what.partition(" ")
+        found = whole[name, layer][int(page or 0)]
+        if name == "carry":
+            return found
+        count = {"kv": HEADS, "q": KEYS, "k": KEYS}.get(name, VALUES)
+        return found[list(share(count, self.ranks, rank))]
+
+    def fill(self, whole: Whole, pages: tuple[int, ...], slot: int) -> None:
+        for rank in range(self.ranks):
+            for view, what, layer in self.views(rank, pages, slot):
+                view.copy_(self.expected(whole, rank, what, layer))
+
+    def assert_has(self, whole: Whole, pages: tuple[int, ...], slot: int) -> None:
+        for rank in range(self.ranks):
+            for view, what, layer in self.views(rank, pages, slot):
+                assert torch.equal(view, self.expected(whole, rank, what, layer)), (rank, what)
+
+
+@dataclass
+class RankedPair:
+    source: RankedNode
+    target: RankedNode
+    sender: Sender
+    receiver: Receiver
+    ends: Ends = field(default_factory=Ends)
+    pages: tuple[int, ...] = ()
+    slot: int = 0
+    granted: Destination = field(default_factory=lambda: Destination(0, (), None))
+
+    def hand_over(self, whole: Whole, held: int = 0) -> None:
+        """All of it, in two forwards. held: pages that the receiver has."""
+        generator = np.random.default_rng(1)
+        self.pages, self.slot = random_ids(self.source.spans.part, SLABS, PAGES, generator)
+        theirs, slot = random_ids(self.target.spans.part, SLABS, PAGES - held, generator)
+        self.granted = Destination(held, theirs, slot)
+        self.source.fill(whole, self.pages, self.slot)
+        self.receiver.expect(ROOM, GENERATION, self.granted)
+        self.sender.open(ROOM, GENERATION, "peer", self.granted, self.ends)
+        for first, end in ((0, 4), (4, PAGES)):
+            state = self.slot if end == PAGES else None
+            plan = FinishedLayers(self.source.steps.value, first, self.pages[first:end], state)
+            self.sender.plan_forward(ROOM, plan)
+            for _ in KINDS:
+                self.source.steps.tick()
+
+    def verify(self) -> None:
+        end = self.ends.wait(ROOM)
+        assert isinstance(end, RoomSent), end
+        self.receiver.verify(ROOM, GENERATION, end.report.digests, HANG_SECONDS)
+
+
+@contextmanager
+def ranked_pair(senders: int, receivers: int, faults: Faults = no_faults) -> Iterator[RankedPair]:
+    fabric = LoopbackFabric()
+    source = RankedNode(senders, LoopbackTransport(fabric, "source", faults))
+    target = RankedNode(receivers, LoopbackTransport(fabric, "target"))
+    sender = Sender(LAYOUT, [source.plane.source(source.steps)])
+    receiver = Receiver(LAYOUT, [target.plane.target()])
+    sender.connect("peer", target.plane.node.arenas)
+    receiver.start()
+    sender.start()
+    try:
+        yield RankedPair(source, target, sender, receiver)
+    finally:
+        fabric.let_go()
+        sender.stop()
+        receiver.stop()
+
+
+SIZES = [(senders, receivers) for senders in (1, 2, 4) for receivers in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(("senders", "receivers"), SIZES)
+@pytest.mark.parametrize("held", [0, 3])
+def test_every_rank_has_its_heads(senders: int, receivers: int, held: int) -> None:
+    whole = whole_model(senders)
+    with ranked_pair(senders, receivers) as pair:
+        pair.hand_over(whole, held)
+        pair.verify()
+        # Pages that the receiver holds already stay there.
+        whole = {key: part[held:] if key[0] == "kv" else part for key, part in whole.items()}
+        assert pair.granted.slot is not None
+        pair.target.assert_has(whole, pair.granted.pages, pair.granted.slot)
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 2), (4, 2), (1, 4)])
+@pytest.mark.parametrize("post", [1, 4, 5, 9])
+def test_a_bit_that_lands_wrong_is_noticed(senders: int, receivers: int, post: int) -> None:
+    def flip(index: int) -> Fault:
+        return Fault.FLIP_BIT if index == post else Fault.NONE
+
+    with ranked_pair(senders, receivers, flip) as pair:
+        pair.hand_over(whole_model(1))
+        with pytest.raises(DigestMismatch):
+            pair.verify()
+
+
+@pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 4), (4, 4)])
+def test_a_window_that_is_lost_is_missing(senders: int, receivers: int) -> None:
+    def lose(index: int) -> Fault:
+        return Fault.LOSE if index == 6 else Fault.NONE
+
+    with ranked_pair(senders, receivers, lose) as pair:
+        pair.hand_over(whole_model(1))
+        end = pair.ends.wait(ROOM)
+        assert isinstance(end, RoomSent)
+        with pytest.raises(WindowsMissing):
+            pair.receiver.verify(ROOM, GENERATION, end.report.digests, 0.0)
+
+
+def test_a_wire_that_breaks_ends_the_room() -> None:
+    def stop_at(index: int) -> Fault:
+        return Fault.BREAK if index == 2 else Fault.NONE
+
+    with ranked_pair(2, 1, stop_at) as pair:
+        pair.hand_over(whole_model(1))
+        assert isinstance(pair.ends.wait(ROOM), RoomBroke)
+
+
+@pytest.mark.parametrize("wrong", ["source's head", "target's head", "copy", "neighbours"])
+def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
+    """What landed is written over by what a rule that is not ours would have put there."""
+    whole = whole_model(3)
+    with ranked_pair(2, 4) as pair:
+        pair.hand_over(whole)
+        sent = pair.ends.wait(ROOM)
+        assert isinstance(sent, RoomSent)
+        pair.receiver.verify(ROOM, GENERATION, sent.report.digests, HANG_SECONDS)
+        arenas, slot = pair.target.arenas, pair.granted.slot
+        assert slot is not None
+        page = pair.granted.pages[2]
+        if wrong == "source's head":
+            arenas[1].ssm[0][slot, 0] = arenas[0].ssm[0][slot, 0]
+        elif wrong == "target's head":
+            arenas[2].ssm[1][slot] = arenas[2].ssm[1][slot].flip(0)
+        elif wrong == "copy":
+            # Two ranks have the same head: each copy counts by itself.
+            arenas[1].kv[0][page] = 0
+        else:
+            conv = arenas[3].conv[0][slot]
+            conv[:16], conv[16:32] = conv[16:32].clone(), conv[:16].clone()
+        target = pair.target.plane.target()
+        rows = HeadRows(pair.target.spans, 4)
+        changed = 0
+        for window in sent.report.digests:
+            header = window.header
+            pages = pair.granted.pages[header.first_page : header.first_page + header.pages]
+            state = slot if header.carries_state else None
+            placed = ArenaWindow(ROOM, GENERATION, header, pages, state)
+            changed += target.digester.digest_rows(rows.of_window(placed)) != window.digest
+        assert changed == 1
+
+
+def test_what_was_computed_before_waits_for_the_slowest_rank() -> None:
+    with ranked_pair(2, 1) as pair:
+        ahead = 4
+        pair.source.plane.window_source._begun = lambda: ahead  # type: ignore[attr-defined]
+        source = pair.source.plane.window_source
+        plan = FinishedLayers.long_finished(0, (0,), 0)
+        assert {window.tick for window in source.windows(plan, [(0, 2), (2, 5)], 0)} == {ahead}
+
+
+def test_a_peer_of_ranks_that_cannot_be_or_that_has_less_memory_is_refused() -> None:
+    with ranked_pair(2, 1) as pair:
+        (address,) = pair.target.plane.node.arenas
+        with pytest.raises(TransportError, match="3 ranks"):
+            pair.sender.connect("three", [replace(address, ranks=3)])
+        with pytest.raises(TransferError, match="registered"):
+            pair.sender.connect("two", [replace(address, ranks=2, slabs=10 * SLABS)])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_heads_of_every_published_model_are_whole_words(name: str) -> None:
+    layout = published_or_folder(name).cache_layout("bfloat16", "bfloat16", "float32")
+    assert key_heads(layout) > 0
+    for ranks in (1, 2, 4, 8):
+        HeadRows(RankSpans(layout, ranks, 4), ranks)
