@@ -1,5 +1,5 @@
-"""The models of the hand-over, of its return path and of retries hold in every run, their mutations
-do not, and they are the tables that the code moves by."""
+"""The models of the hand-over, of its return path, of retries and of nodes of several ranks hold in
+every run, their mutations do not, and they are the tables that the code moves by."""
 
 import re
 import shutil
@@ -23,7 +23,9 @@ from tasuki.transfer.protocol.handover_states import (
 from tasuki.transfer.protocol.pull_states import PULL_RECEIVER, PULL_SENDER
 
 MODELS = Path(__file__).parents[2] / "transfer" / "protocol" / "spin"
-HANDOVER, PULL, RETRY = (MODELS / f"{name}.pml" for name in ("handover", "pull", "retry"))
+HANDOVER, PULL, RETRY, RANKS = (
+    MODELS / f"{name}.pml" for name in ("handover", "pull", "retry", "ranks")
+)
 
 needs_spin = pytest.mark.skipif(
     shutil.which("spin") is None or shutil.which("cc") is None,
@@ -34,10 +36,11 @@ needs_spin = pytest.mark.skipif(
 def verify(
     folder: Path, model: Path, define: str, compile_flags: list[str], run_flags: list[str]
 ) -> int:
-    """Errors that an exhaustive run finds; asserts that it was exhaustive."""
+    """Errors that an exhaustive run finds; asserts that it was exhaustive. define: what the
+    preprocessor is given, with spaces between."""
     # Compiling takes longer than running, but for the whole of the largest model.
     optimise = "-O1" if model == HANDOVER and not define else "-O0"
-    defines = [f"-D{define}"] if define else []
+    defines = [f"-D{each}" for each in define.split()]
     for command in (
         ["spin", *defines, "-a", str(model)],
         ["cc", optimise, "-w", *compile_flags, "-o", "pan", "pan.c"],
@@ -89,6 +92,11 @@ def name(value: Path | str | tuple[list[str], list[str]]) -> str:
         (PULL, "", always("nothing_before_done")),
         (RETRY, "", SAFETY),
         (RETRY, "", ENDS),
+        (RANKS, "SENDERS=1 RECEIVERS=2", SAFETY),
+        (RANKS, "SENDERS=2 RECEIVERS=1", SAFETY),
+        (RANKS, "", SAFETY),
+        (RANKS, "", ENDS),
+        (RANKS, "", always("nothing_before_all_landed")),
     ],
     ids=name,
 )
@@ -117,6 +125,9 @@ def test_the_model_holds(
         (RETRY, "NO_QUARANTINE", SAFETY),
         (RETRY, "TOKEN_TWICE", SAFETY),
         (RETRY, "STALE_DONE", SAFETY),
+        (RANKS, "OWN_STEPS", SAFETY),
+        (RANKS, "OWN_END", SAFETY),
+        (RANKS, "FENCE_BY_RANK", SAFETY),
     ],
     ids=name,
 )
