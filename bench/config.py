@@ -71,6 +71,10 @@ class BenchConfig:
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
         return replace(config, arena_mib=self._plan(config, quantization).arena // MIB)
 
+    def drafting_model(self, engine: EngineConfig) -> ModelConfig:
+        """With the draft layer that its drafts need, if they need one. Raises ModelConfigError."""
+        return replace(self.model_config(), draft_layers=int(engine.drafts_by_layer))
+
     def engine_config_of_two(self) -> EngineConfig:
         """Of each of two engines that share a GPU and the weights, one with a draft layer. Raises
         as engine_config()."""
@@ -95,7 +99,7 @@ class BenchConfig:
         memory = torch.cuda.get_device_properties(0).total_memory
         # What an engine before this one leaves to the process: cuBLAS and cuDNN keep theirs.
         memory -= _LEFT_BY_THE_FIRST if self.quantization else 0
-        return MemoryPlan.of(self.model_config(), engine, memory, Role.FUSED, quantization)
+        return MemoryPlan.of(self.drafting_model(engine), engine, memory, Role.FUSED, quantization)
 
     def _engine(self, arena_mib: int | Auto) -> EngineConfig:
         return EngineConfig(

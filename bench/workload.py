@@ -34,8 +34,14 @@ DRAFT_TARGETS = {
     ("9b", Point(1, 50_000)): 1.8,
     ("9b", Point(16, 8_192)): 1.8,
     ("9b", Point(64, 8_192)): 1.4,
+    ("35b-a3b", Point(1, 8_192)): 1.15,
+    ("35b-a3b", Point(64, 8_192)): 2.0,
 }
-"""Tokens a second with drafts to those without, where drafts hold as ACCEPTED says."""
+"""Tokens a second with drafts to those without, where drafts hold as ACCEPTED says: of
+MOST_DRAFTED answers and more with as many drafts as a node finds, else with DRAFTS."""
+DRAFTS, MOST_DRAFTED = 3, 64
+MOST_SLOWER_BY_DRAFTS = 0.01
+"""Where the node finds how many."""
 ACCEPTED = ".80/.75/.72"
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.

@@ -358,7 +358,7 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     return most
 
 
-def _draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
+def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
     """most: drafts of a step and answer."""
     if config.draft_count == "most" or not most:
         return FixedLimit(most)
@@ -402,7 +402,7 @@ def _assemble(
         side,
         grammars,
         wire=wire,
-        drafts=parts.drafts or _draft_limit(config, drafts, on_gpu=on_gpu),
+        drafts=parts.drafts or draft_limit(config, drafts, on_gpu=on_gpu),
         max_batch=batch,
         per_token=per_token,
         clock=parts.clock,

@@ -78,14 +78,26 @@ class Rig:
         return drawn
 
     def submit(
-        self, prompt: Sequence[int], new_tokens: int, grammar: Grammar | None = None
+        self,
+        prompt: Sequence[int],
+        new_tokens: int,
+        grammar: Grammar | None = None,
+        temperature: float = 0.0,
     ) -> Answer:
-        """grammar: that the answer follows; it is compiled first."""
+        """grammar: that the answer follows; it is compiled first. Where there is a temperature,
+        each answer has noise of its own."""
         if grammar is not None:
             self._compile(grammar)
-        name = f"bench-{len(self._answers)}"
+        number = len(self._answers)
+        name = f"bench-{number}"
         answer = self._answers[name] = Answer(time.perf_counter())
-        sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, grammar=grammar)
+        sampling = SamplingParams(
+            max_new_tokens=new_tokens,
+            temperature=temperature,
+            seed=number,
+            ignore_eos=True,
+            grammar=grammar,
+        )
         ids = np.asarray(prompt, dtype=np.int32)
         self._engine.handle(m.Submit(m.RequestId(name), ids, sampling))
         return answer

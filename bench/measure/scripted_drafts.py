@@ -1,28 +1,32 @@
 """Answers whose drafts hold as a script says, in an engine that does all the work of drafts.
 
-The model's head is zero, so that every logit is, and the lowest of equal ids, 0, is drawn each
-time. A draft of 0 holds then, and a draft of 1 does not. The node's own drafters look for drafts as
-they do for any answer; the script puts its own in their place, and the engine verifies these as any
-others. All tokens being one, experts would be too: for dense models only.
+The model's head is zero, so that every logit is, and the noise alone draws: an answer is known
+before it is drawn (known_answers.py). A draft that is its token holds then, and one that is another
+does not. The node's own drafters look for drafts as they do for any answer, the draft layer's
+guesses included; the script puts its own in their place, and the engine verifies these as any
+others. The tokens of an answer differ, so that experts are woken as by any text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 
-import numpy as np
 import torch
 
+from tasuki.bench.errors import BenchError
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import Ints
 from tasuki.engine.speculation.drafter import Drafter, DraftSource
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.engine.speculation.speculation import Speculation
+from tasuki.model.draft_vocabulary import DraftHead, draft_ids
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.matrix import Matrix
 
-_DRAWN, _OTHER = 0, 1
 _GOLDEN = (5**0.5 - 1) / 2
 """Its multiples fill [0, 1) evenly however many there are: few steps hold as often as many."""
 
@@ -72,9 +76,10 @@ class _Draws:
 
 
 class ScriptedDrafter:
-    def __init__(self, script: Script, drafter: Drafter, draws: _Draws) -> None:
-        """drafter: that does the work of looking for drafts."""
+    def __init__(self, script: Script, answer: Ints, drafter: Drafter, draws: _Draws) -> None:
+        """drafter: that does the work of looking for drafts. answer: what will be drawn."""
         self._script = script
+        self._answer = answer
         self._drafter = drafter
         self._draws = draws
 
@@ -83,10 +88,22 @@ class ScriptedDrafter:
         return self._drafter.source
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        """As many as may be: those that hold, then others."""
+        """As many as may be: those that hold, then others. Raises BenchError where the answer is
+        another than was known."""
+        length = len(output)
+        if length and output[-1] != self._answer[length - 1]:
+            raise BenchError(
+                f"token {length - 1} of an answer is {output[-1]}, and the noise draws "
+                f"{self._answer[length - 1]}: logits differ, so that no draft holds as scripted"
+            )
         self._drafter.propose(output, most)
         drawn = self._draws.next()
-        return [_DRAWN if drawn < part else _OTHER for part in self._script.reached[:most]]
+        tokens = self._answer[length : length + most].tolist()
+        return [
+            # Of a vocabulary of more than one token the other one is another.
+            token if drawn < part else int(token == 0)
+            for token, part in zip(tokens, self._script.reached, strict=False)
+        ]
 
     def verified(self, drafted: int, accepted: int) -> None:
         self._drafter.verified(drafted, accepted)
@@ -95,25 +112,40 @@ class ScriptedDrafter:
 class ScriptedSpeculation(Speculation):
     """Every answer is drafted, by the drafter that the config asks for."""
 
-    def __init__(self, script: Script, *, from_tree: bool) -> None:
-        super().__init__(len(script.likely), from_tree=from_tree)
+    def __init__(
+        self, script: Script, config: EngineConfig, answer: Callable[[m.Submit], Ints]
+    ) -> None:
+        """answer: what will be drawn."""
+        super().__init__(
+            len(script.likely),
+            from_tree=config.drafts_from_tree,
+            by_layer=config.drafts_by_layer,
+        )
         self._script = script
-        self._from_tree = from_tree
+        self._predicted = config.speculate == "prediction"
+        self._answer = answer
         self._draws = _Draws()
 
     def drafting(self, message: m.Submit) -> Drafting | None:
-        if not self._from_tree:
-            length = message.sampling.max_new_tokens
-            message = replace(message, prediction=np.full(length, _DRAWN, dtype=np.int32))
+        answer = self._answer(message)
+        if self._predicted:
+            message = replace(message, prediction=answer)
         own = super().drafting(message)
         assert own is not None
-        drafters = [ScriptedDrafter(self._script, one, self._draws) for one in own.drafters]
-        return Drafting(drafters, len(self._script.likely))
+        own.drafters = [
+            ScriptedDrafter(self._script, answer, one, self._draws) for one in own.drafters
+        ]
+        return own
 
 
-def drawing_one_token(parts: EngineParts) -> EngineParts:
-    """The same, whose model draws one token, whatever it is given."""
-    weights = parts.model.weights
-    head = Matrix.of(torch.zeros_like(weights.head.plain))
-    model = Qwen35Model(parts.model.config, replace(weights, head=head), parts.model.backend)
-    return replace(parts, model=model)
+def drawing_by_noise(parts: EngineParts, config: EngineConfig) -> EngineParts:
+    """The same, whose model's logits are all zero, in its draft layer too. Of parts that nobody
+    else has: a head of its own is cleared where it lies, since a GPU has no room for another."""
+    model, weights = parts.model, parts.model.weights
+    plain = weights.head.plain
+    tied = plain.data_ptr() == weights.embedding.data_ptr()
+    head = Matrix.of(torch.zeros_like(plain) if tied else plain.zero_())
+    ids = draft_ids(Path(config.model), model.config.vocab, model.config.eos_ids)
+    drafts = DraftHead.of(head, ids) if config.drafts_by_layer else None
+    zero = Qwen35Model(model.config, replace(weights, head=head), model.backend, drafts=drafts)
+    return replace(parts, model=zero)

@@ -1,25 +1,35 @@
 """`tasuki bench` on a tiny model on the CPU: what it counts and writes, not how fast it is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from tasuki.bench.errors import BenchError
 from tasuki.bench.idle import gaps
 from tasuki.bench.measure.draft_pair import DraftPair, Turns
+from tasuki.bench.measure.drafted_turns import DraftedTurns
 from tasuki.bench.measure.floors import Floors, measure_floors
+from tasuki.bench.measure.known_answers import known_answer
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Row, as_line
 from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation
 from tasuki.bench.measure.timing import turn_seconds
+from tasuki.bench.measure.turn_limit import Turn, TurnLimit
 from tasuki.bench.workload import Point
 from tasuki.cli import main as cli
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.speculation.draft_limit import FixedLimit
+from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
+from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import TINY, submit
+from tests.harness.model_shapes import MOE
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
 
@@ -65,15 +75,19 @@ def test_a_decode_bench_has_a_draft_layer_and_none_take_turns(
     assert kept["met"] is (kept["extra"]["slower %"] <= 1)
 
 
-@pytest.mark.parametrize("drafter", ["prediction", "tree"])
+@pytest.mark.parametrize("drafter", ["mtp", "prediction", "tree"])
 def test_a_decode_bench_has_drafts_that_hold_as_scripted_and_none_take_turns(
     tmp_path: Path, tiny: list[str], drafter: str
 ) -> None:
-    points = ["--points", "2x70", "--steps", "16", "--warmup-steps", "2"]
+    points = ["--points", "2x70", "--steps", "8", "--warmup-steps", "2"]
     asked = ["--speculate", drafter, "--draft-tokens", "4", "--accept", "1/1/0/1"]
     document = run(tmp_path / "out.json", "decode", *tiny, *points, *asked)
-    plain, drafted = document["rows"]
+    plain, drafted, measured = document["rows"]
     assert plain["name"] == "step of 2 x 70 tokens"
+    assert measured["name"] == "step of 2 x 70 tokens, drafts as they gain"
+    assert measured["others"] == drafted["others"]
+    assert 0 <= measured["extra"]["drafts a step"] <= 4
+    assert measured["met"] is (measured["extra"]["times the tokens/s without"] >= 0.99)
     assert drafted["name"] == "step of 2 x 70 tokens, 4 drafts"
     assert drafted["others"] == {"without": plain["seconds"]}
     assert drafted["extra"]["tokens a step and answer"] == drafted["extra"]["scripted"] == 3
@@ -103,13 +117,51 @@ def test_a_script_holds_as_often_as_it_says() -> None:
     assert script.reached == pytest.approx([0.8, 0.6, 0.432])
     assert script.tokens == pytest.approx(2.832)
     assert Script.parse(".5", 3).likely == (0.5, 0.5, 0.5)
-    drafting = ScriptedSpeculation(script, from_tree=False).drafting(submit("r", [1, 2], 8))
+    answer = np.array([0, 5, 0, 7], dtype=np.int32)
+    config = EngineConfig(speculate="prediction")
+    drafting = ScriptedSpeculation(script, config, lambda message: answer).drafting(
+        submit("r", [1, 2], 8)
+    )
     assert drafting is not None
-    drafts = [drafting.propose([], 3) for _ in range(1000)]
+    drafts = [drafting.propose([0], 3) for _ in range(1000)]
     for most, part in enumerate(script.reached, 1):
-        held = sum(row[:most] == (0,) * most for row in drafts)
+        held = sum(row[:most] == (5, 0, 7)[:most] for row in drafts)
         assert held / 1000 == pytest.approx(part, abs=0.005)
-    assert all(row == tuple(sorted(row)) for row in drafts)
+    with pytest.raises(BenchError, match="token 0 of an answer is 3, and the noise draws 0"):
+        drafting.propose([3], 3)
+
+
+@pytest.mark.parametrize("model", [ModelConfig.from_dict(TINY), MOE])
+def test_what_the_noise_draws_is_known_before_a_model_of_no_logits_draws_it(
+    model: ModelConfig,
+) -> None:
+    config = EngineConfig(arena_mib=16, dtype="float32", speculate="mtp", draft_tokens=3)
+    model = replace(model, draft_layers=1)
+    turns = DraftedTurns(model, config, Script.parse("1", 3))
+    answer = turns.rig.submit(turns.rig.prompt(70), 40, temperature=1.0)
+    turns.rig.run()
+    sampling = SamplingParams(max_new_tokens=40, temperature=1.0, seed=0)
+    known = known_answer(sampling, 70, model.vocab, torch.float32, torch.device("cpu"))
+    assert answer.tokens == known.tolist()
+    assert len(set(answer.tokens)) > 20
+
+
+def test_a_node_that_finds_how_many_learns_from_its_own_turns() -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Noted(FixedLimit):
+        def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+            seen.append((shape.drafted, tokens))
+
+    limit = TurnLimit(3, Noted(2))
+    for turn, drafts in ((Turn.OFF, 0), (Turn.MOST, 3), (Turn.MEASURED, 2)):
+        limit.turn = turn
+        assert limit.next(1, []) == drafts
+        for drafted in (0, 1):
+            shape = StepShape(1 - drafted, drafted, 1 + 2 * drafted)
+            limit.landed(shape, len(seen), 0.1, planned=False)
+    assert seen == [(0, 0), (0, 1), (1, 2)]
+    assert limit.drafts == [0, 2]
 
 
 def test_a_prefill_bench_has_a_draft_layer_and_none_take_turns(
