@@ -21,6 +21,8 @@ DRAWN: SamplingOptions = {
     "ignore_eos": True,
 }
 CHOICES = 4
+ROUNDING = 1e-4
+"""Of a log-probability: prompts that came together share forwards or do not."""
 Told = dict[str, Any]
 
 
@@ -58,12 +60,11 @@ def by_openai(node: Node) -> Told:
     for one, other in zip(scored.choices, alone.choices, strict=True):
         assert one.text.startswith(other.text)
         assert one.logprobs.tokens[:-1] == other.logprobs.tokens
-        # Prompts that came together share forwards or do not, which rounds otherwise.
         [first, *ours], [none, *theirs] = (
             choice.logprobs.token_logprobs for choice in (one, other)
         )
         assert first is none is None
-        assert ours[:-1] == pytest.approx(theirs, abs=1e-4)
+        assert ours[:-1] == pytest.approx(theirs, abs=ROUNDING)
         assert "".join(other.logprobs.tokens) == other.text
     assert [choice.text for choice in alone.choices] == prompts
     chat = client.chat.completions.create(
@@ -75,7 +76,7 @@ def by_openai(node: Node) -> Told:
     return {
         "texts": streamed,
         "usage": (whole.usage.prompt_tokens, whole.usage.completion_tokens),
-        "logprobs": [choice.logprobs.token_logprobs for choice in alone.choices],
+        "logprobs": [choice.logprobs.token_logprobs[1:] for choice in alone.choices],
         "chat": [choice.message.content for choice in chat.choices],
     }
 
@@ -91,4 +92,6 @@ def test_choices_lists_and_scores_are_alike_through_two_daemons() -> None:
         pair = tokens, by_openai(decode)
     assert fused[0] == pair[0] == singles
     assert len(set(fused[0])) == CHOICES
+    ours, theirs = fused[1].pop("logprobs"), pair[1].pop("logprobs")
+    assert ours == [pytest.approx(of_prompt, abs=ROUNDING) for of_prompt in theirs]
     assert fused[1] == pair[1]
