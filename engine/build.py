@@ -222,7 +222,7 @@ def build_arena(
     # What the context has taken already the plan counts again, which leaves some memory to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
-    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+    layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
     try:
         return Arena(layout, slabs, device)
     except RuntimeError as error:

@@ -157,7 +157,7 @@ class RankInMemory:
 
     def _spans(self, slabs: int) -> RankSpans:
         settings = self._settings
-        layout = self.config.cache_layout(settings.dtype, settings.dtype, settings.ssm_dtype)
+        layout = self.config.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, slabs: int, report: Report) -> None:
@@ -172,7 +172,7 @@ class RankInMemory:
         backend = TorchBackend(self._part, collectives.sum)
         self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
         self.draws = LeaderDraws(collectives, shard.rank)
-        layout = self._part.cache_layout(settings.dtype, settings.dtype, settings.ssm_dtype)
+        layout = self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
         self.steps = ReportedSteps(report) if self._hands_over else StepCounter()
         if self._hands_over and self._memory is None:
             spans = self._spans(slabs)

@@ -98,6 +98,7 @@ class CacheQueries:
 
     def _report_counters(self, query_id: int) -> None:
         stats, requests = self._cache.stats(), self._handover.requests
+        layout = self._cache.arena.layout
         self._emit(
             m.StatsReply(
                 query_id=query_id,
@@ -119,7 +120,8 @@ class CacheQueries:
                 integrity=self._integrity,
                 policy=self._cache.policy,
                 policies=stats.policies,
-                slab_pages=self._cache.arena.layout.pages_per_slab,
+                slab_pages=layout.pages_per_slab,
+                each_bytes={"page": layout.page_bytes, "slot": layout.slot_bytes},
                 steps=self._times.report(),
                 early=self._handover.early_counters,
                 tiers=() if self._tiers is None else self._tiers.report(),

@@ -4,6 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, get_args
 
 from tasuki.engine.speculation.speculation import SpeculateName
+from tasuki.pycache.layout import FP8_ROWS
 from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
@@ -24,6 +25,7 @@ class EngineConfig:
             "revision",
             "max_model_len",
             "dtype",
+            "kv_dtype",
             "ssm_dtype",
             "draft_layer",
             "device",
@@ -56,8 +58,13 @@ class EngineConfig:
         "tokens of a prompt and its answer at most; not given: what the model was made for",
         aliases=("--context-length",),
     )
-    dtype: str = option(
-        "bfloat16", "weights, activations, KV and conv state", ("float32", "bfloat16")
+    dtype: str = option("bfloat16", "weights, activations and conv state", ("float32", "bfloat16"))
+    kv_dtype: str = option(
+        "auto",
+        "keys and values in pages, of the draft layer too; auto: as dtype; fp8: a byte a number "
+        "and one a row, half of bf16, rounded once where they are written; on a CPU, as yet; alike "
+        "on nodes of a pair",
+        ("auto", "bf16", "fp8"),
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
     draft_layer: str = option(
@@ -202,6 +209,12 @@ class EngineConfig:
                 f"tensor_parallel is {self.tensor_parallel}, and ranks meet on a CPU only, as yet: "
                 "give --tensor-parallel 1, or --device cpu"
             )
+        if self.stored_kv != self.dtype and self.device.split(":")[0] != "cpu":
+            raise EngineConfigError(
+                f"kv_dtype is {self.kv_dtype} and dtype {self.dtype}, and a GPU keeps keys and "
+                f"values in its dtype, as yet: leave --kv-dtype out, or give --device cpu, not "
+                f"{self.device}"
+            )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(
                 "expert_parallel shares experts out among ranks: give --tensor-parallel too"
@@ -247,6 +260,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise EngineConfigError(f"{name} must be above 0, not {value}")
+
+    @property
+    def stored_kv(self) -> str:
+        """dtype of keys and values in pages, as `pycache.layout` names it."""
+        return {"auto": self.dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
 
     @property
     def drafts_by_layer(self) -> bool:

@@ -8,7 +8,12 @@ import torch
 from .arena_key import ONLY_ARENA, ArenaKey
 from .layout import BlockRegion, CacheLayout, SlotColumn
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "uint8": torch.uint8,
+}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -22,7 +27,8 @@ class Arena:
     writes ids that were granted to it, and the two never overlap.
 
     Views, all into the same memory, none contiguous:
-    kv[i]    [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region
+    kv[i]    [page ids, kv_heads, 2 (key, value), PAGE_TOKENS, head_dim] of the i-th block region;
+             of FP8 rows uint8 [page ids, kv_heads, codes and scales]
     conv[i]  [slot ids, channels, columns]                               of the i-th conv column
     ssm[i]   [slot ids, value_heads, value_dim, key_dim]                 of the i-th ssm column
     carry[i] [slot ids, hidden]                                          of the i-th draft layer

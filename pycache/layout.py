@@ -16,7 +16,11 @@ from functools import cached_property
 from math import prod
 
 PAGE_TOKENS = 64
+FP8_ROWS = "fp8"
+"""The dtype of KV that is kept as rows of e4m3 codes, each with a scale (fp8_rows.py)."""
 _STATE_ALIGNMENT = 64
+_SIDES = 2
+"""Of KV: keys and values."""
 
 
 class LayerKind(Enum):
@@ -54,7 +58,8 @@ def _align(value: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class BlockRegion:
-    """What one layer keeps of a page: a block, which holds a dense tensor of `shape`.
+    """What one layer keeps of a page: a block, which holds a dense tensor of `shape`, of bytes
+    where KV is kept as FP8 rows.
 
     layer: of the model. index: place among the layout's regions.
     """
@@ -103,8 +108,9 @@ class CacheLayout:
     is of token j and the final hidden state of token j - 1; carry_width, carry_dtype: of that
     state behind the last token, 0 wide without a draft layer. Shapes: KV of a page in a layer
     [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim], so that what a head has of a page is one run
-    of bytes; conv state of a layer [conv_channels, conv_columns]; recurrent (ssm) state of a layer
-    [value_heads, value_dim, key_dim].
+    of bytes, which in FP8_ROWS are its codes, then their scales [2, PAGE_TOKENS]; conv state of a
+    layer [conv_channels, conv_columns]; recurrent (ssm) state of a layer [value_heads, value_dim,
+    key_dim].
     """
 
     layer_kinds: tuple[LayerKind, ...]
@@ -126,8 +132,7 @@ class CacheLayout:
         """A page's blocks: KV of every layer that keeps some, in the order of layers."""
         layers = [layer for layer, kind in enumerate(self.layer_kinds) if kind.keeps_pages]
         return tuple(
-            BlockRegion(layer, index, self.kv_shape, self.kv_dtype)
-            for index, layer in enumerate(layers)
+            BlockRegion(layer, index, *self._block_tensor) for index, layer in enumerate(layers)
         )
 
     @cached_property
@@ -165,7 +170,15 @@ class CacheLayout:
 
     @cached_property
     def kv_shape(self) -> tuple[int, int, int, int]:
-        return (self.kv_heads, 2, PAGE_TOKENS, self.head_dim)
+        return (self.kv_heads, _SIDES, PAGE_TOKENS, self.head_dim)
+
+    @cached_property
+    def head_bytes(self) -> int:
+        """Of what a head has of a page in a layer."""
+        rows = _SIDES * PAGE_TOKENS
+        if self.kv_dtype == FP8_ROWS:
+            return rows * (self.head_dim + 1)
+        return rows * self.head_dim * itemsize(self.kv_dtype)
 
     @cached_property
     def conv_shape(self) -> tuple[int, int]:
@@ -253,6 +266,13 @@ class CacheLayout:
             spans[column.layer] = Span(offset, column.end - offset)
         return spans
 
+    @property
+    def _block_tensor(self) -> tuple[tuple[int, ...], str]:
+        """(shape, dtype) of what a block holds."""
+        if self.kv_dtype == FP8_ROWS:
+            return (self.kv_heads, self.head_bytes), "uint8"
+        return self.kv_shape, self.kv_dtype
+
     def _column_bytes(self, name: str) -> int:
         return next((column.length for column in self.columns if column.name == name), 0)
 
@@ -264,5 +284,5 @@ class CacheLayout:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element. Raises KeyError on a dtype that no cache uses."""
-    return {"float32": 4, "bfloat16": 2, "float16": 2}[dtype]
+    """Bytes of one element. Raises KeyError on a dtype that no tensor of a cache has."""
+    return {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}[dtype]

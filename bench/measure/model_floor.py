@@ -31,7 +31,7 @@ class ModelFloor:
     ) -> "ModelFloor":
         """quantization: of the weights, whose bytes count as they are stored. A prefill's floor is
         that of bf16 products in every format."""
-        dtype: torch.dtype = getattr(torch, layout.kv_dtype)
+        dtype: torch.dtype = getattr(torch, layout.conv_dtype)
         source = QuantisedSource(ShapesOnly(), RECIPES[quantization]) if quantization else None
         sizes = WeightSizes.of(config, dtype, source)
         return ModelFloor(floors, sizes, layout, PrefillFlops.for_model(config))

@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tasuki.client.channel import open_channel
 from tasuki.model.config import ModelConfig
 from tasuki.model.config_fields import ModelConfigError
+from tasuki.pycache.layout import FP8_ROWS
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, parse_bind
 from tasuki.utils.config.flags import parse_config
@@ -76,10 +77,12 @@ def model(folder: str) -> Finding:
     except ModelConfigError as error:
         return failure("model", str(error), "give the folder of a Qwen3.5-family checkpoint")
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    small = replace(layout, kv_dtype=FP8_ROWS)
     return ok(
         "model",
         f"{config.layers} layers, {layout.page_bytes // 1024} KiB a page of 64 tokens, "
-        f"{layout.slot_bytes // 1024} KiB a state slot",
+        f"{small.page_bytes // 1024} with --kv-dtype fp8, {layout.slot_bytes // 1024} KiB a state "
+        "slot",
     )
 
 

@@ -32,6 +32,8 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         yield gauge(f"cache_{pool}", f"{text} by owner.", "owner", by_owner(counts))
     slabs = {use: stats.slabs[use] for use in ("free", "pages", "slots")}
     yield gauge("cache_slabs", "Slabs of the arena by what they hold.", "use", slabs)
+    each = "Bytes of one page, over all layers, and of one state slot."
+    yield gauge("cache_each_bytes", each, "kind", stats.each_bytes)
     yield gauge("cache_nodes", "Nodes of the radix tree.", tree["nodes"])
     yield gauge("cache_checkpoints", "Checkpoints in the tree.", tree["checkpoints"])
     yield gauge("cache_leases", "Leases held by requests.", tree["leases"])

@@ -16,7 +16,7 @@ _FEWEST_SLABS = 4
 def arena_slabs(config: EngineConfig, model: ModelConfig, role: Role, free: int | None) -> int:
     """free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. Raises
     EngineConfigError where the arena would be too small for any request."""
-    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+    layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
     if isinstance(config.arena_mib, Auto) and free is not None:
         return _slabs_that_fit(MemoryPlan.of(model, config, free, role))
     mib = CPU_ARENA_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib

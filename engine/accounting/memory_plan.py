@@ -70,7 +70,7 @@ class MemoryPlan:
     ) -> "MemoryPlan":
         """quantization: of the weights, where config names no folder that says so. Raises
         WeightsError and ModelConfigError where that folder cannot be read."""
-        layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
+        layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization).total
         rest = device - weights - rotary - _CONTEXT_BYTES

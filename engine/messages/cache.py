@@ -100,7 +100,8 @@ class StatsReply(Message):
     behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
     without shadows. policy: the one that is followed. slab_pages: of one slab.
-    tiers: below the arena, the nearest first."""
+    each_bytes: of one page and of one slot, by these names. tiers: below the arena, the nearest
+    first."""
 
     query_id: int
     pages: dict[str, int]
@@ -113,6 +114,7 @@ class StatsReply(Message):
     policy: str = ""
     policies: dict[str, float] = field(default_factory=dict)
     slab_pages: int = 1
+    each_bytes: dict[str, int] = field(default_factory=dict)
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)
     tiers: tuple[TierReport, ...] = ()

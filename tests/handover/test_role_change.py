@@ -54,6 +54,7 @@ FIXED = frozenset(
             "served_model_name",
             "generation_config",
             "dtype",
+            "kv_dtype",
             "ssm_dtype",
             "draft_layer",
             "device",

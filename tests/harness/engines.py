@@ -91,7 +91,8 @@ class PoisonedCache(HybridPrefixCache):
 
 def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
     for kv in arena.kv:
-        kv[pages] = float("nan")
+        # A scale byte of 255 is NaN, whatever the codes are.
+        kv[pages] = 0xFF if kv.dtype is torch.uint8 else float("nan")
     for slot in slots:
         start = slot * arena.layout.slab_bytes
         state = arena.bytes[start : start + arena.layout.slot_bytes]
@@ -284,11 +285,12 @@ def tiny_parts(
     slabs: int | None = None,
     host_slabs: int | None = None,
     disk: DiskMemory | None = None,
+    kv_dtype: str = "float32",
 ) -> EngineParts:
     """A random two-kind model of four layers over a small arena, of so many slabs if given.
-    host_slabs: below it; disk: below that."""
+    host_slabs: below it; disk: below that. kv_dtype: as of a layout."""
     model_config = ModelConfig.from_dict(TINY)
-    layout = model_config.cache_layout("float32", "float32", "float32")
+    layout = model_config.cache_layout(kv_dtype, "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
     weights = random_weights(model_config, seed, torch.float32)
     model = Qwen35Model(model_config, weights)

@@ -121,14 +121,23 @@ class Workspace:
     A fresh slot is zeroed, as the cache does for a request without a checkpoint. Nothing is freed.
     """
 
-    def __init__(self, model: Qwen35Model, slabs: int = 48, cache_dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Qwen35Model,
+        slabs: int = 48,
+        cache_dtype: str | None = None,
+        kv_dtype: str | None = None,
+    ) -> None:
+        """kv_dtype: of pages alone; None: as the rest."""
         # Models this small only lose by threads, the more so when several tests share the cores.
         torch.set_num_threads(1)
         self.model = model
         name = cache_dtype or str(model.weights.dtype).removeprefix("torch.")
-        self.arena = Arena(model.config.cache_layout(name, name, "float32"), slabs)
+        self.arena = Arena(model.config.cache_layout(kv_dtype or name, name, "float32"), slabs)
         self.arena.bytes.fill_(0xFF)
-        assert self.arena.kv[0].isnan().all() and self.arena.ssm[0].isnan().all()
+        if kv_dtype is None:
+            assert self.arena.kv[0].isnan().all()
+        assert self.arena.ssm[0].isnan().all()
         self._next_slab = 0
 
     def dirty_slot(self) -> int:

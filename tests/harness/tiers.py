@@ -125,7 +125,10 @@ def flip_everything(arena: Arena) -> None:
 
 
 def tiered_parts(
-    slabs: int = 24, host_slabs: int = 120, disk: DiskMemory | None = None
+    slabs: int = 24,
+    host_slabs: int = 120,
+    disk: DiskMemory | None = None,
+    kv_dtype: str = "float32",
 ) -> tuple[EngineParts, "Copies"]:
     """Of a tiny engine over few slabs, with many below them; the copies are made with it."""
     copies = Copies()
@@ -139,7 +142,7 @@ def tiered_parts(
         copies.disk = disk_copier(parts.arena, parts.host, host, parts.disk.file)
         return [host, copies.disk]
 
-    parts = tiny_parts(slabs=slabs, host_slabs=host_slabs, disk=disk)
+    parts = tiny_parts(slabs=slabs, host_slabs=host_slabs, disk=disk, kv_dtype=kv_dtype)
     return replace(parts, copiers=copiers), copies
 
 
@@ -158,11 +161,12 @@ class TieredEngine:
         slabs: int = 24,
         host_slabs: int = 120,
         disk: DiskMemory | None = None,
+        kv_dtype: str = "float32",
         **settings: object,
     ) -> None:
         # A busy machine makes no load late.
         self.clock = ManualClock()
-        parts, copies = tiered_parts(slabs, host_slabs, disk)
+        parts, copies = tiered_parts(slabs, host_slabs, disk, kv_dtype)
         self.parts = replace(parts, clock=self.clock)
         self.lone: Lone = tiny_engine(parts=self.parts, **settings)
         self.copies = copies.made

@@ -12,7 +12,7 @@ import torch
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey
-from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.pycache.layout import FP8_ROWS, CacheLayout, LayerKind
 from tasuki.pycache.rank_layout import key_heads
 from tasuki.pycache.shares import share
 from tasuki.transfer.data_plane import DataPlane
@@ -54,11 +54,12 @@ LAYOUT = CacheLayout(
     ssm_dtype="float32",
     carry_width=24,
 )
+FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
 Whole = dict[tuple[str, int], torch.Tensor]
 """Of the whole model: (what, layer) to [pages or 1, heads, ...]."""
 
 
-def whole_model(seed: int) -> Whole:
+def whole_model(seed: int, layout: CacheLayout = LAYOUT) -> Whole:
     generator = torch.Generator().manual_seed(seed)
 
     def of(*shape: int) -> torch.Tensor:
@@ -67,7 +68,11 @@ def whole_model(seed: int) -> Whole:
     found: Whole = {}
     for layer, kind in enumerate(KINDS):
         if kind.keeps_pages:
-            found["kv", layer] = of(PAGES, HEADS, 2, 64, 8).bfloat16()
+            found["kv", layer] = (
+                of(PAGES, HEADS, 2, 64, 8).bfloat16()
+                if layout is LAYOUT
+                else of(PAGES, HEADS, layout.head_bytes).mul(100).to(torch.uint8)
+            )
         if kind is GDN:
             found["q", layer] = of(1, KEYS, 16, 3).bfloat16()
             found["k", layer] = of(1, KEYS, 16, 3).bfloat16()
@@ -84,10 +89,11 @@ class RankedNode:
 
     ranks: int
     transport: LoopbackTransport
+    layout: CacheLayout = LAYOUT
     steps: StepCounter = field(default_factory=StepCounter)
 
     def __post_init__(self) -> None:
-        self.spans = RankSpans(LAYOUT, self.ranks, SLABS)
+        self.spans = RankSpans(self.layout, self.ranks, SLABS)
         self.memory = torch.full((self.spans.region_bytes,), 0xA5, dtype=torch.uint8)
         size = self.spans.arena_bytes
         self.arenas = [
@@ -100,7 +106,9 @@ class RankedNode:
             for rank in range(self.ranks)
         ]
         if self.ranks == 1:
-            self.plane = DataPlane.over(self.memory, LAYOUT, "w", self.transport, "loopback", "n")
+            self.plane = DataPlane.over(
+                self.memory, self.layout, "w", self.transport, "loopback", "n"
+            )
         else:
             self.plane = DataPlane.of_ranks(
                 *(self.memory, self.spans, "w", self.transport, "loopback", "n"),
@@ -185,12 +193,14 @@ class RankedPair:
 
 
 @contextmanager
-def ranked_pair(senders: int, receivers: int, faults: Faults = no_faults) -> Iterator[RankedPair]:
+def ranked_pair(
+    senders: int, receivers: int, faults: Faults = no_faults, layout: CacheLayout = LAYOUT
+) -> Iterator[RankedPair]:
     fabric = LoopbackFabric()
-    source = RankedNode(senders, LoopbackTransport(fabric, "source", faults))
-    target = RankedNode(receivers, LoopbackTransport(fabric, "target"))
-    sender = Sender(LAYOUT, [source.plane.source(source.steps)])
-    receiver = Receiver(LAYOUT, [target.plane.target()])
+    source = RankedNode(senders, LoopbackTransport(fabric, "source", faults), layout)
+    target = RankedNode(receivers, LoopbackTransport(fabric, "target"), layout)
+    sender = Sender(layout, [source.plane.source(source.steps)])
+    receiver = Receiver(layout, [target.plane.target()])
     sender.connect("peer", target.plane.node.arenas)
     receiver.start()
     sender.start()
@@ -206,10 +216,14 @@ SIZES = [(senders, receivers) for senders in (1, 2, 4) for receivers in (1, 2, 4
 
 
 @pytest.mark.parametrize(("senders", "receivers"), SIZES)
-@pytest.mark.parametrize("held", [0, 3])
-def test_every_rank_has_its_heads(senders: int, receivers: int, held: int) -> None:
-    whole = whole_model(senders)
-    with ranked_pair(senders, receivers) as pair:
+@pytest.mark.parametrize(
+    ("held", "layout"), [(0, LAYOUT), (3, LAYOUT), (3, FP8)], ids=["all", "rest", "rest in fp8"]
+)
+def test_every_rank_has_its_heads(
+    senders: int, receivers: int, held: int, layout: CacheLayout
+) -> None:
+    whole = whole_model(senders, layout)
+    with ranked_pair(senders, receivers, layout=layout) as pair:
         pair.hand_over(whole, held)
         pair.verify()
         # Pages that the receiver holds already stay there.

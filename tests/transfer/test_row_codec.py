@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasuki.pycache.fp8_rows import row_scales
 from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.row_codec import ALIGNMENT, RowFormat, row_scales
+from tasuki.transfer.precision.row_codec import ALIGNMENT, RowFormat
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
 from tests.harness.loopback_pair import small_layout
 

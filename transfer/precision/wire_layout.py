@@ -36,10 +36,12 @@ class WireUnits:
         """Raises WireError on a precision that saves nothing over what the arena holds."""
         _, sides, tokens, width = layout.kv_shape
         value_heads, value_dim, key_dim = layout.ssm_shape
+        values = value_heads * value_dim
+        states = values * key_dim * itemsize(layout.ssm_dtype)
         return WireUnits(
             layout,
-            _format("kv", precision.kv, sides * tokens, width, layout.kv_dtype),
-            _format("state", precision.state, value_heads * value_dim, key_dim, layout.ssm_dtype),
+            _format("kv", precision.kv, sides * tokens, width, layout.head_bytes, layout.kv_dtype),
+            _format("state", precision.state, values, key_dim, states, layout.ssm_dtype),
         )
 
     @property
@@ -78,11 +80,14 @@ class WireUnits:
         )
 
 
-def _format(name: str, precision: Precision, rows: int, width: int, dtype: str) -> RowFormat | None:
+def _format(
+    name: str, precision: Precision, rows: int, width: int, held: int, dtype: str
+) -> RowFormat | None:
+    """held: bytes of the same rows in an arena, which has them as dtype."""
     if precision is Precision.EXACT:
         return None
     made = RowFormat(precision, rows, width)
-    if made.encoded_bytes >= rows * width * itemsize(dtype):
+    if made.encoded_bytes >= held:
         raise WireError(
             f"wire_{name} {precision.value} saves nothing over {dtype}, which the arena holds: "
             "leave it exact"

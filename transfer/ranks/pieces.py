@@ -37,8 +37,7 @@ class LinkPieces:
         """Of a page in one layer. REQUIRES: the link sends that page."""
         if self.link.kv:
             whole = self.layout
-            head = 2 * whole.kv_shape[2] * whole.head_dim * itemsize(whole.kv_dtype)
-            yield self._run(self.link.kv, whole.kv_heads, head)
+            yield self._run(self.link.kv, whole.kv_heads, whole.head_bytes)
 
     def of_state(self, layer: int) -> Iterator[Piece]:
         """Of the columns of one layer in a slot."""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .page_rows import read_pages, write_rows
+
 
 @dataclass(frozen=True)
 class ContextPlan:
@@ -79,39 +81,26 @@ def plan_attention(
 
 
 def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention output [T, query_heads, head_dim] in q's dtype; writes k and v into kv.
+    """Attention output [T, query_heads, head_dim] in q's dtype; writes k and v into kv, and reads
+    them there too.
 
-    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv
-    [pages, kv_heads, 2, page_tokens, head_dim].
+    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as
+    page_rows.py has it.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
     for context in plan.contexts:
         rows = slice(context.start, context.start + context.length)
-        keys, values = _gather(kv, context)
-        output[rows] = _attend(q[rows], keys.to(q.dtype), values.to(q.dtype), context.mask)
+        keys, values = (
+            found[:, : context.context] for found in read_pages(kv, context.pages, q.dtype)
+        )
+        output[rows] = _attend(q[rows], keys, values, context.mask)
     return output
 
 
 def write_pages(k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> None:
     """Keys and values of the batch's tokens, as for paged_attention()."""
-    places = (plan.write_pages, plan.write_offsets)
-    for kind, written in enumerate((k, v)):
-        kv[:, :, kind].transpose(1, 2).index_put_(places, written.to(kv.dtype))
-
-
-def _gather(kv: Tensor, context: ContextPlan) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, context, head_dim] of one sequence."""
-    pages, heads, kinds, tokens, dim = kv.shape
-    # What one head has of one page are neighbours, so that the gather copies runs of them.
-    runs = kv.view(pages * heads * kinds, tokens * dim)
-    head = torch.arange(heads, device=kv.device)[:, None]
-    chosen = ((context.pages * heads + head) * kinds).flatten()
-    keys, values = (
-        runs.index_select(0, chosen + kind).view(heads, -1, dim)[:, : context.context]
-        for kind in range(kinds)
-    )
-    return keys, values
+    write_rows(k, v, kv, (plan.write_pages, plan.write_offsets))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,0 +1,72 @@
+"""Keys and values in the pages of one layer, as they are stored: numbers, or FP8 rows.
+
+A row is what one token has in one head, a key or a value. Whoever reads one reads what was stored,
+so that how tokens were cut into forwards, and where pages have been since, changes nothing.
+
+kv is a view of an arena: [pages, kv_heads, 2 (key, value), page_tokens, head_dim] of numbers, or
+uint8 [pages, kv_heads, codes [2, page_tokens, head_dim] and scales [2, page_tokens]].
+"""
+
+import torch
+from torch import Tensor
+
+from tasuki.pycache.fp8_rows import decode_rows, encode_rows
+from tasuki.pycache.layout import PAGE_TOKENS
+
+_SIDES = 2
+
+
+def holds_fp8(kv: Tensor) -> bool:
+    return kv.dtype is torch.uint8
+
+
+def write_rows(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) -> None:
+    """k, v [T, kv_heads, head_dim], to (pages, offsets) [T] int64."""
+    for side, rows in enumerate((k, v)):
+        if not holds_fp8(kv):
+            _put(kv[:, :, side], places, rows.to(kv.dtype))
+            continue
+        made, scales = encode_rows(rows)
+        codes, of_rows = fp8_views(kv)
+        _put(codes[:, :, side], places, made)
+        _put(of_rows[:, :, side], places, scales)
+
+
+def read_pages(kv: Tensor, pages: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values [kv_heads, page_tokens * n, head_dim] of pages [n]."""
+    if not holds_fp8(kv):
+        return _keys_and_values(kv, pages, dtype)
+    heads = kv.shape[1]
+    # What one head has of one page are neighbours, so that the gather copies runs of them.
+    head = torch.arange(heads, device=kv.device)[:, None]
+    chosen = (pages * heads + head).flatten()
+    held = kv.reshape(-1, kv.shape[2]).index_select(0, chosen)
+    codes, scales = fp8_views(held[:, None])
+    numbers = decode_rows(codes[:, 0], scales[:, 0], dtype)
+    k, v = (numbers[:, side].reshape(heads, -1, numbers.shape[-1]) for side in range(_SIDES))
+    return k, v
+
+
+def fp8_views(kv: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes [pages, kv_heads, 2, page_tokens, head_dim], scales [pages, kv_heads, 2,
+    page_tokens]), uint8, of FP8 rows."""
+    rows = _SIDES * PAGE_TOKENS
+    width = kv.shape[2] // rows - 1
+    codes = kv[:, :, : rows * width].unflatten(2, (_SIDES, PAGE_TOKENS, width))
+    return codes, kv[:, :, rows * width :].unflatten(2, (_SIDES, PAGE_TOKENS))
+
+
+def _put(side: Tensor, places: tuple[Tensor, Tensor], rows: Tensor) -> None:
+    """side [pages, kv_heads, page_tokens, ...]."""
+    side.transpose(1, 2).index_put_(places, rows)
+
+
+def _keys_and_values(kv: Tensor, pages: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    _, heads, sides, tokens, dim = kv.shape
+    runs = kv.view(-1, tokens * dim)
+    head = torch.arange(heads, device=kv.device)[:, None]
+    chosen = ((pages * heads + head) * sides).flatten()
+    k, v = (
+        runs.index_select(0, chosen + side).view(heads, -1, dim).to(dtype) for side in range(sides)
+    )
+    return k, v

@@ -1,0 +1,63 @@
+"""Rows of numbers as e4m3 codes and a power of two a row: as pages may keep them, and as a wire may
+carry them. The naive twin of the kernels that do the same on a GPU.
+
+e4m3 has 4 bits of exponent, 3 of mantissa, and 448 as its largest value. A row's scale is the
+smallest power of two 2^k with max|x| <= 448 * 2^k, kept as the byte k + 127, as OCP's MX formats
+do. Multiplying by it is exact on every device, and encoding what was decoded changes nothing.
+
+Error: |decoded - x| <= max(|x| / 16, scale / 1024), hence at most a sixteenth of the row's largest
+|x|. A number that is not finite makes its whole row NaN: it shows. A row of zeros stays one.
+
+Pure functions; knows rows, not pages, layers or wires.
+"""
+
+import torch
+
+# Of float32: where its exponent begins, and the part of it that is a mantissa of at most 1.75.
+_EXPONENT_SHIFT = 23
+_EXPONENT_MASK = 0xFF
+_MANTISSA_MASK = 0x7FFFFF
+_LARGEST_MANTISSA = 0x600000
+_NAN_SCALE = 255
+_E4M3_EXPONENT = 8
+# e4m3's fields, moved to where float16 has them, are the number times 2^-8.
+_TO_HALF_SHIFT = 7
+_NO_SIGN_COPY = -0x4001
+_FROM_HALF = 256.0
+
+
+def encode_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """values [..., width], a floating dtype; (codes uint8 [..., width], scales uint8 [...])."""
+    numbers = values.to(torch.float32)
+    scales = row_scales(numbers)
+    scaled = numbers * _power_of_two(254 - scales.clamp(max=253)).unsqueeze(-1)
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales.to(torch.uint8)
+
+
+def decode_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What encode_rows() made, as numbers [..., width] of dtype."""
+    half = codes.contiguous().view(torch.int8).to(torch.int16)
+    half = half.bitwise_left_shift_(_TO_HALF_SHIFT).bitwise_and_(_NO_SIGN_COPY)
+    numbers = half.view(torch.float16).to(torch.float32)
+    biased = scales.to(torch.int32)
+    # Not in one: the largest scale times 256 is no float32.
+    factors = torch.where(biased == _NAN_SCALE, torch.nan, _power_of_two(biased))
+    return numbers.mul_(_FROM_HALF).mul_(factors.unsqueeze(-1)).to(dtype)
+
+
+def row_scales(numbers: torch.Tensor) -> torch.Tensor:
+    """The byte of each row's power of two; numbers [..., width] float32, int32 [...].
+
+    255: the row has a number that is not finite.
+    """
+    # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
+    largest = (numbers.view(torch.int32) & 0x7FFFFFFF).amax(-1)
+    exponent = (largest >> _EXPONENT_SHIFT) & _EXPONENT_MASK
+    above = (largest & _MANTISSA_MASK) > _LARGEST_MANTISSA
+    scales = (exponent - _E4M3_EXPONENT + above.to(torch.int32)).clamp(min=1)
+    return torch.where(exponent == _EXPONENT_MASK, _NAN_SCALE, scales).to(torch.int32)
+
+
+def _power_of_two(biased: torch.Tensor) -> torch.Tensor:
+    """2^(biased - 127), float32; biased int32 in 1 to 254. Of 0, which no row has: 0."""
+    return (biased.to(torch.int32) << _EXPONENT_SHIFT).view(torch.float32)

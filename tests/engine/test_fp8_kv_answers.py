@@ -1,0 +1,198 @@
+"""Answers of engines whose pages hold FP8 rows: the same tokens however a prompt is cut, found in
+the cache, drafted behind, handed over, pulled back, shared out among ranks or kept below the arena.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.tiers.disk_memory import DiskMemory
+from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import FP8_ROWS
+from tests.harness.drafted_answers import DRAWN, answered, any_pattern, assert_same
+from tests.harness.engine_pair import engine_pair
+from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_engine, tiny_parts
+from tests.harness.goldens import BESIDE, OWN_MODELS, cases_of, reference_dir
+from tests.harness.rank_engines import rank_engine
+from tests.harness.scripted_drafts import draft
+from tests.harness.tiers import FaultyDisk, TieredEngine
+
+MODEL = "small-dense"
+
+
+def config(model: str, **changes: object) -> EngineConfig:
+    return engine_config(reference_dir(model), kv_dtype="fp8", **changes)
+
+
+@cache
+def parts(model: str = MODEL) -> EngineParts:
+    return build_parts(config(model))
+
+
+def engine(model: str = MODEL, **changes: object) -> Lone:
+    """Over an arena of its own."""
+    own = Arena(parts(model).layout, parts(model).arena.slabs)
+    return Lone(config(model, **changes), parts=replace(parts(model), arena=own))
+
+
+@cache
+def whole(model: str = MODEL) -> dict[str, list[int]]:
+    """What each golden prompt is answered, computed in one forward."""
+    answers = {}
+    for name, case in cases_of(model).items():
+        answers[name] = engine(model, prefill_chunk_tokens=4096).ask(
+            name, case.prompt, len(case.greedy)
+        )
+    return answers
+
+
+@pytest.mark.parametrize("model", OWN_MODELS)
+def test_pages_are_of_fp8_and_the_draft_layers_too(model: str) -> None:
+    layout = parts(model).layout
+    assert (layout.kv_dtype, layout.conv_dtype) == (FP8_ROWS, "float32")
+    assert {region.dtype for region in layout.regions} == {"uint8"}
+    assert len(layout.regions) == layout.full_layers + layout.draft_layers
+
+
+@pytest.mark.parametrize("chunk", [64, 128])
+@pytest.mark.parametrize("model", OWN_MODELS)
+def test_chunks_and_batches_change_no_token(model: str, chunk: int) -> None:
+    together = engine(model, prefill_chunk_tokens=chunk)
+    for name, case in cases_of(model).items():
+        together.post(submit(name, case.prompt, len(case.greedy)))
+    together.run()
+    assert {name: together.tokens(name) for name in whole(model)} == whole(model)
+    together.assert_at_rest()
+
+
+@pytest.mark.parametrize("at", [64, 128])
+@pytest.mark.parametrize("model", OWN_MODELS)
+def test_a_hit_changes_no_token(model: str, at: int) -> None:
+    for name, case in cases_of(model).items():
+        if len(case.prompt) <= at + 1:
+            continue
+        resumed = engine(model)
+        resumed.ask("first", case.prompt[: at + 1], 1)
+        assert resumed.ask("resumed", case.prompt, len(case.greedy)) == whole(model)[name]
+        assert resumed.hit("resumed").usable_tokens == at + 1
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_drafts_change_nothing(most: int) -> None:
+    def tiny() -> Lone:
+        return tiny_engine(parts=tiny_parts(kv_dtype=FP8_ROWS))
+
+    plain, drafting, tokens = tiny(), tiny(), prompt(90)
+    answer = [token.token for token in answered(plain, tokens, DRAWN)]
+    draft(drafting, {"r": answer}, most, any_pattern(most))
+    answered(drafting, tokens, DRAWN)
+    assert_same(drafting, plain, tokens)
+    assert drafting.finished("r").usage.drafted_tokens
+
+
+def test_the_draft_layer_drafts_and_changes_nothing() -> None:
+    case = cases_of(MODEL)["turn2"]
+    drafting = engine(speculate="mtp", draft_tokens=3, prefill_chunk_tokens=64)
+    assert drafting.ask("r", case.prompt, len(case.greedy)) == whole()["turn2"]
+    assert drafting.finished("r").usage.drafted_tokens
+    drafting.assert_at_rest()
+
+
+@pytest.mark.parametrize("case_name", ["chunk1", "turn2"])
+def test_a_hand_over_brings_the_bytes_that_were_stored(case_name: str) -> None:
+    case, layout = cases_of(MODEL)[case_name], parts().layout
+
+    def node() -> EngineParts:
+        return replace(parts(), arena=Arena(layout, parts().arena.slabs))
+
+    with engine_pair(node(), node()) as pair:
+        room = pair.begin(submit("r", case.prompt, len(case.greedy)))
+        sent = pair.flushed(room).report
+        assert sent.bytes == sent.pages * layout.page_bytes + layout.slot_bytes
+        pair.join(room)
+        assert pair.decode.tokens("r") == whole()[case_name]
+        for each in (pair.prefill, pair.decode):
+            each.assert_at_rest()
+        log = [*case.prompt, *whole()[case_name], 0]
+        blocks = [held_blocks(each, log) for each in (pair.prefill, pair.decode)]
+        shared = min(map(len, blocks))
+        assert shared and torch.equal(*(found[:shared] for found in blocks))
+
+
+def held_blocks(lone: Lone, tokens: list[int]) -> torch.Tensor:
+    """[whole pages that the tree has of them, regions, bytes of a block]."""
+    allocation = lone.engine._cache.allocate(
+        np.asarray(tokens, np.int32), capacity_tokens=len(tokens), working_slots=1
+    )
+    assert allocation is not None
+    pages = allocation.pages[: allocation.cached_tokens // 64].tolist()
+    arena = lone.parts.arena
+    blocks = torch.stack([kv[pages] for kv in arena.kv], 1).flatten(2).clone()
+    lone.engine._cache.release(allocation)
+    return blocks
+
+
+def tiered(**settings: object) -> Iterator[TieredEngine]:
+    made = TieredEngine(kv_dtype=FP8_ROWS, **settings)  # type: ignore[arg-type]
+    yield made
+    made.copies.let_go()
+    made.lone.run()
+    made.lone.assert_at_rest()
+    made.close()
+
+
+def test_what_comes_back_from_host_memory_and_disk_is_what_was_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So few tokens would be computed rather than read.
+    monkeypatch.setattr("tasuki.engine.build.DISK_LINK", CPU_LINK)
+    first = prompt(350, seed=1)
+    lone = tiny_engine(parts=tiny_parts(kv_dtype=FP8_ROWS))
+    following = first + lone.ask("first", first, 2) + prompt(40, seed=2)
+    expected = lone.ask("next", following, 4)
+    disk = FaultyDisk(tmp_path, tiny_parts(slabs=2, kv_dtype=FP8_ROWS).layout, 120)
+    for settings in ({}, {"host_slabs": 14, "disk": DiskMemory(disk)}):
+        for made in tiered(slabs=14, **settings):
+            made.lone.ask("first", first, 2)
+            for seed in range(100, 108):
+                made.empty_arena(seed)
+            assert made.lone.ask("next", following, 4) == expected
+            assert sum(made.lone.hit("next").loaded.values()) == len(first) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (BESIDE / "tp4-dense").is_dir(), reason="no checkpoint whose heads divide")
+def test_ranks_answer_as_one() -> None:
+    model = "tp4-dense"
+    asked = {name: prompt(length, seed=length) for name, length in (("a", 70), ("b", 150))}
+    lone = Lone(config(model))
+    folder = reference_dir(model)
+    with rank_engine(folder, tensor_parallel=2, kv_dtype="fp8") as ranks:
+        for each in (lone, ranks):
+            for name, tokens in asked.items():
+                each.ask(name, tokens, 12)
+        assert ranks.parts.layout.block_bytes * 2 == lone.parts.layout.block_bytes
+        assert [ranks.tokens(name) for name in asked] == [lone.tokens(name) for name in asked]
+
+
+def test_bf16_pages_beside_float32_weights_are_of_bf16() -> None:
+    made = EngineConfig(model="m", dtype="float32", kv_dtype="bf16")
+    assert made.stored_kv == "bfloat16"
+    assert EngineConfig(model="m", dtype="float32").stored_kv == "float32"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kv_dtype": "fp8"}, {"kv_dtype": "bf16", "dtype": "float32"}]
+)
+def test_a_gpu_refuses_what_it_has_no_kernels_for(settings: dict[str, str]) -> None:
+    with pytest.raises(EngineConfigError, match=r"kv_dtype is .*--device cpu"):
+        EngineConfig(model="m", device="cuda", **settings)  # type: ignore[arg-type]
+    EngineConfig(model="m", device="cuda", kv_dtype="bf16")

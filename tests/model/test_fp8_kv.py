@@ -1,0 +1,156 @@
+"""Keys and values as FP8 rows: in the wire's format, read as they were stored by whoever reads
+them, in half of bf16's pages, and near enough to what was not rounded."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from tasuki.cli.embedded import embedded_model
+from tasuki.model.batch import Batch
+from tasuki.model.config import ModelConfig
+from tasuki.model.known_models import published_or_folder
+from tasuki.model.ops.attention import reference
+from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_rows
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.fp8_rows import decode_rows, encode_rows
+from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout
+from tasuki.server.text.tokenizer import Tokenizer
+from tasuki.transfer.precision.precision import Precision, WirePrecision
+from tasuki.transfer.precision.row_codec import RowFormat
+from tasuki.transfer.precision.wire_layout import WireError, WireUnits
+from tests.harness.goldens import Request, Workspace, final_hidden, golden, load_model, logits_of
+from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
+
+MOST_KL = 0.01
+"""Nats a token, of a trained model: the bound that the published quantisations are held to."""
+MODEL = "small-dense"
+TEXT = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
+    "must be in want of a wife. However little known the feelings or views of such a man may be "
+)
+
+
+def fp8(layout: CacheLayout) -> CacheLayout:
+    return replace(layout, kv_dtype=FP8_ROWS)
+
+
+@pytest.mark.parametrize("name", ["9b", "27b", "35b-a3b", "122b-a10b"])
+def test_the_same_bytes_hold_nearly_twice_the_pages(name: str) -> None:
+    layout = published_or_folder(name).cache_layout("bfloat16", "bfloat16", "float32")
+    small = fp8(layout)
+    assert small.block_bytes == small.kv_heads * small.head_bytes
+    assert small.head_bytes == 2 * PAGE_TOKENS * (layout.head_dim + 1)
+    assert layout.page_bytes / small.page_bytes >= 1.98
+    arena = 64 * 2**30
+    pages = [one.pages_per_slab * (arena // one.slab_bytes) for one in (layout, small)]
+    assert pages[1] / pages[0] >= 1.9
+    assert small.slot_bytes == layout.slot_bytes
+
+
+def test_every_block_of_an_arena_has_one_length_and_stride() -> None:
+    layout = fp8(small_layout((FULL, GDN, GDN, FULL, DRAFT)))
+    assert {region.shape for region in layout.regions} == {(1, 2 * 64 * 9)}
+    arena = Arena(layout, 3)
+    assert {(kv.dtype, kv.stride()) for kv in arena.kv} == {
+        (torch.uint8, (layout.block_bytes, layout.head_bytes, 1))
+    }
+
+
+def test_a_head_of_a_page_is_what_the_wire_makes_of_it() -> None:
+    heads, width = 3, 40
+    k, v = torch.randn(2, PAGE_TOKENS, heads, width).mul(3).unbind()
+    layout = fp8(replace(small_layout(), kv_heads=heads, head_dim=width))
+    kv = Arena(layout, 2).kv[0]
+    page = torch.full((PAGE_TOKENS,), 1)
+    write_rows(k, v, kv, (page, torch.arange(PAGE_TOKENS)))
+    rows = torch.stack((k, v)).permute(2, 0, 1, 3).reshape(heads, 2 * PAGE_TOKENS, width)
+    wire = RowFormat(Precision.FP8, 2 * PAGE_TOKENS, width)
+    assert wire.encoded_bytes == layout.head_bytes
+    assert torch.equal(kv[1], wire.encode(rows))
+    keys, values = read_pages(kv, torch.tensor([1]), torch.float32)
+    assert torch.equal(torch.cat((keys, values), 1), wire.decode(kv[1], torch.float32))
+    # In bf16 both factors are exact, and so is what they make.
+    halves = read_pages(kv, torch.tensor([1]), torch.bfloat16)
+    assert torch.equal(halves[0].float(), keys) and torch.equal(halves[1].float(), values)
+
+
+def test_a_row_alone_decides_its_scale() -> None:
+    layout = fp8(small_layout())
+    kv = Arena(layout, 2).kv[0]
+    kv.fill_(0xFF)
+    small, large = torch.full((1, 1, 8), 2.0**-10), torch.full((1, 1, 8), 3.0e4)
+    for token, row in enumerate((small, large, torch.zeros(1, 1, 8))):
+        write_rows(row, -row, kv, (torch.tensor([0]), torch.tensor([token])))
+    keys, values = read_pages(kv, torch.tensor([0]), torch.float32)
+    assert torch.equal(keys[:, 0], small[0]) and torch.equal(values[:, 0], -small[0])
+    assert (keys[0, 1] - 3.0e4).abs().max() <= 3.0e4 / 16
+    assert (keys[0, 2] == 0).all() and keys[0, 3:].isnan().all()
+    _, scales = fp8_views(kv)
+    assert scales[0, 0, 0, 0] < scales[0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("wire", [Precision.FP8, Precision.BF16])
+def test_a_wire_that_rounds_again_is_refused(wire: Precision) -> None:
+    layout = fp8(small_layout())
+    with pytest.raises(WireError, match=f"wire_kv {wire.value} saves nothing over fp8"):
+        WireUnits.of(layout, WirePrecision(kv=wire))
+    states = WireUnits.of(layout, WirePrecision(state=Precision.FP8))
+    assert states.block_bytes == layout.block_bytes and states.kv is None
+
+
+def run(model: Qwen35Model, kv_dtype: str | None, prompt: list[int], chunk: int) -> Tensor:
+    request = Request(Workspace(model, kv_dtype=kv_dtype), len(prompt))
+    for start in range(0, len(prompt), chunk):
+        logits = request.forward(prompt[start : start + chunk])
+    return logits
+
+
+@pytest.mark.parametrize("chunk", [4096, 64, 100, 1])
+def test_all_that_attends_reads_what_was_stored(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit what pages of float32 give, of rows that were rounded before they were written:
+    a query that saw its own chunk's rows as they were before would show."""
+    prompt = golden(MODEL, "long").prompt[: 40 if chunk == 1 else None]
+    model = load_model(MODEL)
+    stored = run(model, FP8_ROWS, prompt, chunk)
+
+    def rounded(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) -> None:
+        k, v = (decode_rows(*encode_rows(rows), torch.float32) for rows in (k, v))
+        write_rows(k, v, kv, places)
+
+    exact = run(model, None, prompt, chunk)
+    monkeypatch.setattr(reference, "write_rows", rounded)
+    assert torch.equal(stored, run(model, None, prompt, chunk))
+    assert not torch.equal(stored, exact), "nothing was rounded"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[tuple[Qwen35Model, list[int]]]:
+    folder = embedded_model()
+    config = ModelConfig.load(folder)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    tokens = tokenizer.encode(TEXT * 4)
+    yield Qwen35Model(config, load_weights(folder, config, torch.float32)), tokens
+
+
+def log_probabilities(model: Qwen35Model, kv_dtype: str | None, tokens: list[int]) -> Tensor:
+    request = Request(Workspace(model, kv_dtype=kv_dtype), len(tokens))
+    hidden = final_hidden(model, Batch.pack([request.slice(tokens)]), request.workspace.arena)
+    return logits_of(model, hidden).double().log_softmax(-1)
+
+
+def test_a_trained_model_says_nearly_the_same(embedded: tuple[Qwen35Model, list[int]]) -> None:
+    model, tokens = embedded
+    assert len(tokens) > 150
+    exact, rounded = map(partial(log_probabilities, model, tokens=tokens), (None, FP8_ROWS))
+    divergence = (exact.exp() * (exact - rounded)).sum(-1)
+    assert 0 < float(divergence.mean()) <= MOST_KL
+    assert float((exact.argmax(-1) == rounded.argmax(-1)).double().mean()) >= 0.97
