@@ -1,6 +1,7 @@
 """The memory plan counts what an engine would allocate, and `serve --dry-run` prints it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +231,23 @@ def test_the_dry_run_counts_a_format(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         cli.main(["serve", "--model", "9b", "--quantization", "fp8"])
     assert "tasuki quantise" in capsys.readouterr().err
+
+
+def test_the_dry_run_says_what_fits_with_fp8_keys_and_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["serve", "--dry-run", "--gpu", "h200", "--quantization", "fp8", "--model"]
+    found = []
+    for kv_dtype in ("bf16", "fp8"):
+        assert cli.main([*flags, "122b-a10b", "--kv-dtype", kv_dtype]) == 0
+        printed = capsys.readouterr().out
+        assert "the plan fits" in printed
+        said = re.search(r"arena auto.* (\d+) pages;.* (\d+) requests of 50000", printed)
+        assert said is not None
+        pages, requests = said.groups()
+        found.append((int(pages), int(requests)))
+    assert found[1][0] >= 1.9 * found[0][0]
+    assert found[0][1] >= 4 and found[1][1] > found[0][1]
 
 
 @pytest.mark.parametrize(
