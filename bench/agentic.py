@@ -52,19 +52,19 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench agentic", "Time turns of agents.", argv, BenchConfig, AgenticConfig
     )
     model = config.model_config()
-    with config.reported(f"agentic {config.model}") as report:
-        engine = config.engine_config()
-        rig = Rig(model, engine)
-        floor = ModelFloor.of(model, rig.parts.layout, report.floors)
-        _warm_up(rig, own)
-        for row in _lone_rows(_lone_turn(rig, own), own, config.model, floor):
+    report = config.reported(f"agentic {config.model}")
+    engine = config.engine_config()
+    rig = Rig(model, engine)
+    floor = ModelFloor.of(model, rig.parts.layout, report.floors)
+    _warm_up(rig, own)
+    for row in _lone_rows(_lone_turn(rig, own), own, config.model, floor):
+        report.add(row)
+    for count in own.counts():
+        rig.flush()
+        for row in _rows(_play(rig, own, count), own, floor):
             report.add(row)
-        for count in own.counts():
-            rig.flush()
-            for row in _rows(_play(rig, own, count), own, floor):
-                report.add(row)
-        if config.device == "cuda":
-            report.note(config.memory_note(engine))
+    if config.device == "cuda":
+        report.note(config.memory_note(engine))
     return 0
 
 

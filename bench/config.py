@@ -1,7 +1,5 @@
 """Flags that every `tasuki bench` takes, and the engine that they describe."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,11 +43,9 @@ class BenchConfig:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    @contextmanager
-    def reported(self, bench: str) -> Iterator[Report]:
-        """Measures the floors and shows the report's head; what is in it at the end is written."""
-        with reported(bench, self.torch_device, self.torch_dtype, self.commit, self.out) as report:
-            yield report
+    def reported(self, bench: str) -> Report:
+        """Measures the floors and shows the report's head."""
+        return reported(bench, self.torch_device, self.torch_dtype, self.commit, self.out)
 
     def model_config(self) -> ModelConfig:
         """Raises ModelConfigError."""

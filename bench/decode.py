@@ -92,40 +92,40 @@ def main(argv: Sequence[str]) -> int:
             "draft_layer and speculate, or quantization"
         )
     model = config.model_config()
-    with config.reported(f"decode {config.model}") as report:
-        if own.draft_layer == "auto":
-            _pair(config, own, report)
-            return 0
-        if own.speculate != "off":
-            _drafted(config, own, report)
-            return 0
-        # Before the engine takes all memory.
-        peers = {
-            point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
-            for point in own.parsed()
-            if own.peer and point.batch == 1
-        }
-        plain: dict[Point, float] = {}
-        for quantization in config.formats:
-            engine = config.engine_config(quantization)
-            rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
-            floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
-            for point in own.parsed():
-                answers = _start(rig, point)
-                steps = _steps(rig, answers, own)
-                row = _row(config.model, point, steps, floor, own, peers.get(point, {}))
-                report.add(beside_plain(row, quantization, plain.get(point)))
-                plain.setdefault(point, row.seconds)
-                if config.device == "cuda" and not quantization:
-                    _add_idle(report, rig, point)
-                rig.abort(answers)
-                rig.flush()
-                if own.constrained:
-                    _add_constrained(report, rig, point, own, fmean(steps))
-            if config.device == "cuda":
-                report.note(config.memory_note(engine, quantization))
-            del rig
-            free_memory(config.torch_device)
+    report = config.reported(f"decode {config.model}")
+    if own.draft_layer == "auto":
+        _pair(config, own, report)
+        return 0
+    if own.speculate != "off":
+        _drafted(config, own, report)
+        return 0
+    # Before the engine takes all memory.
+    peers = {
+        point: {"transformers": decode_seconds(model, config.torch_device, point.context)}
+        for point in own.parsed()
+        if own.peer and point.batch == 1
+    }
+    plain: dict[Point, float] = {}
+    for quantization in config.formats:
+        engine = config.engine_config(quantization)
+        rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
+        floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
+        for point in own.parsed():
+            answers = _start(rig, point)
+            steps = _steps(rig, answers, own)
+            row = _row(config.model, point, steps, floor, own, peers.get(point, {}))
+            report.add(beside_plain(row, quantization, plain.get(point)))
+            plain.setdefault(point, row.seconds)
+            if config.device == "cuda" and not quantization:
+                _add_idle(report, rig, point)
+            rig.abort(answers)
+            rig.flush()
+            if own.constrained:
+                _add_constrained(report, rig, point, own, fmean(steps))
+        if config.device == "cuda":
+            report.note(config.memory_note(engine, quantization))
+        del rig
+        free_memory(config.torch_device)
     return 0
 
 

@@ -46,11 +46,11 @@ def main(argv: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         raise BenchError("no GPU is here, and Triton kernels run on nothing else")
     device = torch.device("cuda")
-    with reported("kernels", device, torch.bfloat16, config.commit, config.out) as report:
-        stage = Stage(device, config.slabs)
-        for family in config.families.split(","):
-            module = importlib.import_module(f".cases.{family}", __package__)
-            for case in module.cases(stage):
-                report.add(measure(case, stage, report.floors))
-                torch.cuda.empty_cache()
+    report = reported("kernels", device, torch.bfloat16, config.commit, config.out)
+    stage = Stage(device, config.slabs)
+    for family in config.families.split(","):
+        module = importlib.import_module(f".cases.{family}", __package__)
+        for case in module.cases(stage):
+            report.add(measure(case, stage, report.floors))
+            torch.cuda.empty_cache()
     return 0

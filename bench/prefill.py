@@ -49,32 +49,32 @@ def main(argv: Sequence[str]) -> int:
             "leave out draft_layer or quantization"
         )
     model = config.model_config()
-    with config.reported(f"prefill {config.model}") as report:
-        if own.draft_layer == "auto":
-            _pair(config, own, report)
-            return 0
-        # Before the engine takes all memory.
-        peers = {
-            length: {"transformers": prefill_seconds(model, config.torch_device, length)}
-            for length in own.lengths()
-            if own.peer
-        }
-        plain: dict[int, float] = {}
-        for quantization in config.formats:
-            engine = config.engine_config(quantization)
-            rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
-            floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
-            for length in own.lengths():
-                seconds = _prefills(rig, length, own.repeats)
-                row = _row(config.model, length, seconds, floor, peers.get(length, {}))
-                report.add(beside_plain(row, quantization, plain.get(length)))
-                plain.setdefault(length, row.seconds)
-            if config.device == "cuda" and not quantization:
-                report.add(_tick_row(rig, min(own.lengths())))
-            if config.device == "cuda":
-                report.note(config.memory_note(engine, quantization))
-            del rig
-            free_memory(config.torch_device)
+    report = config.reported(f"prefill {config.model}")
+    if own.draft_layer == "auto":
+        _pair(config, own, report)
+        return 0
+    # Before the engine takes all memory.
+    peers = {
+        length: {"transformers": prefill_seconds(model, config.torch_device, length)}
+        for length in own.lengths()
+        if own.peer
+    }
+    plain: dict[int, float] = {}
+    for quantization in config.formats:
+        engine = config.engine_config(quantization)
+        rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
+        floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
+        for length in own.lengths():
+            seconds = _prefills(rig, length, own.repeats)
+            row = _row(config.model, length, seconds, floor, peers.get(length, {}))
+            report.add(beside_plain(row, quantization, plain.get(length)))
+            plain.setdefault(length, row.seconds)
+        if config.device == "cuda" and not quantization:
+            report.add(_tick_row(rig, min(own.lengths())))
+        if config.device == "cuda":
+            report.note(config.memory_note(engine, quantization))
+        del rig
+        free_memory(config.torch_device)
     return 0
 
 

@@ -52,16 +52,16 @@ def main(argv: Sequence[str]) -> int:
     if on_gpu and torch.cuda.device_count() < 2:
         raise BenchError("transfer between GPUs needs two of them: give --device cpu")
     parts = own.parts.split(",") if own.parts else list(_GPU_PARTS if on_gpu else _CPU_PARTS)
-    with config.reported(f"transfer {'gpu' if on_gpu else 'cpu'}") as report:
-        if not on_gpu:
-            report.note(
-                f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-            )
-        for row in _rows(parts, config, own):
-            if isinstance(row, str):
-                report.note(row)
-            else:
-                report.add(row)
+    report = config.reported(f"transfer {'gpu' if on_gpu else 'cpu'}")
+    if not on_gpu:
+        report.note(
+            f"load average at the start: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        )
+    for row in _rows(parts, config, own):
+        if isinstance(row, str):
+            report.note(row)
+        else:
+            report.add(row)
     return 0
 
 

@@ -1,8 +1,7 @@
 """Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,23 +42,29 @@ class Row:
 
 @dataclass
 class Report:
-    """What one `tasuki bench` printed and writes."""
+    """What one `tasuki bench` prints, and writes where a file is named: at once, since a long run
+    may be cut short."""
 
     bench: str
     host: Host
     floors: Floors
+    out: Path | None = None
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         """Something that is no time: kept below the rows."""
         self.notes.append(text)
-        print(text, flush=True)
+        self._show(text)
 
     def add(self, row: Row) -> None:
-        """Keep the row and show it at once: a long run may be cut short."""
         self.rows.append(row)
-        print(as_line(row), flush=True)
+        self._show(as_line(row))
+
+    def _show(self, line: str) -> None:
+        print(line, flush=True)
+        if self.out is not None:
+            self.write(self.out)
 
     def head(self) -> str:
         floors = self.floors
@@ -101,19 +106,12 @@ class Report:
         return "\n".join([*head, *rows, *notes, ""])
 
 
-@contextmanager
-def reported(
-    bench: str, device: torch.device, dtype: torch.dtype, commit: str, out: str
-) -> Iterator[Report]:
-    """A report with this host and its floors, whose head is shown. Written to the file `out`, if
-    one is named, also where the bench fails: what was measured is worth keeping."""
-    report = Report(bench, describe_host(device, commit), measure_floors(device, dtype))
+def reported(bench: str, device: torch.device, dtype: torch.dtype, commit: str, out: str) -> Report:
+    """A report with this host and its floors, whose head is shown. out: the file, or none."""
+    host, floors = describe_host(device, commit), measure_floors(device, dtype)
+    report = Report(bench, host, floors, Path(out) if out else None)
     print(report.head(), flush=True)
-    try:
-        yield report
-    finally:
-        if out:
-            report.write(Path(out))
+    return report
 
 
 def _cells(row: Row) -> list[str]:

@@ -16,7 +16,7 @@ from tasuki.bench.measure.drafted_turns import DraftedTurns
 from tasuki.bench.measure.floors import Floors, measure_floors
 from tasuki.bench.measure.known_answers import known_answer
 from tasuki.bench.measure.model_floor import ModelFloor
-from tasuki.bench.measure.report import Row, as_line
+from tasuki.bench.measure.report import Row, as_line, reported
 from tasuki.bench.measure.scripted_drafts import Script, ScriptedSpeculation
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.bench.measure.turn_limit import Turn, TurnLimit
@@ -44,6 +44,16 @@ def run(out: Path, *flags: str) -> dict[str, Any]:
     assert cli.main(["bench", *flags, "--out", str(out)]) == 0
     document: dict[str, Any] = json.loads(out.read_text())
     return document
+
+
+def test_a_row_is_written_as_soon_as_it_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    report = reported("decode", torch.device("cpu"), torch.float32, "abc", str(out))
+    report.add(Row("a step", 0.5, floor=0.25))
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["name"], row["share"]) == ("a step", 0.5)
+    report.note("a remark")
+    assert "a remark" in out.with_suffix(".md").read_text()
 
 
 def test_a_decode_bench_writes_its_host_floors_and_points(tmp_path: Path, tiny: list[str]) -> None:
