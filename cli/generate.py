@@ -35,6 +35,7 @@ class GenerateConfig:
     prompt_ids: str | None = option(None, "JSON file: a list of token-id lists, run concurrently")
     max_new_tokens: int = option(64, "tokens of an answer at most")
     dtype: str = option("bfloat16", "weights, activations and cache", ("float32", "bfloat16"))
+    kv_dtype: str = option("auto", "keys and values in pages", ("auto", "bf16", "fp8"))
     temperature: float = option(0.0, "0 is greedy")
     top_k: int = option(0, "0 keeps every token")
     top_p: float = option(1.0, "1 keeps every token")
@@ -76,6 +77,7 @@ class GenerateConfig:
         return [
             *("--model", self.model),
             *("--dtype", self.dtype),
+            *("--kv-dtype", self.kv_dtype),
             *("--arena-mib", str(self.arena_mib)),
             *("--speculate", self.speculate),
             *("--draft-tokens", str(self.draft_tokens)),
