@@ -42,6 +42,8 @@ def demo() -> Iterator[Demo]:
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:
             for number, messages in enumerate(demo_script.turns()[:TURNS]):
+                # What still has pages of so small an arena would leave no room to pull into.
+                prefill.assert_at_rest()
                 session.append(Prompt(messages=messages))
                 turns.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
                 for seed in range(2):

@@ -98,9 +98,9 @@ def read_stream(chunks: list[Any]) -> Heard:
     return Heard(200, text, finished, error)
 
 
-def answered(gateway: Smg, streams: bool) -> Heard:
+def answered(gateway: Smg, streams: bool, doomed: Node | None = None) -> Heard | None:
     """Of the first request that the gateway does not refuse: it may not know yet that a node is
-    back."""
+    back. None where `doomed` died of one that the gateway had given up."""
     answers: list[Heard] = []
 
     def comes() -> bool:
@@ -108,8 +108,11 @@ def answered(gateway: Smg, streams: bool) -> Heard:
         # 504: it has not reached a node that has just begun, or that is slow.
         return answers[-1].status not in (503, 504)
 
-    until(comes, "the gateway goes on refusing")
-    return answers[-1]
+    def is_dead() -> bool:
+        return doomed is not None and doomed.exit_status is not None
+
+    until(lambda: comes() or is_dead(), "the gateway goes on refusing")
+    return answers[-1] if answers[-1].status not in (503, 504) else None
 
 
 class Lives:
@@ -142,13 +145,15 @@ class Fronted:
         if place.value.startswith("receiver"):
             dying, lives, other = self.decode, self.decode_lives, self.prefill
         assert dying.stop() == 0
-        lives.doomed = place
-        dying.start_again()
-        # Nothing is cached anywhere, so that there is something to hand over.
-        other.client.flush()
-        until(lambda: has_met(self.decode), "the nodes have not met")
-        heard = answered(self.gateway, streams)
-        assert dying.stop() == -signal.SIGKILL
+        heard = None
+        while heard is None:
+            lives.doomed = place
+            dying.start_again()
+            # Nothing is cached anywhere, so that there is something to hand over.
+            other.client.flush()
+            until(lambda: has_met(self.decode), "the nodes have not met")
+            heard = answered(self.gateway, streams, dying)
+            assert dying.stop() == -signal.SIGKILL
         self._recover(dying, other, streams)
         return heard
 
@@ -195,7 +200,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
         smg(folder, 2, *in_front_of_pair(prefill, decode), *WATCHFUL) as gateway,
     ):
         first = answered(gateway, streams=False)
-        assert first.finished == "length" and first.text
+        assert first is not None and first.finished == "length" and first.text
         assert decode.landed() > 0
         yield Fronted(gateway, prefill, decode, prefill_lives, decode_lives, first.text)
 
