@@ -15,7 +15,7 @@ class DraftLimit(Protocol):
 
     @property
     def watched(self) -> int:
-        """Answers whose drafters are to be watched beside a step without drafts."""
+        """Answers whose drafters are to be watched beside the next step if it has no drafts."""
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
         """Drafts of each answer of the next step at most; 0: it is planned while the one before

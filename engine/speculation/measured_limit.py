@@ -15,7 +15,7 @@ from .step_costs import StepCosts, StepShape
 
 _GAINS = 1.02
 """Times the tokens a second without: less is within what is measured wrongly."""
-_ALLOWED = 0.004
+_ALLOWED = 0.003
 _MOST_LOST, _MOST_OWED = 3.0, 1.0
 _TRIAL = 0.5
 """Of a step's time, what one with drafts is charged while few of its kind have been."""
@@ -24,10 +24,15 @@ _WAITED = 0.25
 _DOUBTED = 64
 """Steps without drafts after which what speaks against them is tried again, in _TRIES steps."""
 _TRIES = 3
+_CONSIDERED = 4
+"""Steps without drafts of which one looks at the estimates anew: that takes the host some 20 us."""
 _STALE = 256
 """Steps with drafts after which some without are measured again, _ANEW of them."""
 _WATCHED = 4
-"""A drafter takes some 50 us to look, and a step without drafts hides little of the host's time."""
+_LOOK_SECONDS = 60e-6
+"""That a drafter takes to look, about."""
+_WATCHING = 0.003
+"""Of the time of steps without drafts, which hide little of the host's: so much goes into looks."""
 _ANEW = 3
 _UNMEASURED = 0.8
 """How likely a draft holds in such a try where only a forward could show it."""
@@ -44,15 +49,19 @@ class MeasuredLimit:
         """Steps with drafts since those without were measured, by answers."""
         self._anew = 0
         self._tries = False
+        self._looks = 0.0
 
     @property
     def watched(self) -> int:
-        return _WATCHED
+        return int(self._looks)
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
         self._tries = False
         plain = self.costs.plain(answers)
         if plain is None or self._spare <= 0 or self._measures_anew(answers):
+            return 0
+        if self._doubted < _DOUBTED and self._doubted % _CONSIDERED:
+            self._doubted += 1
             return 0
         rows = [(one.chances.found, one.chances.gains(self._most)) for one in drafting]
         found = self._best(answers, plain, rows, 1.0)
@@ -76,6 +85,9 @@ class MeasuredLimit:
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         before = self.costs.plain(shape.answers)
+        if before is not None and not shape.drafted:
+            # Of a look that its time is not enough for, a part stands over.
+            self._looks = min(_WATCHED, self._looks % 1 + _WATCHING * before / _LOOK_SECONDS)
         if planned or shape.drafted:
             self.costs.landed(shape, seconds)
         self._spare += _ALLOWED

@@ -34,9 +34,12 @@ class PredictionDrafter:
         return DraftSource.PREDICTION
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        for end in range(self._seen + 1, len(output) + 1):
-            self._follow(output[max(0, end - _ANCHOR) : end])
+        new = output[self._seen :]
+        for token in new:
+            self._follow(token)
         self._seen = len(output)
+        if new and self._missed > 1:
+            self._find(output[-_ANCHOR:])
         if self._missed > 1:
             return []
         found: list[int] = self._prediction[self._place : self._place + most].tolist()
@@ -45,26 +48,22 @@ class PredictionDrafter:
     def verified(self, drafted: int, accepted: int) -> None:
         """The answer shows it."""
 
-    def _follow(self, last: Sequence[int]) -> None:
-        """The answer's last token, behind those before it."""
-        if self._missed < 2:
-            place = self._place
-            goes_along = place < len(self._prediction) and self._prediction[place] == last[-1]
-            self._place, self._missed = place + 1, 0 if goes_along else self._missed + 1
+    def _follow(self, token: int) -> None:
+        """The answer's next one; nothing to follow once the place is lost."""
         if self._missed > 1:
-            found = self._find(last)
-            if found is not None:
-                self._place, self._missed = found, 0
+            return
+        place = self._place
+        goes_along = place < len(self._prediction) and self._prediction[place] == token
+        self._place, self._missed = place + 1, 0 if goes_along else self._missed + 1
 
-    def _find(self, last: Sequence[int]) -> int | None:
-        """Behind the place nearest to this one at which these tokens stand."""
+    def _find(self, last: Sequence[int]) -> None:
+        """Go on behind the place nearest to this one at which these tokens stand, if they do."""
         first = max(0, self._place - _BACK)
         near = self._prediction[first : self._place + _AHEAD]
         if len(last) < _ANCHOR or len(near) < _ANCHOR:
-            return None
+            return
         windows = np.lib.stride_tricks.sliding_window_view(near, _ANCHOR)
         places = (windows == np.asarray(last, dtype=np.int32)).all(axis=1).nonzero()[0]
-        if not len(places):
-            return None
-        places += first + _ANCHOR
-        return int(places[np.abs(places - self._place).argmin()])
+        if len(places):
+            places += first + _ANCHOR
+            self._place, self._missed = int(places[np.abs(places - self._place).argmin()]), 0

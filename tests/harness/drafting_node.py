@@ -102,7 +102,7 @@ class DraftingNode:
         """Drafts of each answer that are verified."""
         self._drafts: list[tuple[int, ...]] = [()] * self.answers
         if not most:
-            for place in range(step, step + 4):
+            for place in range(step, step + limit.watched):
                 row = place % self.answers
                 self._drafting[row].watch(self.outputs[row])
             return [0] * self.answers

@@ -146,3 +146,13 @@ def test_a_request_that_drafts_badly_does_not_pay_for_others_before_it() -> None
     for _ in range(8):
         own.verified(3, 3)
     assert own.gains(3)[-1] > 1.5
+
+
+@pytest.mark.parametrize(("seconds", "looks"), [(1e-3, 15), (4e-3, 60), (1.0, 4 * 296)])
+def test_looks_take_a_small_part_of_the_time_of_steps(seconds: float, looks: int) -> None:
+    """As many steps of a small model as of a large one."""
+    limit, found = MeasuredLimit(WIDTHS), 0
+    for _ in range(300):
+        found += limit.watched
+        limit.landed(StepShape(1, 0, 1), 1, seconds, planned=True)
+    assert looks - 2 <= found <= looks

@@ -84,3 +84,16 @@ def test_a_place_is_looked_for_nearby_only() -> None:
     far = prompt(5000, seed=4)
     assert verified(ANSWER[:10] + far[:1000] + ANSWER[10:], ANSWER, 3)[2] > 25
     assert verified(ANSWER[:10] + far + ANSWER[10:], ANSWER, 3)[2] < 15
+
+
+@pytest.mark.parametrize("seen", [1, 3, 8, 30])
+def test_who_is_asked_seldom_finds_the_place_that_every_token_shows(seen: int) -> None:
+    """As one that is only watched beside steps without drafts."""
+    answer = [*ANSWER[:10], 300, 301, 302, *ANSWER[10:]]
+    often, seldom = (PredictionDrafter(np.array(ANSWER, dtype=np.int32)) for _ in range(2))
+    for length in range(len(answer) - 3):
+        often.propose(answer[:length], 3)
+        if length % seen == 0:
+            seldom.propose(answer[:length], 3)
+    answered = answer[:-3]
+    assert often.propose(answered, 3) == seldom.propose(answered, 3) == answer[-3:]
