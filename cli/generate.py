@@ -44,6 +44,12 @@ class GenerateConfig:
     arena_mib: int = option(512, "KV pages and state slots of each daemon, MiB")
     speculate: str = option("auto", "what answers are drafted from", get_args(SpeculateName))
     draft_tokens: int = option(4, "drafts of a step and answer at most")
+    draft_count: str = option(
+        "most",
+        "most: draft_tokens wherever there are as many, so that counts are the same each time; "
+        "measured: as many as gain time",
+        ("measured", "most"),
+    )
     tensor_parallel: int = option(
         1, "ranks of the daemon", aliases=("--tensor-parallel-size", "--tp-size")
     )
@@ -81,6 +87,7 @@ class GenerateConfig:
             *("--arena-mib", str(self.arena_mib)),
             *("--speculate", self.speculate),
             *("--draft-tokens", str(self.draft_tokens)),
+            *("--draft-count", self.draft_count),
         ]
 
     @property

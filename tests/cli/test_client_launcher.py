@@ -150,6 +150,29 @@ def test_generate_prints_the_golden_tokens(
         assert answer["usage"]["prefilled_on"] == where
 
 
+def test_generate_drafts_as_many_as_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long steps take here: counts are to be the same each time."""
+    monkeypatch.setattr(launcher, "Daemon", ForkedDaemon)
+    folder = reference_dir(MODELS[0])
+    cases = json.loads((folder / "golden.json").read_text())["cases"]
+    case = max(cases, key=lambda case: len(case["greedy"]))
+    prompts, predictions = tmp_path / "prompts.json", tmp_path / "predictions.json"
+    prompts.write_text(json.dumps([case["prompt"]]))
+    predictions.write_text(json.dumps([case["greedy"]]))
+    length = len(case["greedy"])
+    argv = ["generate", "--model", str(folder), "--prompt-ids", str(prompts), "--json"]
+    argv += ["--max-new-tokens", str(length), "--dtype", "float32", "--ignore-eos"]
+    argv += ["--speculate", "prediction", "--prediction", str(predictions), "--draft-tokens", "3"]
+    assert cli.main(argv) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["token_ids"] == case["greedy"]
+    usage = answer["usage"]
+    assert usage["drafted_tokens"] == usage["accepted_prediction_tokens"]
+    assert usage["accepted_tokens"] >= 3 * ((length - 1) // 4)
+
+
 def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None:
     template = TextCodec.load(folder, 1024, 32768).require_template()
     turns = demo_script.turns()
