@@ -1,6 +1,7 @@
 """`tasuki simulate FILE`: a trace through a fleet of prefill nodes, in virtual time."""
 
 import json
+import math
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
@@ -30,11 +31,25 @@ ASSUMED_TFLOPS = 300.0
 def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = kind(text)
-        if not value > 0:
-            raise ArgumentTypeError(f"must be more than 0, not {text}")
+        if not 0 < value < math.inf:
+            raise ArgumentTypeError(f"must be more than 0 and finite, not {text}")
         return value
 
     return read
+
+
+def _duration(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"must be 0 or more seconds, and finite, not {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"is a share: must be from 0 to 1, not {text}")
+    return value
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,8 +76,8 @@ def main(argv: Sequence[str]) -> int:
         default=2,
         help="decode nodes that choose",
     )
-    add("--seconds", type=float, default=1e9, help="of the trace; all by default")
-    add("--warm-up", type=float, default=0.0, help="seconds that are not counted")
+    add("--seconds", type=_duration, default=1e9, help="of the trace; all by default")
+    add("--warm-up", type=_duration, default=0.0, help="seconds that are not counted")
     add(
         "--tflops",
         type=_positive(float),
@@ -76,10 +91,10 @@ def main(argv: Sequence[str]) -> int:
         default=1.0,
         help="between reports of waits",
     )
-    add("--report-delay", type=float, default=0.0, help="seconds until a report has come")
-    add("--index-seconds", type=float, default=0.5, help="until a change is in the index")
-    add("--lost", type=float, default=0.0, help="share of the index's messages that are lost")
-    add("--dead", type=float, default=0.0, help="share of the nodes that die halfway")
+    add("--report-delay", type=_duration, default=0.0, help="seconds until a report has come")
+    add("--index-seconds", type=_duration, default=0.5, help="until a change is in the index")
+    add("--lost", type=_share, default=0.0, help="share of the index's messages that are lost")
+    add("--dead", type=_share, default=0.0, help="share of the nodes that die halfway")
     add("--link-gb", type=_positive(float), default=25.0, help="of a link, GB/s, for pulls")
     add("--limit", type=_positive(int), help="requests of the trace; all by default")
     add("--out", type=Path, help="a .json file that keeps the outcome, with a table beside it")

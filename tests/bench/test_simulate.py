@@ -1,6 +1,7 @@
 """A fleet in virtual time: the command, its figures, what each route does to a small trace."""
 
 import json
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -199,6 +200,24 @@ def test_what_cannot_be_simulated_is_named(trace: Path, capsys: pytest.CaptureFi
     assert "--nodes" in capsys.readouterr().err
     assert cli.main(["simulate", str(trace), "--seconds", "0"]) == 1
     assert "--seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *product(("--lost", "--dead"), ("1.5", "-0.1", "nan")),
+        *product(("--index-seconds", "--report-delay", "--warm-up"), ("-1", "nan", "inf")),
+        *product(("--gb", "--tflops"), ("0", "inf", "nan")),
+    ],
+)
+def test_a_number_that_is_none_of_its_kind_is_refused(
+    trace: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
+) -> None:
+    """Where it would be taken, a share above 1 or a negative time gave figures all the same."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["simulate", str(trace), flag, value])
+    said = capsys.readouterr().err
+    assert flag in said and value in said
 
 
 def test_measured_prefills_are_met_by_what_is_made_of_them(
