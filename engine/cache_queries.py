@@ -121,6 +121,7 @@ class CacheQueries:
                 policy=self._cache.policy,
                 policies=stats.policies,
                 slab_pages=layout.pages_per_slab,
+                slab_bytes=layout.slab_bytes,
                 each_bytes={"page": layout.page_bytes, "slot": layout.slot_bytes},
                 steps=self._times.report(),
                 early=self._handover.early_counters,

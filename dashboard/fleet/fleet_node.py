@@ -11,6 +11,7 @@ from .callers import CallerLoad, callers_of
 from .exposition_text import Samples, by_label, labels_of, one
 from .histogram import Buckets, buckets_of, quantile
 from .links import Link, links_of
+from .memory import memory_of
 from .metric_names import (
     ANSWERED,
     CHOICE_EXPECTED,
@@ -130,6 +131,7 @@ def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
         "routing": _routing_of(gained),
         "pages": by_label(latest, PAGES, "owner") or None,
         "slots": by_label(latest, SLOTS, "owner") or None,
+        "memory": memory_of(recent),
     }
 
 

@@ -10,6 +10,8 @@ GENERATED = "tasuki_generated_tokens_total"
 REQUESTS = "tasuki_requests"
 PAGES = "tasuki_cache_pages"
 SLOTS = "tasuki_cache_slots"
+SLABS = "tasuki_cache_slabs"
+SLAB_BYTES = "tasuki_cache_slab_bytes"
 INTEGRITY = "tasuki_cache_integrity"
 REFUSED = "tasuki_requests_rejected_total"
 LOST_HANDOVERS = "tasuki_handovers_lost_total"
@@ -27,6 +29,10 @@ LOOKED_UP = (
     "tasuki_cache_lost_tokens_total",
 )
 """The same of the tree, for a node that clients do not ask."""
+
+TIER_SLABS = "tasuki_tier_slabs"
+TIER_BYTES = "tasuki_tier_bytes_total"
+"""Both only of nodes that keep memory below their arena."""
 
 LINK_STATE = "tasuki_handover_link_state"
 LINK_HANDOVERS = "tasuki_handover_link_handovers_total"
@@ -50,6 +56,7 @@ WANTED = frozenset(
     {
         *(NODE, STARTED, GENERATED, REQUESTS, PAGES, SLOTS, INTEGRITY, REFUSED, LOST_HANDOVERS),
         *(*ANSWERED, *LOOKED_UP),
+        *(SLABS, SLAB_BYTES, TIER_SLABS, TIER_BYTES),
         *(LINK_STATE, LINK_HANDOVERS, LINK_BYTES, LINK_EXPOSED, CALLER_ENDED),
         CALLER_TARGETS,
         *(f"{name}_bucket" for name in _HISTOGRAMS),

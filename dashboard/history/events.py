@@ -71,6 +71,8 @@ def pools_event(report: NodeReport) -> Event:
         pages=by_owner(stats.pages),
         slots=by_owner(stats.slots),
         slabs=stats.slabs,
+        slab_bytes=stats.slab_bytes,
+        tiers=stats.tiers,
         tree=stats.tree,
         requests=stats.requests,
         policy=stats.policy,

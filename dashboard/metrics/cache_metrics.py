@@ -34,6 +34,7 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     yield gauge("cache_slabs", "Slabs of the arena by what they hold.", "use", slabs)
     each = "Bytes of one page, over all layers, and of one state slot."
     yield gauge("cache_each_bytes", each, "kind", stats.each_bytes)
+    yield gauge("cache_slab_bytes", "Of one slab, in the arena and below.", stats.slab_bytes)
     yield gauge("cache_nodes", "Nodes of the radix tree.", tree["nodes"])
     yield gauge("cache_checkpoints", "Checkpoints in the tree.", tree["checkpoints"])
     yield gauge("cache_leases", "Leases held by requests.", tree["leases"])

@@ -1,7 +1,7 @@
 // The first view: the hit waterfall, what more room would recover, and both kinds in the arena.
 
 import { element, find } from "./dom.js";
-import { count, percent, seconds, spoken } from "./format.js";
+import { bytes, count, percent, seconds, spoken } from "./format.js";
 import { StackPlot } from "./stack.js";
 import { CAUSES, OWNERS } from "./words.js";
 
@@ -61,6 +61,19 @@ export class Overview {
     })));
   }
 
+  // Bytes of the arena and of each tier below it.
+  drawTiers(pools) {
+    const places = placesOf(pools);
+    find("tiers").replaceChildren(...(places.length ? [
+      element("thead", {}, element("tr", {}, ...["", "in use", "of", "loaded", "written"].map((title) => element("th", { scope: "col" }, title)))),
+      element("tbody", {}, ...places.flatMap(({ name, used, size, loaded, written, text }) => [
+        element("tr", { "data-tier": name }, element("td", {}, name), element("td", { "data-value": used }, bytes(used)), element("td", { "data-value": size }, bytes(size)),
+          ...[loaded, written].map((value) => element("td", value === undefined ? {} : { "data-value": value }, value === undefined ? "-" : bytes(value)))),
+        element("tr", { class: "words" }, element("td", { class: "text", colspan: 5 }, text)),
+      ])),
+    ] : []));
+  }
+
   drawPools(pools) {
     const kinds = ["slots", "pages"];
     const rows = OWNERS.map(([owner, text]) => element("tr", {},
@@ -76,7 +89,26 @@ export class Overview {
       element("p", {}, `${count(pools.tree.nodes ?? 0)} nodes, ${count(pools.tree.checkpoints ?? 0)} checkpoints, `
         + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}`),
     );
+    this.drawTiers(pools);
   }
+}
+
+// A recording from before a slab's size was known has none.
+function placesOf({ slabs, slab_bytes: slab, tiers = [] }) {
+  if (!slab) return [];
+  const whole = (slabs.free ?? 0) + (slabs.pages ?? 0) + (slabs.slots ?? 0);
+  const below = tiers.map((tier) => ({
+    name: tier.name, used: (tier.slabs.total - tier.slabs.free) * tier.slab_bytes, size: tier.slabs.total * tier.slab_bytes,
+    loaded: tier.bytes.loaded ?? 0, written: tier.bytes.written ?? 0, text: tierWords(tier),
+  }));
+  return [{ name: "arena", used: (whole - (slabs.free ?? 0)) * slab, size: whole * slab, text: "what prompts are computed in and resume from" }, ...below];
+}
+
+function tierWords({ held, loads, writes, dropped }) {
+  const failed = Object.entries({ loads, writes }).flatMap(([kind, ends]) =>
+    Object.entries(ends).filter(([end, number]) => number && end !== "done").map(([end, number]) => `${count(number)} ${kind} ${spoken(end)}`));
+  return [`${count(held.pages ?? 0)} pages and ${count(held.slots ?? 0)} states of use`, `${count(loads.done ?? 0)} loads, ${count(writes.done ?? 0)} writes`,
+    ...failed, `${count(dropped.pages ?? 0)} pages and ${count(dropped.slots ?? 0)} states given up`].join(", ");
 }
 
 // A node that drafts nothing has nothing to say, nor has a recording from before there were drafts.

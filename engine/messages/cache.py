@@ -99,7 +99,7 @@ class StatsReply(Message):
     """pages, slots: free, working, tree, granted, quarantined, total, pinned. early: of steps
     behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
-    without shadows. policy: the one that is followed. slab_pages: of one slab.
+    without shadows. policy: the one that is followed. slab_pages, slab_bytes: of one slab.
     each_bytes: of one page and of one slot, by these names. tiers: below the arena, the nearest
     first."""
 
@@ -114,6 +114,7 @@ class StatsReply(Message):
     policy: str = ""
     policies: dict[str, float] = field(default_factory=dict)
     slab_pages: int = 1
+    slab_bytes: int = 0
     each_bytes: dict[str, int] = field(default_factory=dict)
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)

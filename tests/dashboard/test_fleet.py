@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from tasuki.dashboard.fleet.exposition_text import (
 from tasuki.dashboard.fleet.fleet import MOST_ROWS, ORDERS, Fleet
 from tasuki.dashboard.fleet.histogram import buckets_of, observed, quantile, share_within, together
 from tasuki.dashboard.fleet.links import MOST_LINES
+from tasuki.dashboard.fleet.memory import LARGEST, MOST_TIERS
 from tasuki.dashboard.fleet.metric_names import FIRST_TOKEN, NODE, STARTED, WANTED
 from tasuki.dashboard.fleet.recent_samples import SPAN_SECONDS, RecentSamples
 from tasuki.dashboard.fleet.targets import Targets
@@ -31,9 +33,11 @@ from tests.harness.imagined_fleet import (
     address_of,
     imagined_nodes,
     lived,
+    tiers_of,
 )
 
 NOW = 1_700_000_000.0
+SLAB = 38 * 2**20
 
 
 def answered(fleet: Fleet, node: ImaginedNode, address: str, at: float) -> None:
@@ -315,3 +319,57 @@ def test_what_is_kept_of_a_hostile_exposition_is_bounded() -> None:
     assert one(samples, "tasuki_generated_tokens_total") is None
     assert "tasuki_cache_integrity" not in samples
     assert by_label(samples, "tasuki_requests", "state").get("Waiting") is None
+
+
+def test_arena_and_tiers_are_shown_in_bytes_and_what_moves() -> None:
+    fleet = Fleet()
+    node = ImaginedNode("one", "prefill", NOW, tiers=tiers_of(("host", 4), ("disk", 16)))
+    fleet.set_members(["10.0.0.1:80", "10.0.0.2:80"])
+    answered(fleet, node, "10.0.0.1:80", 0.0)
+    (row,) = [row for row in fleet.nodes("", "name", 0, 9)["rows"] if row["memory"]]
+    assert [tier["loaded_rate"] for tier in row["memory"][1:]] == [None, None]
+    host, disk = node.tiers
+    moved = replace(host, bytes={"loaded": 5_000_000, "written": 2_500_000})
+    node.tiers = (moved, disk)
+    answered(fleet, node, "10.0.0.1:80", 5.0)
+    (row,) = [row for row in fleet.nodes("", "name", 0, 9)["rows"] if row["memory"]]
+    arena, host_row, disk_row = row["memory"]
+    assert arena == {"name": "arena", "used": 850 * SLAB, "size": 862 * SLAB}
+    assert host_row["size"] == host.slabs["total"] * SLAB <= 4 * 2**30
+    assert host_row["used"] == (host.slabs["total"] - host.slabs["free"]) * SLAB
+    assert (host_row["loaded_rate"], host_row["written_rate"]) == (1_000_000, 500_000)
+    assert (disk_row["loaded_rate"], disk_row["written_rate"]) == (0, 0)
+    sizes = fleet.summary(NOW)["totals"]["memory"]
+    assert sizes == {tier["name"]: tier["size"] for tier in row["memory"]}
+
+
+def test_a_node_without_tiers_or_of_an_earlier_version_shows_none() -> None:
+    fleet = Fleet()
+    fleet.set_members(["10.0.0.1:80", "10.0.0.2:80"])
+    answered(fleet, ImaginedNode("one", "decode", NOW), "10.0.0.1:80", 0.0)
+    earlier = read_samples('tasuki_cache_slabs{use="free"} 3\n', WANTED)
+    fleet.answered("10.0.0.2:80", NOW, 0.0, earlier)
+    arena, nothing = [row["memory"] for row in fleet.nodes("", "name", 0, 9)["rows"]][::-1]
+    assert [tier["name"] for tier in arena] == ["arena"] and nothing is None
+
+
+def test_tiers_that_a_node_makes_up_are_bounded() -> None:
+    text = 'tasuki_cache_slab_bytes 1e300\ntasuki_cache_slabs{use="free"} -5\n'
+    text += 'tasuki_cache_slabs{use="pages"} 1\n'
+    for number in range(900):
+        text += f'tasuki_tier_slabs{{tier="{number}",use="free"}} 1e300\n'
+        huge = (1e300, -1e300)[number % 2]
+        text += f'tasuki_tier_slabs{{tier="{number}",use="total"}} {huge}\n'
+        text += f'tasuki_tier_bytes_total{{tier="{number}",direction="loaded"}} {huge}\n'
+    fleet = Fleet()
+    addresses = [f"10.0.0.{number}:80" for number in range(1, 4)]
+    fleet.set_members(addresses)
+    for address in addresses:
+        for at in (0.0, 5.0):
+            fleet.answered(address, NOW + at, at, read_samples(text, WANTED))
+    summary = json.dumps(fleet.summary(NOW), allow_nan=False)
+    rows = json.dumps(fleet.nodes("", "name", 0, 9), allow_nan=False)
+    for row in json.loads(rows)["rows"]:
+        assert len(row["memory"]) == 1 + MOST_TIERS
+        assert all(0 <= tier["used"] <= tier["size"] <= LARGEST for tier in row["memory"])
+    assert len(json.loads(summary)["totals"]["memory"]) == 1 + MOST_TIERS

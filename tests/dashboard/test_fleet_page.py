@@ -133,6 +133,30 @@ def test_a_lost_link_is_marked_in_the_matrix(page: str) -> None:
         assert "MiB/s" in seen.text("#matrix") and "exposed" in seen.text("#matrix")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tiers_stand_below_the_arena_of_each_node_that_has_them(
+    page: str, width: int, scheme: str
+) -> None:
+    with opened(page, scheme=scheme) as seen:
+        sized(seen, width)
+        seen.page.fill("#filter", "prefill-1")
+        seen.page.wait_for_selector("#matched:has-text('1 of 13 nodes')")
+        bars = seen.page.locator("#node-rows .tier")
+        assert bars.all_inner_texts() == ["host", "disk"]
+        said = seen.text("#node-rows .sizes")
+        assert said.startswith("32.0 GiB arena, 256.0 GiB host") and "1.8 TiB disk" in said
+        assert "/s loaded" in said and "/s written" in said
+        for bar in seen.page.locator("#node-rows .pools :is(svg, small)").all():
+            box = bar.bounding_box()
+            assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
+        seen.page.fill("#filter", "decode-1")
+        seen.page.wait_for_selector("#node-rows .sizes:has-text('GiB arena')")
+        assert bars.count() == 0
+        assert "caches: " in seen.text("#about") and "TiB disk" in seen.text("#about")
+        assert not seen.complaints
+
+
 def test_it_works_by_keyboard_and_keeps_its_place(page: str) -> None:
     with opened(page) as seen:
         sized(seen, 1280)

@@ -204,7 +204,7 @@ def test_a_telephone_shows_every_view_from_its_top_and_whole(demo: Demo) -> None
         assert not seen.complaints
 
 
-RIGHTMOST = """Math.max(...[...document.querySelectorAll("#totals td, #pools td")]
+RIGHTMOST = """Math.max(...[...document.querySelectorAll("#totals td, #pools td, #tiers td")]
   .map((cell) => cell.getBoundingClientRect().right))"""
 
 

@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from tests.harness.waiting import HANG_SECONDS
 MODEL = "qwen3.5-35b-a3b"
 CALLERS = ("agents", "batch", "chat", "evals", "search")
 _PROMPT = np.zeros(1, np.int32)
+_SLAB_BYTES = 38 * 2**20
 _TREE = (
     *("nodes", "ghost_nodes", "checkpoints", "leases", "cursors", "evicted_pages"),
     *("evicted_checkpoints", "leased_requests", "prompt_tokens", "usable_tokens"),
@@ -52,6 +53,7 @@ class ImaginedNode:
     exposition: Exposition = field(default_factory=Exposition)
     tree: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TREE, 0))
     lost: dict[str, int] = field(default_factory=dict)
+    tiers: tuple[m.TierReport, ...] = ()
     ended: int = 0
     waiting: int = 0
     running: int = 0
@@ -97,6 +99,7 @@ class ImaginedNode:
         self.tree["usable_tokens"] += hit.usable_tokens
         for cause, tokens in hit.causes.items():
             self.lost[cause] = self.lost.get(cause, 0) + tokens
+        self.tiers = tuple(_moved(tier, hit.usable_tokens) for tier in self.tiers)
         wait = self.slowness * chance.lognormvariate(-3.0, 0.8)
         life = (
             LifeMark(RequestPhase.PREFILLING, wait),
@@ -112,7 +115,9 @@ class ImaginedNode:
             query_id=0,
             pages=pages,
             slots=slots,
-            slabs={"free": 1, "pages": 2, "slots": 3},
+            slabs={"free": 12, "pages": 700, "slots": 150},
+            slab_bytes=_SLAB_BYTES,
+            tiers=self.tiers,
             tree=self.tree,
             lost=self.lost,
             requests={
@@ -134,6 +139,40 @@ class ImaginedNode:
             "started_at": str(self.started_at),
         }
         return self.exposition.text(NodeReport(stats, links=links, about=about)).decode()
+
+
+def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:
+    """By name and GiB, a little of each free."""
+    return tuple(
+        m.TierReport(
+            name,
+            _SLAB_BYTES,
+            {"free": slabs // 9, "total": slabs},
+            {"pages": 5 * slabs, "slots": slabs // 20},
+            {"done": 0, "mismatch": 0},
+            {"done": 0, "abandoned": 0},
+            {"loaded": 0, "written": 0},
+            {"loads": 0, "writes": 0, "waiting_writes": 0},
+            {"pages": slabs // 3, "slots": slabs // 90},
+        )
+        for name, slabs in ((name, gib * 2**30 // _SLAB_BYTES) for name, gib in sizes)
+    )
+
+
+def _moved(tier: m.TierReport, usable: int) -> m.TierReport:
+    """After one prompt more, of which it may have had a part."""
+    chance = random.Random(f"{tier.name} {usable}")
+    loaded = int(usable * 20480 * max(0.0, chance.gauss(-0.2, 0.5)))
+    written = int(chance.lognormvariate(16.5, 0.5))
+    return replace(
+        tier,
+        loads={**tier.loads, "done": tier.loads["done"] + bool(loaded)},
+        writes={**tier.writes, "done": tier.writes["done"] + 1},
+        bytes={
+            "loaded": tier.bytes["loaded"] + loaded,
+            "written": tier.bytes["written"] + written,
+        },
+    )
 
 
 def _hit(chance: random.Random) -> m.HitBreakdown:
@@ -167,7 +206,13 @@ def imagined_nodes(prefill: int, decode: int, now: float) -> list[ImaginedNode]:
     names = [f"prefill-{number}" for number in range(1, prefill + 1)]
     up = PrefillNodeState.CONNECTED
     senders = [
-        ImaginedNode(name, "prefill", now - 86400 * 3.2 + 60 * number, 3.0)
+        ImaginedNode(
+            name,
+            "prefill",
+            now - 86400 * 3.2 + 60 * number,
+            3.0,
+            tiers=tiers_of(("host", 256), ("disk", 1800)),
+        )
         for number, name in enumerate(names)
     ]
     takers = [

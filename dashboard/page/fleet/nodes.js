@@ -1,7 +1,7 @@
 // The table of nodes, the worst first; a name leads to the node's own page.
 
 import { element, find, legend } from "../dom.js";
-import { count, duration, percent, seconds, spoken } from "../format.js";
+import { bytes, count, duration, percent, seconds, spoken } from "../format.js";
 import { CAUSES, OWNERS } from "../words.js";
 import { drawCards, mark, pair, spread, stacked } from "./parts.js";
 import { hitBar } from "./summary.js";
@@ -10,7 +10,7 @@ const ROWS = 50;
 
 const TITLES = [
   ["node", "text name"], ["role", "text"], ["up", "number"], ["first token", "number"], ["each after", "number"],
-  ["output", "number"], ["prompts", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["arena in use", "text wide-cell"],
+  ["output", "number"], ["prompts", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["arena and tiers in use", "text wide-cell"],
 ];
 
 export class NodeView {
@@ -22,7 +22,8 @@ export class NodeView {
     find("after").addEventListener("click", () => { this.offset += ROWS; refresh(); });
     const named = [["usable", "usable"], ...CAUSES.map(([name]) => [name, spoken(name)])];
     find("node-legend").replaceChildren(element("b", {}, "Hit rate: "), ...legend(named), element("br"),
-      element("b", {}, "Arena: "), ...legend(OWNERS.map(([name]) => [name, spoken(name)])));
+      element("b", {}, "Arena: "), ...legend(OWNERS.map(([name]) => [name, spoken(name)])), element("br"),
+      element("b", {}, "Tiers below it: "), ...legend([["in_use", "in use"], ["free", "free"]]));
   }
 
   path(filter) {
@@ -57,7 +58,7 @@ function cellsOf(row, at, scheme, models) {
     rate(row.prompt_rate),
     row.waiting === null ? "-" : pair(`${count(row.waiting)} waiting`, `${count(row.running)} running`),
     row.hit ? element("span", { class: "pair" }, percent(row.hit.usable, row.hit.prompt), hitBar(row.hit)) : "-",
-    row.pages ? element("span", { class: "pools" }, ...pool("pages", row.pages), ...pool("slots", row.slots ?? {})) : "-",
+    row.pages ? element("span", { class: "pools" }, ...pool("pages", row.pages), ...pool("slots", row.slots ?? {}), ...tiers(row.memory ?? [])) : "-",
   ];
 }
 
@@ -90,6 +91,23 @@ function pool(name, owners) {
   if (!whole) return [];
   const words = parts.filter(([, amount]) => amount).map(([owner, amount]) => `${spoken(owner)} ${count(amount)}`).join(", ");
   return [element("small", {}, name), stacked(parts, `${name}: ${words}`), element("small", { class: "used" }, percent(whole - (owners.free ?? 0) - (owners.evictable ?? 0), whole))];
+}
+
+// Each tier below the arena as a bar, then how large all of them are, and what moves between a tier and the arena.
+function tiers([arena, ...below]) {
+  if (!arena) return [];
+  const bars = below.flatMap((tier) => {
+    const words = `${tier.name}: ${bytes(tier.used)} of ${bytes(tier.size)} in use`;
+    return [element("small", { class: "tier" }, tier.name), stacked([["in_use", tier.used], ["free", tier.size - tier.used]], words),
+      element("small", { class: "used" }, percent(tier.used, tier.size))];
+  });
+  const sizes = [arena, ...below].map((tier) => `${bytes(tier.size)} ${tier.name}${moved(tier)}`).join(", ");
+  return [...bars, element("small", { class: "sizes" }, sizes)];
+}
+
+function moved({ loaded_rate: loaded, written_rate: written }) {
+  const words = [loaded ? `${bytes(loaded)}/s loaded` : "", written ? `${bytes(written)}/s written` : ""].filter(Boolean);
+  return words.length ? ` (${words.join(", ")})` : "";
 }
 
 // Why prefill nodes were chosen, and below what the choices cost beyond the best one.

@@ -1,7 +1,7 @@
 // All nodes together: the figures at the top, and how output and first tokens went.
 
 import { element, find } from "../dom.js";
-import { count, percent, seconds, spoken } from "../format.js";
+import { bytes, count, percent, seconds, spoken } from "../format.js";
 import { CAUSES } from "../words.js";
 import { LinePlot } from "./line_plot.js";
 import { LEVELS, mark, stacked } from "./parts.js";
@@ -15,7 +15,8 @@ export class Summary {
 
   draw({ totals, series, targets }) {
     const roles = Object.entries(totals.roles).sort().map(([role, number]) => `${count(number)} ${role}`);
-    find("about").textContent = [...totals.models, ...roles].join(", ");
+    const kept = Object.entries(totals.memory).map(([name, size]) => `${bytes(size)} ${name}`).join(", ");
+    find("about").textContent = [...totals.models, ...roles].join(", ") + (kept ? `; caches: ${kept}` : "");
     document.title = `${totals.levels.dead ? `${totals.levels.dead} dead - ` : ""}tasuki fleet`;
     find("figures").replaceChildren(
       figure("Nodes that answer", `${count(totals.nodes - (totals.levels.dead ?? 0) - (totals.levels.unasked ?? 0))} of ${count(totals.nodes)}`, levels(totals.levels)),
