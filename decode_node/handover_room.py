@@ -4,6 +4,7 @@ Owns what a hand-over adds to an incoming room (rooms/incoming_room.py): the pla
 queue, what is pulled of it, and the first token. Thread rule: the event loop.
 """
 
+import logging
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from .prefill_link import PrefillConnection
 from .prefill_routing.chosen_node import Chosen
 from .pull_sender import PullSender, Say
 from .rooms.incoming_room import IncomingRoom, RoomEvent
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,22 @@ class IncomingHandover(IncomingRoom):
         if not self._is_ready(ready.generation):
             return
         remote = wire.ready_from_wire(self.room, ready, self.connection.node.name)
-        report = self._chosen.report(self._wait, remote.hit.usable_tokens)
+        usable = remote.hit.usable_tokens
+        report = self._chosen.report(self._wait, usable)
+        self._note_found(usable)
         self._post(replace(remote, prefill_choice=report))
+
+    def _note_found(self, usable: int) -> None:
+        hints = self.connection.hints
+        before = hints.doubted
+        hints.note(self._chosen.listed, usable)
+        if hints.doubted != before:
+            log.warning(
+                "prefill node %s: %s of what it lists is found there; it is %s",
+                self.connection.node.name,
+                "less than half" if hints.doubted else "most",
+                "believed for that part alone" if hints.doubted else "believed again",
+            )
 
     def _refused(self, refused: pb.Refused) -> None:
         self._post(wire.refused_from_wire(self.room, refused))

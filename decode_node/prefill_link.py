@@ -20,6 +20,7 @@ import grpc
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
+from tasuki.routing.hint_trust import HintTrust
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
 from tasuki.transfer.fencing.writer_liveness import WriterLife
@@ -73,6 +74,7 @@ class PrefillConnection:
         self.progress: NodeProgress | None = None
         """From the last beat that had one."""
         self.load = PrefillNodeLoad()
+        self.hints = HintTrust()
         self.gives_from = 0.0
         """Nothing is fetched from it before that time, in monotonic seconds."""
         self.leaves = False

@@ -4,10 +4,11 @@ thread.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from random import Random
 
 from tasuki.pycache._cpp_cache import FleetIndex
+from tasuki.routing.hint_trust import HintTrust
 from tasuki.routing.node_load import NodeLoad
 from tasuki.routing.prefill_choice import Bid, Candidate, bids, should_move
 from tasuki.routing.prefill_route import HOLDERS, SAMPLED_ABOVE, looked_at
@@ -29,24 +30,36 @@ class CostRoute:
         seconds: PrefillSeconds,
         index: FleetIndex,
         seed: int,
+        lying: Collection[int] = (),
     ) -> None:
+        """lying: nodes that list every prompt as held whole."""
         self._members = members
         self._workload = workload
         self._seconds = seconds
         self._index = index
+        self._lying = lying
         self._random = Random(seed)
         self._loads: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
+        self._hints: defaultdict[int, HintTrust] = defaultdict(HintTrust)
+        self._expected: dict[Turn, tuple[int, int]] = {}
+        """The node that a turn was sent to, and what that is said to hold of it."""
         self._sent = SentPrefixes()
         self._first = self._random.getrandbits(32)
 
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
-        candidates, begins = self._candidates(turn, now, tried)
+        held, candidates, begins = self._candidates(turn, now, tried)
         found = bids(candidates, self._workload.request(turn).prompt_tokens, self._seconds)
         chosen = self._after_the_answer(found, now)
         node = chosen.candidate.node
         self._loads[node].send(chosen.prefill, now)
         self._sent.send(begins, node, now)
+        self._expected[turn] = node, held.get(node, 0)
         return Choice(node, chosen.prefill)
+
+    def served(self, turn: Turn, node: int, usable: int) -> None:
+        asked, expected = self._expected.pop(turn)
+        if asked == node:
+            self._hints[node].note(expected, usable)
 
     def _after_the_answer(self, found: list[Bid], now: float) -> Bid:
         first = found[0]
@@ -57,7 +70,7 @@ class CostRoute:
 
     def _candidates(
         self, turn: Turn, now: float, tried: frozenset[int]
-    ) -> tuple[list[Candidate], list[Beginning]]:
+    ) -> tuple[dict[int, int], list[Candidate], list[Beginning]]:
         alive = self._turned(self._members.besides(tried))
         holders, begins = self._index.look_up(
             self._workload.prompt(turn),
@@ -66,13 +79,18 @@ class CostRoute:
             self._random.getrandbits(64),
         )
         held, sent = dict(holders), self._sent.known(begins, now)
+        tokens = self._workload.request(turn).prompt_tokens
+        held.update((node, tokens - 1) for node in self._lying if node in alive)
         nodes = looked_at(
             alive, [node for node in (*held, *sent) if node not in tried], self._random
         )
         candidates = [
-            self._candidate(node, held.get(node, 0), sent.get(node, 0), now) for node in nodes
+            self._candidate(
+                node, self._hints[node].believed(held.get(node, 0)), sent.get(node, 0), now
+            )
+            for node in nodes
         ]
-        return candidates, begins
+        return held, candidates, begins
 
     def _turned(self, nodes: Sequence[int]) -> list[int]:
         """In an order of this decider's own: while nobody knows of a difference, not all begin with

@@ -95,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
     add("--index-seconds", type=_duration, default=0.5, help="until a change is in the index")
     add("--lost", type=_share, default=0.0, help="share of the index's messages that are lost")
     add("--dead", type=_share, default=0.0, help="share of the nodes that die halfway")
+    add("--lying", type=_share, default=0.0, help="share of the nodes that list all as held")
     add("--link-gb", type=_positive(float), default=25.0, help="of a link, GB/s, for pulls")
     add("--limit", type=_positive(int), help="requests of the trace; all by default")
     add("--out", type=Path, help="a .json file that keeps the outcome, with a table beside it")

@@ -54,6 +54,9 @@ class PullRoute:
         self._loads: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
         self._link_free: defaultdict[int, float] = defaultdict(float)
 
+    def served(self, turn: Turn, node: int, usable: int) -> None:
+        """All is known already."""
+
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
         nodes = self._members.besides(tried)
         held = self._held(turn, tried)

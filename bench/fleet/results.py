@@ -35,7 +35,7 @@ def keep(path: Path, result: dict[str, Any], host: Host) -> None:
 
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["trace"], row.get("seeds", 1), *(row[field] for field in _FIELDS))
+    return (row["trace"], row.get("seeds", 1), *(row.get(field, 0.0) for field in _FIELDS))
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -105,9 +105,11 @@ def _else(row: dict[str, Any]) -> str:
     if row["route"] == "pull":
         said += [f"links of {row['link_gb']:g} GB/s"]
     if row["lost"]:
-        said += [f"{row['lost']:.0%} of messages lost, {row['snapshots']} snapshots"]
+        said += [f"{100 * row['lost']:g}% of messages lost, {row['snapshots']} snapshots"]
     if row["dead"]:
-        said += [f"{row['dead']:.0%} of nodes die"]
+        said += [f"{100 * row['dead']:g}% of nodes die"]
+    if row.get("lying"):
+        said += [f"{100 * row['lying']:g}% of nodes list all as held"]
     return ", ".join(said)
 
 

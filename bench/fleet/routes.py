@@ -35,6 +35,10 @@ class Route(Protocol):
         """Of the members but for those tried. REQUIRES: there is one."""
         ...
 
+    def served(self, turn: Turn, node: int, usable: int) -> None:
+        """A turn that it chose for: so many tokens were not computed."""
+        ...
+
 
 class ByRule:
     """A route that needs no more than a node's number."""
@@ -43,6 +47,9 @@ class ByRule:
         self._members = members
         self._workload = workload
         self._seconds = seconds
+
+    def served(self, turn: Turn, node: int, usable: int) -> None:
+        """Nothing is learnt of it."""
 
     def _at(self, node: int, turn: Turn) -> Choice:
         usable = self._members.servers[node].usable(turn)

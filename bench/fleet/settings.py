@@ -15,7 +15,8 @@ class FleetSettings:
     without fixed_ms. itl_ms: of an answer's token. report_seconds: between a node's reports of its
     load; report_delay: until one has come; index_seconds: until a change of a tree is in the index.
     lost: share of a tree's messages that never come. dead: share of the nodes that die halfway, at
-    least one where it is above 0. link_gb: of a node's link, 10^9 bytes a second."""
+    least one where it is above 0; lying: of those that list every prompt as held whole, likewise.
+    link_gb: of a node's link, 10^9 bytes a second."""
 
     model: str
     nodes: int
@@ -37,3 +38,4 @@ class FleetSettings:
     lost: float
     dead: float
     link_gb: float
+    lying: float = 0.0

@@ -61,12 +61,13 @@ def simulate(
         for node in range(settings.nodes)
     ]
     members = Members(servers)
+    lying = _drawn(settings.lying, settings)
 
     def route(feed: IndexFeed | None, seed: int) -> Route:
         match settings.route:
             case "cost" | "pull" if feed is not None:
                 if settings.route == "cost":
-                    return CostRoute(members, workload, seconds, feed.index, seed)
+                    return CostRoute(members, workload, seconds, feed.index, seed, lying)
                 link = Link.of_speed(layout, settings.link_gb)
                 return PullRoute(members, workload, seconds, feed.index, link)
             case "sticky":
@@ -92,7 +93,11 @@ def simulate(
 
 def _deaths(settings: FleetSettings, workload: Workload) -> list[tuple[float, int]]:
     """When, and which node: all in the middle of what is played; one node is left."""
-    many = max(1, round(settings.dead * settings.nodes)) if settings.dead > 0 else 0
     halfway = min(settings.seconds, workload.seconds) / 2
-    dying = Random(settings.seed).sample(range(settings.nodes), min(many, settings.nodes - 1))
-    return [(halfway, node) for node in dying]
+    return [(halfway, node) for node in _drawn(settings.dead, settings)]
+
+
+def _drawn(share: float, settings: FleetSettings) -> list[int]:
+    """So many of the nodes, at least one where the share is above 0, and never all."""
+    many = max(1, round(share * settings.nodes)) if share > 0 else 0
+    return Random(settings.seed).sample(range(settings.nodes), min(many, settings.nodes - 1))

@@ -151,8 +151,7 @@ class Simulation:
 
     def send(self, turn: Turn, came: float, now: float, tried: frozenset[int]) -> None:
         """tried: nodes that did not answer."""
-        conversation = self._workload.request(turn).conversation or (turn.index, 0)
-        decider = self._deciders[(turn.stream * 7919 + conversation[0]) % len(self._deciders)]
+        decider = self._decider(turn)
         began = time.thread_time()
         choice = decider.choose(turn, now, tried)
         self._counts.choices.append(time.thread_time() - began)
@@ -177,6 +176,7 @@ class Simulation:
         served, ends = server.end(now)
         self._began(node, ends, now)
         self._count(node, served)
+        self._decider(served.turn).served(served.turn, node, served.usable)
         answered = now + self._workload.answer_seconds(served.turn)
         if (following := self._workload.next_turn(served.turn, answered)) is not None:
             self._arrive(*following)
@@ -197,6 +197,10 @@ class Simulation:
         self._members.drop(node)
         if self._feed is not None:
             self._feed.forget(node)
+
+    def _decider(self, turn: Turn) -> Route:
+        conversation = self._workload.request(turn).conversation or (turn.index, 0)
+        return self._deciders[(turn.stream * 7919 + conversation[0]) % len(self._deciders)]
 
     def _send_again(self, prompt: Prompt, now: float, tried: frozenset[int]) -> None:
         self._counts.asked_again += 1

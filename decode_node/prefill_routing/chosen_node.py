@@ -49,6 +49,11 @@ class Chosen:
         assert second is not None
         return should_move(self.choice.chosen, second, wait)
 
+    @property
+    def listed(self) -> int:
+        """Tokens that the node says it holds, believed or not."""
+        return self.held.get(self.choice.chosen.candidate.node, 0)
+
     def report(self, wait: float | None, usable: int) -> m.PrefillChoice:
         """wait: of prefill that was before the prompt; None where that was little. usable: tokens
         of which the node had state."""

@@ -115,7 +115,7 @@ class PrefillRouter:
         excluded: nodes that do not count."""
         held, _ = self.index.look_up(prompt, salt, HOLDERS, 0)
         tokens = (
-            tokens
+            self._standing[number][1].hints.believed(tokens)
             for number, tokens in held.items()
             if self._standing[number][1].alive and self._link(number) not in excluded
         )
@@ -174,7 +174,8 @@ class PrefillRouter:
         return Holder(link, connection, held[number], seconds.between(usable, held[number]))
 
     def _gives(self, number: int, now: float) -> bool:
-        return self._standing[number][1].gives_from <= now
+        connection = self._standing[number][1]
+        return connection.gives_from <= now and not connection.hints.doubted
 
     def _alive(self, numbers: Iterable[int]) -> list[int]:
         return [number for number in numbers if self._standing[number][1].alive]
@@ -259,8 +260,10 @@ def _candidate(
     seconds: PrefillSeconds,
     now: float,
 ) -> Candidate:
-    """Also what this node offers is usable there, where pulling it takes less than computing it."""
+    """usable: as the node says, of which as much counts as is believed. What this node offers is
+    usable there too, where pulling it takes less than computing it."""
     load, offered, exposed = connection.load, wanted.ticket.offered, 0.0
+    usable = connection.hints.believed(usable)
     if load.pull is not None and offered > usable:
         fixed, each = load.pull
         pulled = fixed + each * (offered - usable)

@@ -136,6 +136,16 @@ def test_pulls_are_a_bound_that_computes_less(
     assert fast["lost_turns"] == slow["lost_turns"] == 0
 
 
+def test_a_node_that_lists_all_as_held_costs_little(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once some prompts have not found it there."""
+    honest = simulated(trace, capsys)
+    lied_to = simulated(trace, capsys, "--lying", "0.25")
+    assert lied_to["flops_saved"] > honest["flops_saved"] - 0.1
+    assert lied_to["lost_turns"] == 0 and lied_to["imbalance"] < 3.2
+
+
 def test_several_seeds_give_means_with_their_intervals(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +215,7 @@ def test_what_cannot_be_simulated_is_named(trace: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        *product(("--lost", "--dead"), ("1.5", "-0.1", "nan")),
+        *product(("--lost", "--dead", "--lying"), ("1.5", "-0.1", "nan")),
         *product(("--index-seconds", "--report-delay", "--warm-up"), ("-1", "nan", "inf")),
         *product(("--gb", "--tflops"), ("0", "inf", "nan")),
     ],

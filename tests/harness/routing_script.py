@@ -391,6 +391,18 @@ class RoutingWorld:
 
         return look
 
+    def expected(self, number: str) -> Look:
+        """Tokens of the room's prompt that its node is believed to hold."""
+
+        def look() -> list[str]:
+            asked = self.client._asked.get(wanted(int(number)).request_id)
+            chosen = None if asked is None else asked.chosen
+            if chosen is None:
+                return []
+            return [f"{number}: {chosen.choice.chosen.candidate.usable} tokens expected"]
+
+        return look
+
     def indexed(self) -> Look:
         return lambda: [f"{len(self.client._router.index)} prefixes in the index"]
 
