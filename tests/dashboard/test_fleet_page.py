@@ -151,7 +151,7 @@ def test_tiers_stand_below_the_arena_of_each_node_that_has_them(
             box = bar.bounding_box()
             assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width
         seen.page.fill("#filter", "decode-1")
-        seen.page.wait_for_selector("#node-rows .sizes:has-text('GiB arena')")
+        seen.page.wait_for_selector("#node-rows a:has-text('decode-1')")
         assert bars.count() == 0
         assert "caches: " in seen.text("#about") and "TiB disk" in seen.text("#about")
         assert not seen.complaints
