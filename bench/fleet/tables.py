@@ -17,8 +17,14 @@ _STALE = ("--index-seconds", "5", "--report-delay", "5")
 _LOST = ("--lost", "0.01")
 _DEAD = ("--dead", "0.05")
 _FAULTS: tuple[Flags, ...] = (_STALE, _LOST, _DEAD, (*_STALE, *_LOST, *_DEAD))
+_SWEPT: tuple[Flags, ...] = (
+    *(("--index-seconds", old, "--report-delay", old) for old in ("1", "2", "10")),
+    *(("--lost", share) for share in ("0.001", "0.1")),
+    *(("--dead", share) for share in ("0.1", "0.25")),
+    ("--lying", "0.05"),
+)
 _SIXTEEN = ("--nodes", "16", "--streams", "4")
-_SIXTY_FOUR = ("--nodes", "64", "--streams", "16", "--seconds", "900", "--warm-up", "300")
+_SIXTY_FOUR = ("--nodes", "64", "--streams", "16", "--seconds", "600", "--warm-up", "200")
 _THOUSAND = ("--nodes", "1000", "--streams", "250", "--seconds", "1200", "--warm-up", "300")
 
 
@@ -27,16 +33,20 @@ def _routes(shared: Flags, *routes: str) -> Iterator[Flags]:
         yield (*shared, "--route", route)
 
 
-def _swept(shared: Flags) -> Iterator[Flags]:
-    """Deciders and faults, the bounds beside them."""
-    yield from _routes(shared, "one-cache", "sticky")
+def _swept(shared: Flags, many: str) -> Iterator[Flags]:
+    """Deciders and faults, the bounds beside them. many: deciders where they are not swept."""
+    yield from _routes(shared, "one-cache", "sticky", "fewest-rooms", "random")
     yield (*shared, "--route", "sticky", *_DEAD)
     for deciders in ("2", "16", "250"):
         cost = (*shared, "--route", "cost", "--deciders", deciders)
         yield cost
         yield (*cost, *_FAULTS[-1])
-    for fault in _FAULTS[:-1]:
-        yield (*shared, "--route", "cost", *fault)
+    for deciders in ("1", "64"):
+        yield (*shared, "--route", "cost", "--deciders", deciders)
+    for fault in (*_FAULTS[:-1], *_SWEPT):
+        yield (*shared, "--route", "cost", "--deciders", many, *fault)
+    for share in ("0.1", "0.25"):
+        yield (*shared, "--route", "sticky", "--deciders", many, "--dead", share)
 
 
 def rows(table: str) -> Iterator[Flags]:
@@ -48,9 +58,9 @@ def rows(table: str) -> Iterator[Flags]:
         case "16":
             yield from _routes((*_SEEDS, *_SIXTEEN), "one-cache", "cost", "sticky")
         case "16-faults":
-            yield from _swept((*_SEEDS, *_SIXTEEN, "--seconds", "1800", "--warm-up", "600"))
+            yield from _swept((*_SEEDS, *_SIXTEEN, "--seconds", "1800", "--warm-up", "600"), "2")
         case "64":
-            yield from _swept((*_SEEDS, *_SIXTY_FOUR))
+            yield from _swept((*_SEEDS, *_SIXTY_FOUR), "16")
         case _:
             thousand = (*_THOUSAND, "--deciders", "16")
             yield from _routes(thousand, "one-cache", "cost", "sticky")
