@@ -37,7 +37,8 @@ class CheckpointKind(Enum):
 class TierConfig:
     """Memory below the arena, in slabs of the arena's shape. A load from it costs fixed_cost and
     more for each page and slot, where prefill of one token costs 1; pages_a_second: what may be
-    written in the long run, None for any number."""
+    written in the long run, None for any number. filling: as_dropped, or ahead: whatever the tier
+    above gets is written to it as soon as there is nothing else to write."""
 
     def __init__(
         self,
@@ -47,12 +48,14 @@ class TierConfig:
         page_cost: float = 0.0,
         slot_cost: float = 0.0,
         pages_a_second: float | None = None,
+        filling: str = "as_dropped",
     ) -> None: ...
     slabs: Final[int]
     fixed_cost: Final[float]
     page_cost: Final[float]
     slot_cost: Final[float]
     pages_a_second: Final[float | None]
+    filling: Final[str]
 
 class TreeConfig:
     """slabs: slabs in the arena; blocks_per_slab: stride of page ids; pages_per_slab: pages one
@@ -576,6 +579,25 @@ class PrefixCache:
     def next_write(self) -> TierWrite | None:
         """The next copy to be made downwards, begun by this call. None: none waits, or there is no
         room yet. What it is to read may be evicted while it is read: then it brings nothing."""
+    def label_of(
+        self, write: int
+    ) -> tuple[bytes, int, int | None, NDArray[np.int32], CheckpointKind]:
+        """What a write that is under way brings, by its tokens: salt, tokens before what is copied,
+        the tier's page that ends there, the tokens from there to the state, its kind.
+        InvalidArgument of any other transfer, and of a write whose source went."""
+    def restore(
+        self,
+        tier: int,
+        tokens: NDArray[np.int32],
+        *,
+        salt: bytes,
+        pages: Sequence[int],
+        slot: int,
+        kind: CheckpointKind,
+    ) -> bool:
+        """The tier has the state behind these tokens, and their KV, from before a restart. False:
+        an id is another's, or the state stands already. InvalidArgument where the counts do not
+        fit, or requests came before."""
     def acknowledge(self, transfer: int, is_good: bool) -> None:
         """Once for each rank, all of which are awaited. After the last one what was written is of
         use, or what was loaded is the tree's, if all are good; an allocation whose load did not

@@ -99,6 +99,33 @@ SlotId SlabAllocator::take_slot() {
   return static_cast<SlotId>(slab);
 }
 
+bool SlabAllocator::claim(PageId page) {
+  if (raw(page) < 0) return false;
+  const std::int64_t slab = slab_of(page);
+  if (slab >= config_.slabs || raw(page) % config_.blocks_per_slab >= config_.pages_per_slab) {
+    return false;
+  }
+  const auto place = static_cast<std::size_t>(slab);
+  if (slot_owner_[place] != Owner::kFree || owner(page) != Owner::kFree) return false;
+  if (page_count_[place] == 0) {
+    free_slabs_.erase(slab);
+    part_slabs_.insert(slab);
+    ++slabs_of_pages_;
+  }
+  page_owner_[dense(page)] = Owner::kWorking;
+  ++pages_by_owner_[index(Owner::kWorking)];
+  if (++page_count_[place] == config_.pages_per_slab) part_slabs_.erase(slab);
+  return true;
+}
+
+bool SlabAllocator::claim(SlotId slot) {
+  if (raw(slot) < 0 || raw(slot) >= config_.slabs || !free_slabs_.contains(raw(slot))) return false;
+  free_slabs_.erase(raw(slot));
+  slot_owner_[static_cast<std::size_t>(raw(slot))] = Owner::kWorking;
+  ++slots_by_owner_[index(Owner::kWorking)];
+  return true;
+}
+
 std::vector<std::int64_t> SlabAllocator::slabs_to_empty() const {
   const std::int64_t gaps = page_counts().free - slabs_free() * config_.pages_per_slab;
   if (gaps < config_.pages_per_slab) return {};

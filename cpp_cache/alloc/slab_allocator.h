@@ -35,6 +35,11 @@ class SlabAllocator {
   // REQUIRES: fits(0, 1). ENSURES: its owner is kWorking.
   SlotId take_slot();
 
+  // That very id. False, and nothing is taken, where it is not free, or is no id of this arena.
+  // ENSURES: else its owner is kWorking.
+  bool claim(PageId page);
+  bool claim(SlotId slot);
+
   // Part-used page slabs, fewest pages first, where the free pages of all of them could hold those
   // of one; else none.
   std::vector<std::int64_t> slabs_to_empty() const;

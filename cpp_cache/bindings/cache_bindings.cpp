@@ -1,5 +1,6 @@
 #include "bindings/cache_bindings.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -194,6 +195,34 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
           "quarantine"_a);
 }
 
+// What a tier keeps beyond its owner's end.
+void bind_restarting(CacheClass& cache, const CheckpointKinds& kinds) {
+  cache
+      .def(
+          "label_of",
+          [kinds](const PrefixCache& self, std::int64_t write) {
+            const WriteLabel label = self.label_of(static_cast<TransferId>(write));
+            std::optional<std::int32_t> above;
+            if (label.above) above = raw(*label.above);
+            return py::make_tuple(py::bytes(label.salt), label.start, above,
+                                  py::array_t<Token>(static_cast<py::ssize_t>(label.tokens.size()),
+                                                     label.tokens.data()),
+                                  kinds.of(label.kind));
+          },
+          "write"_a)
+      .def(
+          "restore",
+          [kinds](PrefixCache& self, std::uint8_t tier, const py::object& tokens,
+                  const std::string& salt, const std::vector<std::int32_t>& pages,
+                  std::int32_t slot, const py::object& kind) {
+            KeptState kept{
+                salt, tokens_of(tokens), {}, static_cast<SlotId>(slot), kinds.value_of(kind)};
+            for (const std::int32_t page : pages) kept.pages.push_back(static_cast<PageId>(page));
+            return self.restore(static_cast<TierId>(tier), kept);
+          },
+          "tier"_a, "tokens"_a, py::kw_only(), "salt"_a, "pages"_a, "slot"_a, "kind"_a);
+}
+
 }  // namespace
 
 CacheClass bind_cache(py::module_& module, const CheckpointKinds& kinds) {
@@ -201,6 +230,7 @@ CacheClass bind_cache(py::module_& module, const CheckpointKinds& kinds) {
   bind_asking(cache);
   bind_allocating(cache);
   bind_handing_over(cache, kinds);
+  bind_restarting(cache, kinds);
   return cache;
 }
 

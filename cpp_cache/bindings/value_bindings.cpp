@@ -57,16 +57,22 @@ void bind_errors(py::module_& module) {
 void bind_values(py::module_& module, const CheckpointKinds& kinds) {
   py::class_<TierConfig>(module, "TierConfig")
       .def(py::init([](std::int64_t slabs, double fixed_cost, double page_cost, double slot_cost,
-                       std::optional<double> pages_a_second) {
-             return TierConfig{slabs, fixed_cost, page_cost, slot_cost, pages_a_second};
+                       std::optional<double> pages_a_second, const std::string& filling) {
+             const auto how = filling_named(filling);
+             if (!how) {
+               throw InvalidArgument("filling must be as_dropped or ahead, not " + filling);
+             }
+             return TierConfig{slabs, fixed_cost, page_cost, slot_cost, pages_a_second, *how};
            }),
            py::kw_only(), "slabs"_a, "fixed_cost"_a = 0.0, "page_cost"_a = 0.0, "slot_cost"_a = 0.0,
-           "pages_a_second"_a = py::none())
+           "pages_a_second"_a = py::none(), "filling"_a = "as_dropped")
       .def_readonly("slabs", &TierConfig::slabs)
       .def_readonly("fixed_cost", &TierConfig::fixed_cost)
       .def_readonly("page_cost", &TierConfig::page_cost)
       .def_readonly("slot_cost", &TierConfig::slot_cost)
-      .def_readonly("pages_a_second", &TierConfig::pages_a_second);
+      .def_readonly("pages_a_second", &TierConfig::pages_a_second)
+      .def_property_readonly(
+          "filling", [](const TierConfig& config) { return std::string(name_of(config.filling)); });
 
   py::class_<CacheConfig>(module, "TreeConfig")
       .def(py::init([](std::int64_t slabs, std::int64_t blocks, std::int64_t pages,

@@ -254,6 +254,29 @@ std::optional<TierWrite> PrefixCache::next_write() {
   return tiers_->next_write(clock_);
 }
 
+WriteLabel PrefixCache::label_of(TransferId write) const {
+  if (!tiers_) throw InvalidArgument("there is no tier below the arena");
+  return tiers_->label_of(write);
+}
+
+bool PrefixCache::restore(TierId tier, const KeptState& kept) {
+  if (raw(tier) >= config_.tiers.size()) {
+    throw InvalidArgument("restore: there is no tier " + std::to_string(raw(tier)));
+  }
+  const std::size_t tokens = kept.tokens.size();
+  constexpr auto kPage = static_cast<std::size_t>(kPageTokens);
+  if (tokens == 0 || kept.pages.size() != (tokens + kPage - 1) / kPage) {
+    throw InvalidArgument("restore: " + std::to_string(kept.pages.size()) + " pages of " +
+                          std::to_string(tokens) + " tokens");
+  }
+  if (allocated_requests_ > 0 || allocations_.size() > 0) {
+    throw InvalidArgument("restore: the cache has served requests");
+  }
+  ++clock_;
+  ++room_version_;
+  return tiers_->restore(tier, kept, clock_);
+}
+
 void PrefixCache::acknowledge(TransferId id, bool is_good) {
   if (!tiers_) throw InvalidArgument("there is no tier below the arena");
   ++clock_;

@@ -122,6 +122,12 @@ class PrefixCache {
   // request: the caller releases it and allocates again. The same of a write, which the caller asks
   // for when it likes.
   std::optional<TierWrite> next_write();
+  // Of a write that next_write() returned and that has not ended. Throws InvalidArgument of any
+  // other, and of one whose source went.
+  WriteLabel label_of(TransferId write) const;
+  // A tier has this state and its KV from before a restart. False: an id of it is another's, or it
+  // stands already. Throws InvalidArgument where the counts do not fit, or requests came before.
+  bool restore(TierId tier, const KeptState& kept);
   // Once for each rank, all of which are awaited. Throws InvalidArgument where the transfer has
   // ended.
   void acknowledge(TransferId id, bool is_good);

@@ -20,6 +20,17 @@ constexpr std::array<std::pair<std::string_view, PolicyKind>, 4> kNames{{
 
 }  // namespace
 
+std::optional<Filling> filling_named(std::string_view name) {
+  for (const Filling filling : {Filling::kAsDropped, Filling::kAhead}) {
+    if (name_of(filling) == name) return filling;
+  }
+  return std::nullopt;
+}
+
+std::string_view name_of(Filling filling) {
+  return filling == Filling::kAhead ? "ahead" : "as_dropped";
+}
+
 std::optional<PolicyKind> policy_named(std::string_view name) {
   for (const auto& [known, kind] : kNames) {
     if (known == name) return kind;

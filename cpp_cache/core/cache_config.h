@@ -15,6 +15,14 @@ enum class PolicyKind : std::uint8_t { kLru, kValue, kAuto, kMarconi };
 std::optional<PolicyKind> policy_named(std::string_view name);
 std::string_view name_of(PolicyKind policy);
 
+// When what a tier holds is written to the next one: kAhead, as soon as there is nothing else to
+// write and without dropping it, so that the next tier has what a restart is to find.
+enum class Filling : std::uint8_t { kAsDropped, kAhead };
+
+// nullopt: no filling has that name.
+std::optional<Filling> filling_named(std::string_view name);
+std::string_view name_of(Filling filling);
+
 // Memory below the arena, in slabs of the same shape. A load from it costs `fixed_cost`, and more
 // for each page and slot; a prefill of one token costs 1.
 struct TierConfig {
@@ -24,6 +32,7 @@ struct TierConfig {
   double slot_cost = 0;
   // Pages' worth that may be written in a second, in the long run; nullopt: any number.
   std::optional<double> pages_a_second{};
+  Filling filling = Filling::kAsDropped;  // from the tier above
 };
 
 struct CacheConfig {

@@ -42,6 +42,13 @@ void TailList::add(Tail tail) {
   ++body_->resident;
 }
 
+void TailList::add_gone(Tail tail) {
+  if (!body_) body_ = std::make_unique<Body>();
+  const TailId id = tail.id;
+  const Tail& added = body_->tails.emplace_hint(body_->tails.end(), id, std::move(tail))->second;
+  body_->gone.insert(added.tokens, &added, tokens_of);
+}
+
 void TailList::move_page(PageId from, PageId to) {
   const TailId id = body_->pages.at(from);
   body_->pages.erase(from);

@@ -92,6 +92,9 @@ class TailList {
 
   // REQUIRES: it is resident, younger than all others, and none has its tokens.
   void add(Tail tail);
+  // One that stands below the arena alone. REQUIRES: it is younger than all others, and none has
+  // its tokens.
+  void add_gone(Tail tail);
   // The state of a resident tail. REQUIRES: there is such a tail.
   Checkpoint& state(TailId id) { return *body_->tails.at(id).state; }
   // REQUIRES: a resident tail has that page.

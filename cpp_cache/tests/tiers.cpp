@@ -335,3 +335,86 @@ TEST_CASE("a disk without budget is not written") {
   CHECK(cache.stats().tiers[1].written_slots == 0);
   CHECK(cache.stats().tiers[1].refused_writes > 0);
 }
+
+namespace {
+
+CacheConfig kept(std::int64_t slabs = 8) {
+  TierConfig disk{20};
+  disk.filling = Filling::kAhead;
+  return tiered(slabs, {TierConfig{20}, disk});
+}
+
+}  // namespace
+
+TEST_CASE("a tier that is filled ahead gets what the one above keeps") {
+  PrefixCache cache = make_prefix_cache(kept());
+  serve(cache, prompt({1, 2, 3}, 20), 202);
+  CHECK(write_all(cache) == 2);
+  CHECK(cache.stats().tiers[0].slots.tree == 1);
+  CHECK(cache.stats().tiers[1].slots.tree == 1);
+  CHECK(cache.stats().tiers[1].pages.tree == 4);
+  // And once.
+  CHECK(!cache.next_write());
+  cache.flush();
+  cache.check_integrity();
+  CHECK(cache.stats().tiers[1].slots.tree == 0);
+}
+
+TEST_CASE("what was labelled stands again in a cache that begins, and nothing twice") {
+  PrefixCache before = make_prefix_cache(kept());
+  const auto first = prompt({1, 2, 3}, 20);
+  auto second = prompt({1, 2, 7, 8}, 0);
+  serve(before, first, 202);
+  serve(before, second, 256);
+  struct Written {
+    WriteLabel label;
+    TierWrite write;
+  };
+  std::vector<Written> written;
+  while (const auto write = before.next_write()) {
+    if (raw(write->to) == 1) written.push_back({before.label_of(write->id), *write});
+    before.acknowledge(write->id, true);
+  }
+  REQUIRE(written.size() == 2);
+  CHECK(written[0].label.start == 0);
+  CHECK(!written[0].label.above);
+  CHECK(written[1].label.start == 128);
+  CHECK(written[1].label.above == written[0].write.pages[1].second);
+  CHECK_THROWS_AS(before.label_of(written[0].write.id), InvalidArgument);
+
+  PrefixCache after = make_prefix_cache(kept());
+  KeptState one{
+      "", Tokens(first).first(202), {}, written[0].write.slot.second, written[0].label.kind};
+  for (const auto& [from, to] : written[0].write.pages) one.pages.push_back(to);
+  KeptState other{"",
+                  second,
+                  {one.pages[0], one.pages[1]},
+                  written[1].write.slot.second,
+                  written[1].label.kind};
+  for (const auto& [from, to] : written[1].write.pages) other.pages.push_back(to);
+  for (const KeptState& state : {one, other}) {
+    CHECK(after.restore(static_cast<TierId>(1), state));
+    after.check_integrity();
+    CHECK(!after.restore(static_cast<TierId>(1), state));
+    after.check_integrity();
+  }
+  CHECK(after.stats().tiers[1].pages.tree == 6);
+  CHECK(after.stats().tiers[1].slots.tree == 2);
+  // Its slot is another's, and so is a page of the third.
+  KeptState third{"salt", one.tokens, one.pages, one.slot, one.kind};
+  CHECK(!after.restore(static_cast<TierId>(1), third));
+  third.pages.pop_back();
+  CHECK_THROWS_AS(after.restore(static_cast<TierId>(1), third), InvalidArgument);
+  after.check_integrity();
+  CHECK(!after.match(first, "salt", std::nullopt).stored.size());
+
+  const AllocationId id = after.allocate(first, "", loading(first)).value();
+  const PendingLoad load = after.allocation(id).load.value();
+  CHECK(load.stored.boundary == 202);
+  CHECK(load.plan.pages.front().source == one.pages.front());
+  after.acknowledge(load.plan.id, true);
+  after.check_integrity();
+  CHECK(after.allocation(id).cached_tokens == 202);
+  after.release(id);
+  CHECK_THROWS_AS(after.restore(static_cast<TierId>(1), one), InvalidArgument);
+}

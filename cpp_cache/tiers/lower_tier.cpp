@@ -111,22 +111,45 @@ void LowerTier::mark_state(const StateKey& key, const StateCopy* copy, Tick now)
 }
 
 void LowerTier::reserve_run(NodeId id) {
+  const auto tokens = static_cast<std::int64_t>(tree_.node(id).tokens.size());
+  reserve_these(id, allocator_.take_pages(tokens / kPageTokens));
+}
+
+void LowerTier::reserve_these(NodeId id, std::vector<PageId> pages) {
   const Node& node = tree_.node(id);
   withdraw_run(*node.parent);
   ++copies_.at(*node.parent).children;
   RunCopy& run = copies_.at(id).run;
   run.state = CopyState::kReserved;
-  run.pages = allocator_.take_pages(static_cast<std::int64_t>(node.tokens.size()) / kPageTokens);
+  run.pages = std::move(pages);
   run.last_use = node.last_use;
 }
 
 void LowerTier::reserve_state(const StateKey& key, const StateCopy& like) {
-  withdraw_run(key.node);
   StateCopy copy{CopyState::kReserved, like.held, std::nullopt};
   copy.held.pins = 0;
   copy.held.slot = allocator_.take_slot();
   if (key.tail) copy.page = allocator_.take_pages(1).front();
+  reserve_these(key, copy);
+}
+
+void LowerTier::reserve_these(const StateKey& key, StateCopy copy) {
+  withdraw_run(key.node);
+  copy.state = CopyState::kReserved;
   copies_.add(key, copy);
+}
+
+bool LowerTier::claim(const TierIds& ids) {
+  TierIds taken;
+  for (const PageId page : ids.pages) {
+    if (!allocator_.claim(page)) break;
+    taken.pages.push_back(page);
+  }
+  if (taken.pages.size() == ids.pages.size() && (!ids.slot || allocator_.claim(*ids.slot))) {
+    return true;
+  }
+  give_back(taken);
+  return false;
 }
 
 void LowerTier::settle_run(NodeId id, Tick now) {

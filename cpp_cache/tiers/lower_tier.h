@@ -57,6 +57,11 @@ class LowerTier {
   // the tier lacks, from the root down. REQUIRES: it fits.
   void reserve_run(NodeId id);
   void reserve_state(const StateKey& key, const StateCopy& like);
+  // The same with these very ids, of copies that stood before a restart. REQUIRES: claimed.
+  void reserve_these(NodeId id, std::vector<PageId> pages);
+  void reserve_these(const StateKey& key, StateCopy copy);
+  // All of them, or false and none: one is another's.
+  bool claim(const TierIds& ids);
   // REQUIRES: they are reserved, and for a run the one above is present.
   void settle_run(NodeId id, Tick now);
   void settle_state(const StateKey& key, Tick now);

@@ -47,7 +47,12 @@ class TierCheck {
   }
 
   void read_write(const WriteInFlight& write) {
-    if (write.from == tier_.id()) ++leaving_[write.state];
+    if (write.from == tier_.id()) {
+      const StateCopy* const source = tier_.copies().state(write.state);
+      require(source != nullptr, 10,
+              "tier " + std::to_string(raw(tier_.id())) + ": a state that a write reads went");
+      ++(source->state == CopyState::kLeaving ? leaving_ : state_readers_)[write.state];
+    }
     if (write.to != tier_.id()) return;
     for (const TierIds& ids : write.orphans) {
       pages_working_ += static_cast<std::int64_t>(ids.pages.size());

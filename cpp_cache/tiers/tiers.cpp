@@ -15,6 +15,8 @@ namespace {
 constexpr std::int64_t kMostLooked = 64;
 // Writes from a tier to the next that may be in flight; beyond it what goes is dropped.
 constexpr std::size_t kMostDemotions = 64;
+// Transfers under way, beyond which nothing is written ahead.
+constexpr std::size_t kMostBesides = 2;
 
 std::int64_t pages_of(const Node& node) {
   return static_cast<std::int64_t>(node.tokens.size()) / kPageTokens;
@@ -32,6 +34,7 @@ Tiers::Tiers(const CacheConfig& config, RadixTree& tree, EventJournal& journal, 
     budgets_.emplace_back(config.tiers[place].pages_a_second);
   }
   counts_.resize(tiers_.size());
+  ahead_.resize(tiers_.size());
 }
 
 TierCounts Tiers::counts(TierId tier) const {
@@ -154,10 +157,45 @@ std::optional<TierWrite> Tiers::next_write(Tick now) {
     if (begun == Begun::kLater) queue_.push(next);
     if (begun == Begun::kNever) ++counts_.front().refused_writes;
   }
+  for (std::size_t place = 1; place < tiers_.size() && begun_.empty(); ++place) {
+    begin_ahead(static_cast<TierId>(place), now);
+  }
   if (begun_.empty()) return std::nullopt;
   TierWrite write = std::move(begun_.front());
   begun_.pop_front();
   return write;
+}
+
+void Tiers::begin_ahead(TierId to, Tick now) {
+  WriteQueue& waiting = ahead_[raw(to)];
+  const auto from = static_cast<TierId>(raw(to) - 1);
+  const std::int64_t looked = std::min(waiting.size(), kMostLooked);
+  for (std::int64_t i = 0; i < looked && begun_.empty(); ++i) {
+    if (transfers_.size() >= kMostBesides || !budgets_[raw(to)].is_open()) return;
+    const WriteQueue::Waiting next = waiting.front();
+    waiting.pop();
+    const StateKey& state = next.state;
+    if (!tree_.alive(state.node, next.serial)) continue;
+    if (at(from).copies().state(state) == nullptr || at(to).copies().state(state) != nullptr) {
+      continue;
+    }
+    const auto item = at(from).state_item(state);
+    if (!item) {
+      // Somebody reads it.
+      waiting.push(next);
+      continue;
+    }
+    if (!is_worth_writing(to, from, *item)) {
+      ++counts_[raw(to)].refused_writes;
+      continue;
+    }
+    at(from).hold_state(state);
+    const Begun begun = begin_write(from, to, state, now);
+    if (begun == Begun::kYes) return;
+    at(from).let_state(state);
+    if (begun == Begun::kLater) waiting.push(next);
+    if (begun == Begun::kNever) ++counts_[raw(to)].refused_writes;
+  }
 }
 
 void Tiers::end_unstarted(TransferId id, Tick now) {
@@ -366,19 +404,28 @@ void Tiers::settle(const WriteInFlight& write, bool is_good, Tick now) {
     tier.settle_state(write.state, now);
     counts.written_pages += write.pages;
     ++counts.written_slots;
+    const auto next = static_cast<std::size_t>(raw(write.to)) + 1;
+    if (next < tiers_.size() && config_.tiers[next].filling == Filling::kAhead) {
+      ahead_[next].push({write.state, tree_.node(write.state.node).serial});
+    }
   } else {
     ++counts.failed_transfers;
     for (const TierIds& ids : cancel(write)) tier.give_back(ids);
   }
   if (!write.from) return;
-  // It was to make room: the copy above goes, unless a load reads it.
   LowerTier& source = at(*write.from);
+  if (source.copies().state(write.state)->state != CopyState::kLeaving) {
+    source.let_state(write.state);
+    return;
+  }
+  // It was to make room: the copy above goes, unless a load reads it.
   source.stay(write.state);
   if (const auto item = source.state_item(write.state)) drop(*write.from, *item, now);
 }
 
 void Tiers::drop_all(Tick now) {
   queue_.clear();
+  for (WriteQueue& waiting : ahead_) waiting.clear();
   // Nobody was given these: nobody will acknowledge them.
   for (const TierWrite& write : std::exchange(begun_, {})) end_unstarted(write.id, now);
   for (const auto& tier : tiers_) {

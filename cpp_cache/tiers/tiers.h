@@ -46,6 +46,8 @@ class Tiers {
   std::int64_t waiting_writes() const { return queue_.size(); }
   // Runs and states that no tier holds any more.
   std::int64_t lost() const { return lost_; }
+  // Of a write that is under way. Throws InvalidArgument where there is none, or it was abandoned.
+  WriteLabel label_of(TransferId write) const;
   bool is_read() const;
   bool holds_any() const;
 
@@ -72,6 +74,9 @@ class Tiers {
   // One of as many as there are ranks; all of them are awaited, whatever they say. Returns a load
   // that this was the last of. Throws InvalidArgument where the transfer has ended or never began.
   std::optional<EndedLoad> acknowledge(TransferId id, bool is_good, Tick now);
+  // The tier has it, from before a restart. False, and nothing has changed, where one of its ids is
+  // another's, or the tier has the state by now. REQUIRES: a page for each of its tokens' pages.
+  bool restore(TierId tier, const KeptState& kept, Tick now);
   // Drops all that nobody reads, and what waits.
   void drop_all(Tick now);
 
@@ -86,6 +91,8 @@ class Tiers {
   LowerTier& at(TierId tier) { return *tiers_[raw(tier)]; }
   const LowerTier& at(TierId tier) const { return *tiers_[raw(tier)]; }
   Begun begin_write(std::optional<TierId> from, TierId to, const StateKey& state, Tick now);
+  // Begins to write, to a tier that is filled ahead, what came to the one above and stays there.
+  void begin_ahead(TierId to, Tick now);
   bool make_room(TierId tier, std::int64_t pages, std::int64_t slots, Tick now);
   // Begins to write a state that would be dropped to the next tier; false: it is not worth that.
   bool demote(TierId tier, const EvictionItem& item, Tick now);
@@ -96,6 +103,8 @@ class Tiers {
   void settle(const WriteInFlight& write, bool is_good, Tick now);
   // Reserves nothing for it any more; the ids are the caller's.
   std::vector<TierIds> cancel(const WriteInFlight& write);
+  // The node at whose end, and the tokens behind which, a restored run is to begin.
+  Position stands_to(NodeId root, const KeptState& kept);
   void abandon(WriteInFlight& write);
   void end_unstarted(TransferId id, Tick now);
   WriteInFlight* write_of(TierId to, const StateKey& state);
@@ -109,7 +118,8 @@ class Tiers {
   std::vector<WriteBudget> budgets_;
   std::vector<TierCounts> counts_;
   WriteQueue queue_;
-  std::deque<TierWrite> begun_;  // and not given to anybody yet
+  std::vector<WriteQueue> ahead_;  // by the tier to be written to
+  std::deque<TierWrite> begun_;    // and not given to anybody yet
   std::map<TransferId, Transfer> transfers_;
   std::int64_t next_transfer_ = 1;
   std::int64_t lost_ = 0;

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,24 @@ struct TierLoad {
   SlotId source;
   SlotId target;
   std::int64_t boundary;  // tokens behind which the state stands
+};
+
+// What a write brings, by its tokens: enough to know it again after a restart.
+struct WriteLabel {
+  std::string salt;
+  std::int64_t start = 0;         // tokens before what is copied
+  std::optional<PageId> above{};  // the tier's page that ends there
+  std::vector<Token> tokens{};    // from there to the state
+  CheckpointKind kind{};
+};
+
+// A state that a tier has from before a restart, with all KV of its path.
+struct KeptState {
+  std::string_view salt;
+  Tokens tokens;
+  std::vector<PageId> pages{};  // in logical order; a tail's page is the last
+  SlotId slot;
+  CheckpointKind kind;
 };
 
 // A state and the runs of its path that the tier lacked.

@@ -154,6 +154,29 @@ NodeId RadixTree::add_child(NodeId parent_id, Tokens run, std::vector<PageId> pa
   return child.id;
 }
 
+NodeId RadixTree::add_child_below(NodeId parent_id, Tokens run, Tick now) {
+  Node& child = nodes_.make();
+  Node& parent = at(parent_id);
+  child.parent = parent_id;
+  child.tokens.assign(run.begin(), run.end());
+  child.page_hash = PageKey(child.first_page()).hash;
+  child.depth = parent.depth + static_cast<std::int64_t>(run.size());
+  child.last_use = now;
+  candidates_.withdraw(parent);
+  hang(parent, child);
+  candidates_.list(parent);
+  return child.id;
+}
+
+TailId RadixTree::add_tail_below(NodeId id, Tokens tokens) {
+  const auto tail = static_cast<TailId>(next_tail_++);
+  Node& node = at(id);
+  candidates_.withdraw(node);
+  node.tails.add_gone({tail, {tokens.begin(), tokens.end()}, std::nullopt, std::nullopt});
+  candidates_.list(node);
+  return tail;
+}
+
 void RadixTree::hang(Node& parent, const Node& child) {
   if (!child.resident) {
     parent.ghost_children.insert(child.id, child.page_hash);

@@ -76,6 +76,10 @@ class RadixTree {
   // Drops the root if nothing hangs on it and nobody stands there.
   void close_root_if_bare(NodeId root);
   NodeId add_child(NodeId parent, Tokens run, std::vector<PageId> pages, Tick now);
+  // What a tier below the arena alone is about to hold: a run, and a tail of it. REQUIRES: no child
+  // begins, and no tail is, like it; set_kv_below() or set_state_below() follows.
+  NodeId add_child_below(NodeId parent, Tokens run, Tick now);
+  TailId add_tail_below(NodeId id, Tokens tokens);
   // Whether a run may be appended to the node's own edge instead of to a child.
   bool growable(const Node& node) const;
   void grow(NodeId leaf, Tokens run, const std::vector<PageId>& pages, Tick now);

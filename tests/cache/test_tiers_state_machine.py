@@ -39,9 +39,13 @@ class TierMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["lru", "value", "auto"]),
         ranks=st.sampled_from([1, 1, 2]),
         ghosts=st.sampled_from([10_000, 3]),
+        filling=st.sampled_from(["as_dropped", "ahead"]),
     )
-    def start(self, slabs: int, tiers: list[int], policy: str, ranks: int, ghosts: int) -> None:
-        self.twins = [self.made(slabs, tiers, policy, ranks, ghosts) for _ in range(2)]
+    def start(
+        self, slabs: int, tiers: list[int], policy: str, ranks: int, ghosts: int, filling: str
+    ) -> None:
+        made = [self.made(slabs, tiers, policy, ranks, ghosts, filling) for _ in range(2)]
+        self.twins = made
         self.tree = self.twins[0]
         self.ranks = ranks
         self.pages: Bytes = {}
@@ -53,7 +57,9 @@ class TierMachine(RuleBasedStateMachine):
         self.loads = 0
 
     @staticmethod
-    def made(slabs: int, tiers: list[int], policy: str, ranks: int, ghosts: int) -> PrefixCache:
+    def made(
+        slabs: int, tiers: list[int], policy: str, ranks: int, ghosts: int, filling: str
+    ) -> PrefixCache:
         return PrefixCache(
             TreeConfig(
                 slabs=slabs,
@@ -62,7 +68,10 @@ class TierMachine(RuleBasedStateMachine):
                 max_ghost_nodes=ghosts,
                 policy=policy,
                 attention_cost=1e-3,
-                tiers=[TierConfig(slabs=size, page_cost=1.0, slot_cost=4.0) for size in tiers],
+                tiers=[
+                    TierConfig(slabs=size, page_cost=1.0, slot_cost=4.0, filling=filling)
+                    for size in tiers
+                ],
                 ranks=ranks,
             )
         )
