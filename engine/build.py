@@ -24,7 +24,7 @@ from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.receiving.early_step import EarlySteps
 from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
-from tasuki.engine.runner.base import Runner
+from tasuki.engine.runner.base import EventRecorder, Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.lane_adjustments import DrawnTogether
 from tasuki.engine.runner.verify.token_rows import widths
@@ -34,6 +34,7 @@ from tasuki.engine.speculation.measured_limit import MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
+from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier_copiers import cpu_copiers
 from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, TierPrices
@@ -48,11 +49,13 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import (
     check_kernels,
     load_weights,
+    weights_digest,
 )
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
@@ -131,7 +134,9 @@ class EngineParts:
         prices = self.tier_prices
         found = [prices[0].config(self.host.slabs)]
         if self.disk is not None:
-            found.append(prices[1].config(self.disk.file.slabs, self.disk.pages_a_second))
+            slabs, budget = self.disk.file.slabs, self.disk.pages_a_second
+            # A restart finds what the disk has.
+            found.append(prices[1].config(slabs, budget, "ahead"))
         return found
 
 
@@ -161,9 +166,10 @@ def build_parts(
     model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
     host = build_host_arena(config, arena.layout, role)
-    disk = None if host is None else disk_memory(config, arena.layout)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
+    contract = partial(_contract, config, model_config, weights, arena.layout)
+    disk = None if host is None else disk_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
     return EngineParts(
         model_config,
@@ -174,6 +180,14 @@ def build_parts(
         disk=disk,
         grammars=GrammarCompiler(vocabulary),
     )
+
+
+def _contract(
+    config: EngineConfig, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
+) -> dict[str, str]:
+    """What two nodes must have equal, one after the other, to mean the same bytes."""
+    digest = weights_digest(config.model)
+    return Contract(digest, layout, angles=model.angles, weights_format=weights.formats).flat()
 
 
 def asked_model(config: EngineConfig) -> ModelConfig:
@@ -414,16 +428,24 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
     """None where the parts have none."""
     if parts.host is None:
         return None
-    disk = None if parts.disk is None else parts.disk.file
+    disk = parts.disk
     if parts.copiers is not None:
         copiers: Sequence[Copier] = parts.copiers(parts)
     else:
         copiers = cpu_copiers(parts.arena, parts.host, disk)
     tiers = [
-        LowerTier(name, copier, prices)
-        for name, copier, prices in zip(TIER_NAMES, copiers, parts.tier_prices, strict=False)
+        LowerTier(name, copier, prices, disk=disks)
+        for name, copier, prices, disks in zip(
+            TIER_NAMES, copiers, parts.tier_prices, (None, disk), strict=False
+        )
     ]
-    return partial(LowerTiers, tiers=tiers, clock=parts.clock)
+
+    def make(cache: HybridPrefixCache, recorder: EventRecorder) -> LowerTiers:
+        if disk is not None:
+            restore(cache, TIER_NAMES.index("disk"), disk.index)
+        return LowerTiers(cache, recorder, tiers, parts.clock)
+
+    return make
 
 
 def build_early_start(

@@ -70,7 +70,10 @@ class CacheQueries:
             case m.LoadQuery():
                 self._emit(self._room.reply(message))
             case m.FlushCache(query_id):
-                self._emit(m.FlushReply(query_id, cache.flush()))
+                dropped = cache.flush()
+                if self._tiers is not None:
+                    self._tiers.empty()
+                self._emit(m.FlushReply(query_id, dropped))
             case m.WatchCache(query_id, stream):
                 self._emit(m.WatchOpened(query_id, cache.watch(stream)))
             case m.ReadEvents(query_id, watch):

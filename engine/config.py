@@ -94,14 +94,14 @@ class EngineConfig:
     )
     disk_cache: str | None = option(
         None,
-        "folder on a disk below host memory, for a file without a name: needs disk_cache_gib and "
-        "host_cache_gib; what was there is gone when the node ends",
+        "folder on a disk below host memory, for KV and tokens of prompts, which a restarted node "
+        "with the same model finds again: needs disk_cache_gib and host_cache_gib",
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB")
     disk_write_mb: float | None = option(
         None,
         "written to disk_cache in the long run, MB/s, as the drive's endurance allows; not given: "
-        "whatever host memory drops",
+        "whatever host memory gets",
     )
     max_batch: int | Auto = option(
         Auto.AUTO,

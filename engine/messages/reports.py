@@ -169,7 +169,8 @@ class TierReport(Message):
     """A tier below the arena. slabs: free, and all. held: pages and slots that are of use. loads,
     writes: counters, by how they ended. bytes: of those that were of use, counters; loaded and
     written. moving: loads and writes under way, and writes that wait. dropped: pages and slots,
-    counters."""
+    counters. kept: of a tier that outlives its node, states that stood again at its start and those
+    whose path was not whole, records that were torn, and those that the disk did not take."""
 
     name: str
     slab_bytes: int
@@ -180,3 +181,4 @@ class TierReport(Message):
     bytes: dict[str, int]
     moving: dict[str, int]
     dropped: dict[str, int]
+    kept: dict[str, int] = field(default_factory=dict)

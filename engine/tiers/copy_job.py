@@ -4,6 +4,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tasuki.pycache._cpp_cache import TierLoad, TierWrite
 
 
@@ -24,19 +27,33 @@ class JobEnd(Enum):
     """The copy raised, or would stand behind one that does not end."""
 
 
+@dataclass(frozen=True, eq=False)
+class WriteLabel:
+    """What a write brings, by its tokens. start: tokens before them; above: the tier's page that
+    ends there; kind: the state's."""
+
+    salt: bytes
+    start: int
+    above: int | None
+    tokens: NDArray[np.int32]
+    kind: str
+
+
 @dataclass(frozen=True)
 class CopyJob:
     """transfer: the tree's number of it. pages, slot: (source, target), ids of their places; slot
-    is None where another tier has the load's state."""
+    is None where another tier has the load's state. label: of a write to a tier that outlives its
+    node."""
 
     transfer: int
     direction: Direction
     pages: tuple[tuple[int, int], ...]
     slot: tuple[int, int] | None
+    label: WriteLabel | None = None
 
     @staticmethod
-    def of_write(write: TierWrite) -> "CopyJob":
-        return CopyJob(write.id, Direction.DOWN, tuple(write.pages), write.slot)
+    def of_write(write: TierWrite, label: WriteLabel | None = None) -> "CopyJob":
+        return CopyJob(write.id, Direction.DOWN, tuple(write.pages), write.slot, label)
 
 
 def parts_of_load(load: TierLoad) -> dict[int, CopyJob]:

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from tasuki.utils.os_threads import name_this_thread
 
@@ -33,6 +34,20 @@ STUCK_SECONDS = 10.0
 """A piece takes at most, before what waits behind it is given up."""
 
 
+class WriteJournal(Protocol):
+    """Of what a tier holds that outlives its node. Raises nothing: what it cannot take a restart
+    does not find."""
+
+    def taken(self, job: CopyJob) -> None:
+        """The job's targets are about to be written."""
+
+    def kept(self, job: CopyJob, written: TierDigests) -> None:
+        """They were written whole."""
+
+    def emptied(self) -> None:
+        """Nothing that was kept is of use any more."""
+
+
 class CopyThread:
     def __init__(
         self,
@@ -40,18 +55,22 @@ class CopyThread:
         page_bytes: int,
         name: str = "host",
         clock: Callable[[], float] = time.monotonic,
+        journal: WriteJournal | None = None,
     ) -> None:
-        """name: of the tier. clock: of how long a piece takes, seconds."""
+        """name: of the tier. clock: of how long a piece takes, seconds. journal: of a tier that
+        outlives its node."""
         self._pieces = pieces
         self._pages_at_once = max(1, _PIECE_BYTES // page_bytes)
         self._name = name
         self._clock = clock
+        self._journal = journal
         self.written = TierDigests()
         self._piece_began: float | None = None
         self._broke = False
         self._asked = threading.Condition()
         self._waiting: dict[Direction, deque[CopyJob]] = {each: deque() for each in Direction}
         self._cancelled: set[int] = set()
+        self._is_emptied = False
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended: deque[tuple[int, JobEnd]] = deque()
@@ -68,11 +87,14 @@ class CopyThread:
                 self._ended.append((job.transfer, JobEnd.BROKEN))
                 return
             self._waiting[job.direction].append(job)
-            if self._thread is None:
-                name = f"tasuki-{self._name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+            self._start()
             self._asked.notify()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            name = f"tasuki-{self._name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
 
     def cancel(self, transfer: int) -> None:
         """It ends soon, and at once where it has not begun; it may have ended well before that is
@@ -85,6 +107,16 @@ class CopyThread:
                         self._ended.append((transfer, JobEnd.CANCELLED))
                         return
             self._cancelled.add(transfer)
+
+    def empty(self) -> None:
+        """Nothing that was written before is of use any more: its journal says so before it says
+        anything else."""
+        if self._journal is None:
+            return
+        with self._asked:
+            self._is_emptied = True
+            self._start()
+            self._asked.notify()
 
     def take_ended(self) -> list[tuple[int, JobEnd]]:
         """Since the last call."""
@@ -139,12 +171,23 @@ class CopyThread:
 
     def _next(self) -> CopyJob | None:
         """None: the tier closes, and nothing waits."""
-        with self._asked:
-            while not any(self._waiting.values()):
+        while True:
+            self._say_emptied()
+            with self._asked:
+                if self._is_emptied:
+                    continue
+                if any(self._waiting.values()):
+                    return (self._waiting[Direction.UP] or self._waiting[Direction.DOWN]).popleft()
                 if self._closing:
                     return None
                 self._asked.wait()
-            return (self._waiting[Direction.UP] or self._waiting[Direction.DOWN]).popleft()
+
+    def _say_emptied(self) -> None:
+        with self._asked:
+            is_due, self._is_emptied = self._is_emptied, False
+        if is_due and self._journal is not None:
+            with self._piece():
+                self._journal.emptied()
 
     def _end(self, job: CopyJob) -> None:
         copy = self._load if job.direction is Direction.UP else self._write
@@ -174,6 +217,9 @@ class CopyThread:
 
     def _write(self, job: CopyJob) -> JobEnd:
         assert job.slot is not None
+        if self._journal is not None:
+            with self._piece():
+                self._journal.taken(job)
         for _, target in job.pages:
             self.written.pages.pop(target, None)
         self.written.slots.pop(job.slot[1], None)
@@ -191,6 +237,9 @@ class CopyThread:
             return JobEnd.CANCELLED
         with self._piece():
             self.written.slots[job.slot[1]] = self._pieces.slot_down(job.slot)
+        if self._journal is not None:
+            with self._piece():
+                self._journal.kept(job, self.written)
         return JobEnd.DONE
 
     def _load(self, job: CopyJob) -> JobEnd:

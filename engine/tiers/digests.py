@@ -1,16 +1,19 @@
 """What the pages and slots of a tier were written with, and what those of the arena have now.
 
-A digest is of the bytes as the arena lays them out and not of their place
-(transfer/windows/digest.py), so that what the arena had and what came back from below are equal
-exactly if their digests are. A copy from one tier to the next takes the digest along: what rotted
-on its way fails where it is loaded.
+A digest (XXH3, 128 bits) is of the bytes of one page or slot, region after region, and not of their
+place: what the arena had and what came back from below are equal if their digests are, but for one
+pair of differing pieces in 2^128. A copy from one tier to the next takes the digest along: what
+rotted on its way fails where it is loaded.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tasuki.transfer.windows.digest import ArenaWindow, Digester
-from tasuki.transfer.windows.window import WindowHeader
+import xxhash
+
+from tasuki.pycache.arena import Arena
+
+from .pieces import page_bytes, slot_bytes
 
 
 @dataclass(frozen=True)
@@ -23,18 +26,20 @@ class TierDigests:
 
 
 class ArenaDigests:
-    """Thread rule: any, as of a digester."""
+    """Thread rule: any. Holds no interpreter's lock while bytes are read."""
 
-    def __init__(self, digester: Digester, layers: int) -> None:
-        self._digester = digester
-        self._layers = layers
+    def __init__(self, arena: Arena) -> None:
+        """REQUIRES: the arena is in host memory."""
+        self._arena = arena
 
     def of_pages(self, pages: Sequence[int]) -> list[int]:
-        header = WindowHeader(0, 0, self._layers, 0, 1, carries_state=False)
-        return self._digester.digest_all(
-            [ArenaWindow(0, 0, header, (page,), None) for page in pages]
-        )
+        return [self._of_page(page) for page in pages]
+
+    def _of_page(self, page: int) -> int:
+        total = xxhash.xxh3_128()
+        for block in page_bytes(self._arena, page):
+            total.update(block)
+        return total.intdigest()
 
     def of_slot(self, slot: int) -> int:
-        header = WindowHeader(0, 0, self._layers, 0, 0, carries_state=True)
-        return self._digester.digest_all([ArenaWindow(0, 0, header, (), slot)])[0]
+        return xxhash.xxh3_128_intdigest(slot_bytes(self._arena, slot).data)

@@ -1,26 +1,27 @@
 """A file of records on a disk: memory below host memory, by the same ids.
 
 A page lies in one piece, and so does a slot: a slab of the file holds as many pages, or one slot,
-as one of the arena. The file has no name: nothing of a prompt is left of a node that ended, however
-it did, and no other's file is touched. Its descriptor goes with the object.
+as one of the arena. One slab more is for trying the disk. The file stays where its node ends.
 
 Thread rule: one thread reads and writes.
 Invariant: a call returns with all of its bytes moved, or raises DiskFailed. What a disk returns is
 not believed here: who reads compares digests.
 """
 
+import errno
 import logging
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache.layout import CacheLayout
+
+from .kept.disk_failed import DiskFailed
+from .kept.kept_folder import KeptFolder
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +29,15 @@ _SECTOR = 4096
 """Direct reads and writes begin and end at such bytes, in the file and in memory."""
 _MOST_FAILURES = 3
 """One after the other, before the disk is given up."""
-_MODE = 0o600
-
-
-class DiskFailed(OSError):
-    """The disk did not do what it was asked; what it was asked for is computed instead."""
+_NAME = "slabs"
 
 
 class DiskFile:
-    def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
-        """Takes the file's room on the disk. Raises DiskFailed."""
+    def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
+        """Takes the file's room on the disk; what is in it stays. Raises DiskFailed."""
         self.layout = layout
         self.slabs = slabs
-        self._folder = folder
+        self._folder = folder.path
         self._page = _sectors(layout.page_bytes)
         self._slot = _sectors(layout.slot_bytes)
         self._slab = disk_slab_bytes(layout)
@@ -48,13 +45,13 @@ class DiskFile:
         # A map of its own is aligned as direct reads and writes need it.
         self._memory = memoryview(mmap.mmap(-1, max(self._page, self._slot)))
         self._staging = np.frombuffer(self._memory, dtype=np.uint8)
+        size = (slabs + 1) * self._slab
         try:
-            self._file = _open_unnamed(folder)
-            weakref.finalize(self, os.close, self._file)
-            os.posix_fallocate(self._file, 0, slabs * self._slab)
+            self._file = _open(folder)
+            self._let_go = weakref.finalize(self, os.close, self._file)
+            _take_room(self._file, size)
         except OSError as error:
-            size = slabs * self._slab
-            raise DiskFailed(f"no file of {size} bytes in {folder}: {error}") from error
+            raise DiskFailed(f"no file of {size} bytes in {folder.path}: {error}") from error
 
     @property
     def page(self) -> NDArray[np.uint8]:
@@ -77,6 +74,10 @@ class DiskFile:
 
     def read_slot(self, slot: int) -> None:
         self._move("read", os.preadv, self._slot, slot * self._slab)
+
+    def close(self) -> None:
+        """Idempotent. REQUIRES: nobody reads or writes any more."""
+        self._let_go()
 
     def _page_offset(self, page: int) -> int:
         slab, index = divmod(page, self.layout.blocks_per_slab)
@@ -121,16 +122,23 @@ def _sectors(size: int) -> int:
     return -(-size // _SECTOR) * _SECTOR
 
 
-def _open_unnamed(folder: Path) -> int:
+def _take_room(file: int, size: int) -> None:
+    before = os.fstat(file).st_size
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.ftruncate(file, before)
+        raise
+    os.ftruncate(file, size)
+
+
+def _open(folder: KeptFolder) -> int:
     """A descriptor. Past the page cache, where the file system can: memory for what it holds is
     what host memory is for."""
-    flags = os.O_RDWR | os.O_CLOEXEC
-    for direct in (os.O_DIRECT, 0):
-        try:
-            return os.open(folder, flags | os.O_TMPFILE | direct, _MODE)
-        except OSError as error:
-            log.debug("no unnamed file in %s with flags %o: %s", folder, direct, error)
-    descriptor, name = tempfile.mkstemp(prefix="tasuki-", dir=folder)
-    os.unlink(name)
-    log.warning("the file in %s is read and written by way of the page cache", folder)
-    return descriptor
+    try:
+        return folder.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    log.warning("the file in %s is read and written by way of the page cache", folder.path)
+    return folder.open(_NAME, os.O_RDWR | os.O_CREAT)

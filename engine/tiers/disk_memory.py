@@ -1,7 +1,10 @@
-"""How much of a disk a node keeps below its host memory, and that it reads back what it wrote."""
+"""How much of a disk a node keeps below its host memory, that it reads back what it wrote, and what
+is there from before."""
 
 import logging
 import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +13,17 @@ import numpy as np
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.pycache.layout import CacheLayout
 
-from .disk_file import DiskFailed, DiskFile, disk_slab_bytes
+from .disk_file import DiskFile, disk_slab_bytes
+from .kept.disk_failed import DiskFailed
+from .kept.kept_folder import KeptFolder
+from .kept.kept_index import KeptIndex
 
 log = logging.getLogger(__name__)
 
 GIB = 2**30
 _FEWEST_SLABS = 2
-_PROBE_SECONDS = 30.0
+_START_SECONDS = 60.0
+"""To take the room, try the disk and read what is known of it, before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +31,21 @@ class DiskMemory:
     """pages_a_second: that may be written in the long run; None: any number."""
 
     file: DiskFile
+    index: KeptIndex
     pages_a_second: float | None = None
 
+    def close(self) -> None:
+        """Another node may have it. REQUIRES: no copier has it any more."""
+        self.file.close()
+        self.index.close()
 
-def disk_memory(config: EngineConfig, layout: CacheLayout) -> DiskMemory | None:
-    """None where the config asks for none. Raises EngineConfigError where the disk has no room, or
-    does not return what was written to it."""
+
+def disk_memory(
+    config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
+) -> DiskMemory | None:
+    """None where the config asks for none. contract: what must be equal before bytes are used that
+    another node wrote. Raises EngineConfigError where the disk has no room, does not return what
+    was written to it, or is another's."""
     if config.disk_cache is None or config.disk_cache_gib is None:
         return None
     slabs = int(config.disk_cache_gib * GIB) // disk_slab_bytes(layout)
@@ -38,50 +54,66 @@ def disk_memory(config: EngineConfig, layout: CacheLayout) -> DiskMemory | None:
         raise EngineConfigError(
             f"disk_cache_gib {config.disk_cache_gib} holds {slabs} slabs; give at least {least:.3g}"
         )
+    began = time.monotonic()
+    parent, agreed = Path(config.disk_cache), contract()
+    budget = config.disk_write_mb
     try:
-        file = DiskFile(Path(config.disk_cache), layout, slabs)
-        _probe_within(file, _PROBE_SECONDS)
+        file, index = _within(_START_SECONDS, lambda: _opened(parent, agreed, layout, slabs))
     except DiskFailed as error:
         raise EngineConfigError(
             f"disk_cache {config.disk_cache}: {error}; give another folder, less disk_cache_gib, "
             "or leave them out"
         ) from error
-    log.info("%.2f GiB in %s below host memory", config.disk_cache_gib, config.disk_cache)
-    budget = config.disk_write_mb
-    return DiskMemory(file, None if budget is None else budget * 1e6 / layout.page_bytes)
+    log.info(
+        "%.2f GiB in %s below host memory: %d records of before in %.1f s, %d torn, %d folders of "
+        "other models are left alone",
+        *(config.disk_cache_gib, config.disk_cache, index.found, time.monotonic() - began),
+        *(index.counters["torn"], index.folder.others),
+    )
+    return DiskMemory(file, index, None if budget is None else budget * 1e6 / layout.page_bytes)
 
 
-def _probe_within(file: DiskFile, seconds: float) -> None:
+def _opened(
+    parent: Path, contract: Mapping[str, str], layout: CacheLayout, slabs: int
+) -> tuple[DiskFile, KeptIndex]:
+    folder = KeptFolder(parent, contract)
+    try:
+        file = DiskFile(folder, layout, slabs)
+        probe(file)
+        return file, KeptIndex(folder, layout, slabs)
+    except DiskFailed:
+        folder.close()
+        raise
+
+
+def _within(
+    seconds: float, call: Callable[[], tuple[DiskFile, KeptIndex]]
+) -> tuple[DiskFile, KeptIndex]:
     """Raises DiskFailed. A disk that hangs, hangs a thread of nobody."""
-    found: list[DiskFailed | None] = []
+    found: list[tuple[DiskFile, KeptIndex] | DiskFailed] = []
 
     def run() -> None:
         try:
-            probe(file)
+            found.append(call())
         except DiskFailed as error:
             found.append(error)
-        else:
-            found.append(None)
 
     thread = threading.Thread(target=run, name="tasuki-probe", daemon=True)
     thread.start()
     thread.join(seconds)
     if not found:
-        raise DiskFailed(f"it took longer than {seconds:g} s to write and read two pieces")
-    if found[0] is not None:
+        raise DiskFailed(f"it took longer than {seconds:g} s to be tried and read")
+    if isinstance(found[0], DiskFailed):
         raise found[0]
+    return found[0]
 
 
 def probe(file: DiskFile) -> None:
-    """Write the first and the last slab's slot and read them back. Raises DiskFailed."""
-    random = np.random.default_rng()
-    written = {}
-    for slot in (0, file.slabs - 1):
-        written[slot] = random.integers(0, 256, len(file.slot), dtype=np.uint8)
-        file.slot[:] = written[slot]
-        file.write_slot(slot)
-    for slot, wanted in written.items():
-        file.slot[:] = 0
-        file.read_slot(slot)
-        if not np.array_equal(file.slot, wanted):
-            raise DiskFailed(f"slab {slot} is not what was written there")
+    """Write the spare slab's slot and read it back. Raises DiskFailed."""
+    written = np.random.default_rng().integers(0, 256, len(file.slot), dtype=np.uint8)
+    file.slot[:] = written
+    file.write_slot(file.slabs)
+    file.slot[:] = 0
+    file.read_slot(file.slabs)
+    if not np.array_equal(file.slot, written):
+        raise DiskFailed("what it returns is not what was written to it")

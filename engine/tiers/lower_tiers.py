@@ -22,10 +22,11 @@ from typing import Protocol
 
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
-from tasuki.pycache._cpp_cache import Allocation
+from tasuki.pycache._cpp_cache import Allocation, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from .copy_job import CopyJob, JobEnd, parts_of_load
+from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
+from .disk_memory import DiskMemory
 from .tier_prices import TierPrices
 
 MOST_WRITES = 2
@@ -41,6 +42,8 @@ class Copier(Protocol):
     """CopyThread, or what a test puts in its place."""
 
     def begin(self, job: CopyJob) -> None: ...
+
+    def empty(self) -> None: ...
 
     def cancel(self, transfer: int) -> None: ...
 
@@ -80,11 +83,12 @@ class TierCounters:
 
 @dataclass(frozen=True)
 class LowerTier:
-    """One, as the engine has it."""
+    """One, as the engine has it. disk: what it lies on, where that outlives the node."""
 
     name: str
     copier: Copier
     prices: TierPrices
+    disk: DiskMemory | None = None
     counters: TierCounters = field(default_factory=TierCounters)
 
 
@@ -193,9 +197,20 @@ class LowerTiers:
             write = self._cache.next_write()
             if write is None:
                 return
-            job = CopyJob.of_write(write)
+            job = CopyJob.of_write(write, self._label(write))
             self._writes[write.id] = write.target, self._size(job)
             self._begin(write.target, job)
+
+    def _label(self, write: TierWrite) -> WriteLabel | None:
+        if self._tiers[write.target].disk is None:
+            return None
+        salt, start, above, tokens, kind = self._cache.label_of(write.id)
+        return WriteLabel(salt, start, above, tokens, kind.value)
+
+    def empty(self) -> None:
+        """The cache was flushed: a restart finds nothing of before."""
+        for tier in self._tiers:
+            tier.copier.empty()
 
     def report(self) -> tuple[TierReport, ...]:
         """Of each."""
@@ -219,6 +234,7 @@ class LowerTiers:
                         "waiting_writes": stats.waiting_writes if number == 0 else 0,
                     },
                     {"pages": held.dropped_pages, "slots": held.dropped_slots},
+                    {} if tier.disk is None else tier.disk.index.counters,
                 )
             )
         return tuple(found)
@@ -235,7 +251,7 @@ class LowerTiers:
     def close(self, seconds: float) -> bool:
         """End every copy and the copiers, each within so long. False: one took longer; what is
         being copied is then its own for good."""
-        return all([tier.copier.close(seconds) for tier in self._tiers])
+        return all([_closed(tier, seconds) for tier in self._tiers])
 
     def _begin(self, tier: int, job: CopyJob) -> None:
         self._unbegun.append((self._recorder.record_event(), tier, job))
@@ -288,6 +304,14 @@ class LowerTiers:
         for transfer, load in late:
             self._give_up(transfer, "late")
             load.on_end(LoadEnd.LATE)
+
+
+def _closed(tier: LowerTier, seconds: float) -> bool:
+    if not tier.copier.close(seconds):
+        return False
+    if tier.disk is not None:
+        tier.disk.close()
+    return True
 
 
 MakeTiers = Callable[[HybridPrefixCache, EventRecorder], LowerTiers]

@@ -5,7 +5,6 @@ from typing import Protocol
 
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.place_copies import PagePairs, copy_pages_across, copy_slot_across
-from tasuki.transfer.windows.digest import Digester
 
 from .digests import ArenaDigests
 
@@ -28,11 +27,10 @@ class PieceCopies(Protocol):
 class HostCopies:
     """`PieceCopies` of host memory below an arena that is in host memory as well."""
 
-    def __init__(self, arena: Arena, below: Arena, digester: Digester) -> None:
-        """digester: of the arena."""
+    def __init__(self, arena: Arena, below: Arena) -> None:
         self._arena = arena
         self._below = below
-        self._digests = ArenaDigests(digester, len(arena.layout.layer_kinds))
+        self._digests = ArenaDigests(arena)
 
     def pages_down(self, pages: PagePairs) -> list[int]:
         # First: a copy that went wrong is then not what its digest says.

@@ -54,12 +54,15 @@ class TierPrices:
         """Of so many pages and a state."""
         return self.fixed + self.page * pages + self.slot
 
-    def config(self, slabs: int, pages_a_second: float | None = None) -> TierConfig:
-        """pages_a_second: that may be written in the long run."""
+    def config(
+        self, slabs: int, pages_a_second: float | None = None, filling: str = "as_dropped"
+    ) -> TierConfig:
+        """pages_a_second: that may be written in the long run. filling: as the tree's."""
         return TierConfig(
             slabs=slabs,
             fixed_cost=self.fixed,
             page_cost=self.page,
             slot_cost=self.slot,
             pages_a_second=pages_a_second,
+            filling=filling,
         )

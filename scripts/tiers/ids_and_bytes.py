@@ -8,10 +8,12 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from tasuki.engine.runner.base import Event
 from tasuki.engine.tiers.copy_thread import CopyThread
+from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTier, LowerTiers
 from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.engine.tiers.tier_prices import TierPrices
@@ -63,7 +65,7 @@ class Turns:
         prices = TierPrices(1.0, 0.1, 0.1, 1e-6)
         configs = [prices.config(host_slabs)]
         if disk is not None:
-            configs.append(prices.config(disk.slabs))
+            configs.append(prices.config(disk.slabs, filling="ahead"))
         self.cache = HybridPrefixCache(self.arena, tiers=configs, policy="auto")
         self.faults = RandomFaults(seed + 1, 60)
         copies = FaultyCopies(self.arena, self.host, self.faults)
@@ -72,8 +74,10 @@ class Turns:
         tiers = [LowerTier("host", copier, prices)]
         if disk is not None:
             disk.fault = RandomFaults(seed + 2, 60)
-            below = disk_copier(self.arena, self.host, copier, disk)
-            tiers.append(LowerTier("disk", below, prices))
+            memory = disk.memory()
+            below = disk_copier(self.arena, self.host, copier, memory)
+            tiers.append(LowerTier("disk", below, prices, disk=memory))
+            restore(self.cache, 1, memory.index)
         self.tier = LowerTiers(self.cache, self, tiers, self.clock)
         self.outcome, self.ends = Outcome(), Counter[str]()
         self._random = np.random.default_rng(seed)
@@ -103,12 +107,7 @@ class Turns:
             else:
                 self.tier.wait(0.001)
             self.tier.write_down()
-        while self.tier.is_busy or self._landed:
-            self.tier.advance()
-            while self._landed:
-                self._go_on(*self._landed.popleft())
-            self.tier.wait(0.001)
-        self.cache.check_integrity()
+        self.finish()
 
     def _text(self, length: int) -> Tokens:
         return self._random.integers(0, 1000, length).astype(np.int32)
@@ -117,6 +116,19 @@ class Turns:
         number = int(self._random.integers(len(self._logs)))
         tokens = np.concatenate([self._logs[number], self._text(int(self._random.integers(5, 90)))])
         self._logs[number] = self._text(40) if len(tokens) > 500 else tokens
+        self.ask(tokens)
+
+    def finish(self) -> None:
+        """Until nothing is under way."""
+        while self.tier.is_busy or self._landed:
+            self.tier.advance()
+            while self._landed:
+                self._go_on(*self._landed.popleft())
+            self.tier.wait(0.001)
+        self.cache.check_integrity()
+
+    def ask(self, tokens: Tokens) -> None:
+        """A turn of these; its load goes on."""
         allocation = self.cache.allocate_or_load(
             tokens,
             capacity_tokens=len(tokens),
@@ -193,7 +205,8 @@ class Turns:
 
 def _sign(tokens: Tokens, end: int) -> int:
     """Of the tokens before `end`."""
-    return hash(tokens[:end].tobytes())
+    # The same in every process.
+    return xxhash.xxh3_64_intdigest(tokens[:end].tobytes()) >> 1
 
 
 def _state_sign(tokens: Tokens, end: int) -> int:

@@ -14,12 +14,13 @@ from tasuki.engine.build import EngineParts
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.disk_file import DiskFile
 from tasuki.engine.tiers.disk_memory import DiskMemory
+from tasuki.engine.tiers.kept.kept_folder import KeptFolder
+from tasuki.engine.tiers.kept.kept_index import KeptIndex
 from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.pycache.place_copies import PagePairs
-from tasuki.transfer.windows.digest import WindowDigester
 from tests.harness.engines import Lone, prompt, tiny_engine, tiny_parts
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import HANG_SECONDS, until
@@ -40,7 +41,7 @@ class FaultyCopies(HostCopies):
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
     ) -> None:
-        super().__init__(arena, below, WindowDigester(arena.bytes.numpy(), arena.layout))
+        super().__init__(arena, below)
         self.fault = fault
         self._held: set[str] = set()
         self._changed = threading.Condition()
@@ -139,7 +140,7 @@ def tiered_parts(
         host = CopyThread(copies.made, parts.layout.page_bytes)
         if parts.disk is None:
             return [host]
-        copies.disk = disk_copier(parts.arena, parts.host, host, parts.disk.file)
+        copies.disk = disk_copier(parts.arena, parts.host, host, parts.disk)
         return [host, copies.disk]
 
     parts = tiny_parts(slabs=slabs, host_slabs=host_slabs, disk=disk, kv_dtype=kv_dtype)
@@ -208,11 +209,16 @@ class FaultyDisk(DiskFile):
     what is read is wrong; SKIP: a write is lost, and a read brings what the memory had before."""
 
     def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
-        super().__init__(folder, layout, slabs)
+        self.folder = KeptFolder(folder, {"model": "of a test"})
+        super().__init__(self.folder, layout, slabs)
         self.fault: Callable[[str], Fault | None] = lambda name: None
         self._open = threading.Event()
         self._open.set()
         self.hangs = threading.Event()
+
+    def memory(self) -> DiskMemory:
+        """With what it kept."""
+        return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs))
 
     def hang(self) -> None:
         """From the next piece on, until let_go()."""

@@ -16,6 +16,12 @@ _COUNTERS = (
     ("writes", "end", "Writes to a tier by how they ended; those that are done were of use."),
     ("bytes", "direction", "Moved between a tier and the arena, of what was of use."),
     ("dropped", "kind", "Pages and slots that a tier gave up."),
+    (
+        "kept",
+        "what",
+        "Of a tier that outlives its node: states that stood again when it started, those whose "
+        "path was not whole, records that were torn, and those that the disk did not take.",
+    ),
 )
 
 
@@ -27,6 +33,8 @@ def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"tasuki_tier_{name}", text, labels=["tier", label])
         yield _filled(gauge, tiers, name)
     for name, label, text in _COUNTERS:
+        if not any(getattr(tier, name) for tier in tiers):
+            continue
         counter = CounterMetricFamily(f"tasuki_tier_{name}", text, labels=["tier", label])
         yield _filled(counter, tiers, name)
 
