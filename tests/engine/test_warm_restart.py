@@ -258,6 +258,7 @@ def test_a_kill_loses_what_was_being_written(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a process for each of 119 places
 @pytest.mark.parametrize("what", ["bytes", "record"])
 def test_a_kill_at_any_write_loses_what_was_being_written(tmp_path: Path, what: str) -> None:
     for count in range(1, 120):
