@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tasuki.model.known_models import PUBLISHED
+from tasuki.pycache.layout import FP8_ROWS
 from tasuki.utils.config.flags import FlagParser
 
-from .replay import replay, replay_tiers
+from .replay import CachedDtypes, replay, replay_tiers
 from .report import as_text
 from .tier_report import tier_text
 from .tiers import Tiers
@@ -34,6 +35,12 @@ def main(argv: Sequence[str]) -> int:
         default="off",
         help="auto: pages and states hold what a draft layer keeps, where the model has one",
     )
+    parser.add_argument(
+        "--kv-dtype", choices=("bf16", "fp8"), default="bf16", help="of keys and values in pages"
+    )
+    parser.add_argument(
+        "--state-dtype", choices=("float32", "bf16"), default="float32", help="of recurrent states"
+    )
     parser.add_argument("--policy", choices=POLICIES, default="auto", help="eviction policy")
     parser.add_argument("--limit", type=int, help="requests to replay; all by default")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -42,11 +49,17 @@ def main(argv: Sequence[str]) -> int:
     tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_mb)
     trace = load_trace(values.file, values.limit)
     kept = values.draft_layer
+    names = {"bf16": "bfloat16", "fp8": FP8_ROWS, "float32": "float32"}
+    dtypes = CachedDtypes(names[values.kv_dtype], names[values.state_dtype])
     if tiers is None:
-        result = replay(trace, values.model, values.gb, values.policy, draft_layer=kept)
+        result = replay(
+            trace, values.model, values.gb, values.policy, draft_layer=kept, dtypes=dtypes
+        )
         text = as_text(result)
     else:
-        result = replay_tiers(trace, values.model, tiers, values.policy, draft_layer=kept)
+        result = replay_tiers(
+            trace, values.model, tiers, values.policy, draft_layer=kept, dtypes=dtypes
+        )
         text = as_text(result) + tier_text(result)
     sys.stdout.write(json.dumps(result) + "\n" if values.json else text)
     return 0

@@ -1,6 +1,7 @@
 """One replay: a trace, a model's sizes, a budget and a policy become an outcome."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tasuki.model.flops import PrefillFlops
@@ -20,6 +21,17 @@ from .transfers import Transfers
 _GIB = 1 << 30
 
 
+@dataclass(frozen=True)
+class CachedDtypes:
+    """As a layout names them: of keys and values, and of recurrent states."""
+
+    kv: str = "bfloat16"
+    state: str = "float32"
+
+
+PLAIN_DTYPES = CachedDtypes()
+
+
 def replay(
     trace: Trace,
     model: str,
@@ -28,12 +40,13 @@ def replay(
     rules: ReplayRules | None = None,
     *,
     draft_layer: str = "off",
+    dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
     """`model`: a published name or a folder; `gib`: bytes of the cache, GiB; `rules`: the policy's
-    own by default; `draft_layer`: as of tasuki serve. Raises ReplayError, ModelConfigError,
-    WeightsError."""
+    own by default; `draft_layer`: as of tasuki serve; `dtypes`: of what is cached. Raises
+    ReplayError, ModelConfigError, WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
-    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
     tree = PrefixCache(tree_config(layout, flops, gib, policy))
@@ -49,10 +62,11 @@ def replay_tiers(
     rules: ReplayRules | None = None,
     *,
     draft_layer: str = "off",
+    dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
     """The same with memory below the arena; what moves, and how often, is in the outcome too."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
-    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
+    layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
     shape = tree_config(layout, flops, tiers.arena, policy, tiers.configs(layout, flops))

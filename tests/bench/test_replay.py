@@ -267,3 +267,7 @@ def test_a_draft_layer_costs_what_no_longer_fits(
     assert saved("65") == saved("65", *auto)
     tiers = ("--tiers", "1,2")
     assert saved("1", *tiers) > saved("1", *tiers, *auto)
+    # What is smaller lets more stay.
+    for smaller in (("--kv-dtype", "fp8"), ("--state-dtype", "bf16")):
+        assert saved("3", *smaller) > saved("3")
+        assert saved("1", *tiers, *smaller) > saved("1", *tiers)
