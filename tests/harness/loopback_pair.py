@@ -280,6 +280,7 @@ def loopback_pair(
     With a precision the source is full of numbers of about 1, and both keep back slabs beyond
     `slabs`."""
     precision = precision or WirePrecision()
+    settings = settings or SenderSettings(lease_seconds=HANG_SECONDS)
     layout = layout or small_layout()
     fabric = LoopbackFabric()
     generator = np.random.default_rng(seed)

@@ -21,7 +21,7 @@ from tasuki.transfer.ranks.head_rows import HeadRows
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import (
     Fault,
     Faults,
@@ -199,7 +199,9 @@ def ranked_pair(
     fabric = LoopbackFabric()
     source = RankedNode(senders, LoopbackTransport(fabric, "source", faults), layout)
     target = RankedNode(receivers, LoopbackTransport(fabric, "target"), layout)
-    sender = Sender(layout, [source.plane.source(source.steps)])
+    # Nobody renews.
+    settings = SenderSettings(lease_seconds=HANG_SECONDS)
+    sender = Sender(layout, [source.plane.source(source.steps)], settings)
     receiver = Receiver(layout, [target.plane.target()])
     sender.connect("peer", target.plane.node.arenas)
     receiver.start()
