@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -50,6 +50,10 @@ bench-planner: $(VENV)/installed
 # The same trace, shortened, on 2 x 2 real daemons and in the simulator: how far apart the two are.
 fleet-replay: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.fleet_replay $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet_replay.json $(BENCH_ARGS)
+
+# Recorded runs of agents on GPUs, and the simulator at the same workload. Needs no GPU; seconds.
+fleet-hardware: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.fleet_hardware docs/results/serving_gpu_agents*.json docs/results/serving_gpu_pair_agents*.json --out docs/results/fleet_hardware.json
 
 # The trace, shortened, through the unmodified smg before as many simulated nodes as BENCH_ARGS="--nodes 100" says.
 bench-gateway: $(VENV)/dev-installed
