@@ -13,7 +13,6 @@ import torch
 
 from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.tiers.disk_memory import DiskMemory
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS
@@ -159,7 +158,7 @@ def test_what_comes_back_from_host_memory_and_disk_is_what_was_stored(
     following = first + lone.ask("first", first, 2) + prompt(40, seed=2)
     expected = lone.ask("next", following, 4)
     disk = FaultyDisk(tmp_path, tiny_parts(slabs=2, kv_dtype=FP8_ROWS).layout, 120)
-    for settings in ({}, {"host_slabs": 14, "disk": DiskMemory(disk)}):
+    for settings in ({}, {"host_slabs": 14, "disk": disk.memory()}):
         for made in tiered(slabs=14, **settings):
             made.lone.ask("first", first, 2)
             for seed in range(100, 108):
