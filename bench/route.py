@@ -25,6 +25,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import prefix_hashes
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.routing.hint_trust import HintTrust
 
 _SALT = b"salt"
 _HELD = 80
@@ -38,6 +39,7 @@ class _Connection:
     number: int | None = None
     alive: bool = True
     load: PrefillNodeLoad = field(default_factory=PrefillNodeLoad)
+    hints: HintTrust = field(default_factory=HintTrust)
 
 
 @dataclass(frozen=True, eq=False)
