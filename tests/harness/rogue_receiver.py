@@ -54,14 +54,15 @@ class Rogue:
         self.contract = contract_of(self.stub)
         self._rooms = 0
         self._connection = self.connect(self.metadata).connected.connection_id
-        answers: SimpleQueue[pb.Renewal | None] = SimpleQueue()
+        self._answers: SimpleQueue[pb.Renewal | None] = SimpleQueue()
         # Before the thread begins: a rogue may be closed as soon as it is made.
-        self._heart = self.stub.Heartbeat(iter(answers.get, None))
-        self._beating = Thread(target=self._beat, args=[answers])
+        self._heart = self.stub.Heartbeat(iter(self._answers.get, None))
+        self._beating = Thread(target=self._beat)
         self._beating.start()
 
-    def _beat(self, answers: "SimpleQueue[pb.Renewal | None]") -> None:
+    def _beat(self) -> None:
         """Answer beats, as a receiver must that wants to stay connected."""
+        answers = self._answers
         answers.put(pb.Renewal(connection_id=self._connection))
         try:
             for beat in self._heart:
