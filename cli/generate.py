@@ -182,8 +182,11 @@ def _read_ids(flag: str, file: str) -> list[list[int]]:
     path = Path(file)
     try:
         lists = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PromptFileError(f"{flag} {path}: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise PromptFileError(
+            f"{flag} {path}: cannot be read ({error}); write a JSON list of lists of token ids, as "
+            "[[1, 2], [3]]"
+        ) from error
     if not isinstance(lists, list) or not lists or not all(_is_ids(item) for item in lists):
         raise PromptFileError(
             f"{flag} {path}: write a non-empty list of lists of integers, as [[1, 2], [3]]"
