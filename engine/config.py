@@ -13,6 +13,10 @@ MOST_DRAFTS_ON_GPU = 7
 """Of a row: with its first token they fill a matrix instruction of most models' heads twice."""
 
 
+MOST_DRAFTS = 64
+"""Of a row anywhere: more never held that long, and each is a row of the model."""
+
+
 class EngineConfigError(ValueError):
     """A setting that cannot work; the message names the field and the mend."""
 
@@ -161,7 +165,7 @@ class EngineConfig:
     )
     draft_tokens: int = option(
         4,
-        "drafts of a step and answer at most; on a GPU 7 or fewer",
+        "drafts of a step and answer at most, 64 or fewer; on a GPU 7 or fewer",
         aliases=("--num-speculative-tokens",),
     )
     draft_count: str = option(
@@ -195,6 +199,10 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, Auto) and value < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {value}")
+        if self.draft_tokens > MOST_DRAFTS:
+            raise EngineConfigError(
+                f"draft_tokens must be at most {MOST_DRAFTS}, not {self.draft_tokens}"
+            )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise EngineConfigError(f"max_model_len must be at least 2, not {self.max_model_len}")
         part = self.gpu_memory_utilization

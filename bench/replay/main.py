@@ -9,6 +9,7 @@ from tasuki.model.known_models import PUBLISHED
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.utils.config.flags import FlagParser
 
+from .errors import ReplayError
 from .replay import CachedDtypes, replay, replay_tiers
 from .report import as_text
 from .tier_report import tier_text
@@ -47,6 +48,10 @@ def main(argv: Sequence[str]) -> int:
     values = parser.parse_args(argv)
 
     tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_mb)
+    if not 0 < values.gb < 1 << 20:
+        raise ReplayError(f"--gb {values.gb:g}: give a size above 0 in GiB")
+    if tiers is None and values.disk_write_mb is not None:
+        raise ReplayError("--disk-write-mb is of a disk: give --tiers too, as 64,1024,8192")
     trace = load_trace(values.file, values.limit)
     kept = values.draft_layer
     names = {"bf16": "bfloat16", "fp8": FP8_ROWS, "float32": "float32"}

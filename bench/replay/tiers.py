@@ -47,6 +47,12 @@ class Tiers:
             raise ReplayError(
                 f"--tiers {text}: give two or three sizes above 0 in GiB: arena, host and disk"
             )
+        if disk_write_mb is not None:
+            flag = f"--disk-write-mb {disk_write_mb}"
+            if not 0 < disk_write_mb < 1 << 40:
+                raise ReplayError(f"{flag}: give MB/s above 0, or leave it out")
+            if len(sizes) <= len(LINKS):
+                raise ReplayError(f"{flag} is of a disk: give --tiers {text} a third size")
         return Tiers(sizes[0], tuple(sizes[1:]), disk_write_mb)
 
     @property

@@ -36,7 +36,9 @@ from .stored_tensors import StoredTensors, reading
 
 log = logging.getLogger(__name__)
 
-_PREFIXES = ("model.language_model.", "model.")
+_OUTER = {"model.language_model.": "", "language_model.model.": "language_model.", "model.": ""}
+"""By what the text model's names begin with, what those of its head do."""
+_UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 INDEX = "model.safetensors.index.json"
 _NOTED_SECONDS = 1.0
 
@@ -132,10 +134,10 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.exists():
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = sorted({directory / name for name in where.values()})
+        except _UNREADABLE as error:
             raise WeightsError(f"{index}: has no readable weight_map; fetch it again") from error
-        files = sorted(directory / str(name) for name in names)
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
@@ -220,11 +222,14 @@ class Checkpoint:
             )
 
     def _found_prefix(self) -> str:
-        for prefix in _PREFIXES:
+        for prefix in _OUTER:
             if Companions(f"{prefix}embed_tokens.weight", self._tensors).values() is not None:
                 return prefix
-        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _OUTER)
         raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
 
     def _published(self, name: str) -> str:
-        return name if name.startswith(("lm_head.", "mtp.")) else self._prefix + name
+        if not name.startswith(("lm_head.", "mtp.")):
+            return self._prefix + name
+        outer = _OUTER[self._prefix] + name
+        return outer if Companions(outer, self._tensors).values() is not None else name

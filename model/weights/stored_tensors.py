@@ -38,7 +38,15 @@ class StoredTensors:
             for path in files:
                 with reading(path):
                     file = opened.enter_context(safe_open(path, framework="pt"))
-                    self._files.update(dict.fromkeys(file.keys(), (path, file)))
+                    names = file.keys()
+                for name in names:
+                    if name in self._files:
+                        raise WeightsError(
+                            f"{path}: tensor {name} is in {self._files[name][0].name} too, and "
+                            "only one of the two can be meant: move files that are not of the "
+                            "model out of the folder"
+                        )
+                    self._files[name] = (path, file)
             self._unread = dict.fromkeys(self._files)
             self._opened = opened.pop_all()
 

@@ -72,7 +72,10 @@ def test_gzip_and_plain_read_alike(trace_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("", "holds no request"), ("{}\n", ":1: is no request"), ("[1]\n", ":1: is no request")],
+    [
+        ("", "holds no request"),
+        *((text, ":1: is no request") for text in ("{}\n", "[1]\n", "[" * 100_000)),
+    ],
 )
 def test_a_bad_trace_is_named_with_its_line(tmp_path: Path, content: str, told: str) -> None:
     path = tmp_path / "bad.jsonl"
@@ -221,6 +224,25 @@ def test_odd_tiers_are_refused(
 ) -> None:
     assert cli.main(["replay-trace", str(trace_file), "--tiers", sizes]) == 1
     assert f"--tiers {sizes}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--gb", size] for size in ("0", "-1", "nan", "inf", "1e30")),
+        *(["--tiers", "1,2,3", "--disk-write-mb", rate] for rate in ("0", "-1", "nan", "inf")),
+        ["--disk-write-mb", "5"],
+        ["--disk-write-mb", "5", "--tiers", "64,1024"],
+    ],
+    ids=str,
+)
+def test_odd_sizes_and_rates_are_refused(
+    trace_file: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert cli.main(["replay-trace", str(trace_file), *flags]) == 1
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert "--gb" in message or "--disk-write-mb" in message
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
