@@ -598,6 +598,13 @@ class PrefixCache:
         """The tier has the state behind these tokens, and their KV, from before a restart. False:
         an id is another's, or the state stands already. InvalidArgument where the counts do not
         fit, or requests came before."""
+    def adopt(
+        self, tier: int, tokens: NDArray[np.int32], *, salt: bytes, kind: CheckpointKind
+    ) -> tuple[list[int], int, int] | None:
+        """The tier has the state behind these tokens, and their KV, since somebody else wrote them:
+        its pages of the path in logical order, a tail's last, how many of them it had before, and
+        its slot. None: no room, the state stands somewhere already, or KV of it is being written.
+        InvalidArgument without tokens."""
     def acknowledge(self, transfer: int, is_good: bool) -> None:
         """Once for each rank, all of which are awaited. After the last one what was written is of
         use, or what was loaded is the tree's, if all are good; an allocation whose load did not

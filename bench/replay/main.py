@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--gb", type=float, default=32.0, help="bytes of the cache, GiB")
     parser.add_argument("--tiers", help="instead of --gb: arena, host[, disk] as 64,1024,8192, GiB")
     parser.add_argument(
-        "--disk-write-mb", type=float, help="the disk's write budget, MB/s; none by default"
+        "--disk-write-budget", type=float, help="the disk's write budget, MB/s; none by default"
     )
     parser.add_argument(
         "--draft-layer",
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     values = parser.parse_args(argv)
 
-    tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_mb)
+    tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_budget)
     trace = load_trace(values.file, values.limit)
     kept = values.draft_layer
     names = {"bf16": "bfloat16", "fp8": FP8_ROWS, "float32": "float32"}

@@ -196,7 +196,7 @@ def test_what_the_host_cannot_keep_comes_back_from_the_disk(tmp_path: Path) -> N
     trace = load_trace(crowded(tmp_path))
     host = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5,)), "value")
     disk = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64)), "value")
-    unwritten = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64), disk_write_mb=0), "value")
+    unwritten = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64), disk_write_budget=0), "value")
     assert host["flops_saved"] < disk["flops_saved"]
     assert disk["loaded_bytes"]["disk"] > 0 < disk["disk_drive_writes_per_day"]
     assert unwritten["written_bytes"]["disk"] == 0
