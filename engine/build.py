@@ -33,6 +33,7 @@ from tasuki.engine.speculation.measured_limit import MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
+from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
@@ -49,7 +50,6 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import (
     check_kernels,
     load_weights,
-    weights_digest,
 )
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
@@ -67,6 +67,7 @@ from .intake import PromptLimits
 from .parallel.leader_runner import LeaderRunner
 from .parallel.ranks import Ranks
 from .parallel.shared_arenas import SharedArenas
+from .parallel.tiers.rank_copier import RankCopier
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -194,8 +195,15 @@ def build_parts(
 def _contract(
     config: EngineConfig, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
 ) -> dict[str, str]:
-    """What two nodes must have equal, one after the other, to mean the same bytes."""
-    digest = weights_digest(config.model)
+    digest = digest_of_weights(config.model, config.disk_cache)
+    return kept_contract(digest, model, weights, layout)
+
+
+def kept_contract(
+    digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
+) -> dict[str, str]:
+    """What two nodes must have equal, one after the other, to mean the same bytes. digest: of the
+    weights."""
     return Contract(digest, layout, angles=model.angles, weights_format=weights.formats).flat()
 
 
@@ -433,6 +441,8 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
         copiers: Sequence[Copier] = parts.copiers(parts)
     else:
         copiers = cpu_copiers(parts.arena, parts.host, disk, parts.remote)
+        if parts.ranks is not None:
+            copiers = [RankCopier(own, tier, parts.ranks) for tier, own in enumerate(copiers)]
     prices = parts.tier_prices
     tiers = [LowerTier("host", copiers[0], prices[0])]
     if disk is not None:
@@ -442,7 +452,8 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
 
     def make(cache: HybridPrefixCache, recorder: EventRecorder) -> LowerTiers:
         if disk is not None:
-            restore(cache, 1, disk.index)
+            others = () if parts.ranks is None else parts.ranks.kept
+            restore(cache, 1, disk.index, others)
         return LowerTiers(cache, recorder, tiers, parts.clock)
 
     return make

@@ -91,15 +91,15 @@ class EngineConfig:
     )
     host_cache_gib: float | Auto | None = option(
         None,
-        "host memory below the arena, GiB, which keeps what the arena has no room for: of a fused "
-        "or a prefill node on a CPU, as yet; auto: half of what is available; not given: none",
+        "host memory below the arena, GiB of all ranks, which keeps what the arena has no room "
+        "for: of a node on a CPU, as yet; auto: half of what is available; not given: none",
     )
     disk_cache: str | None = option(
         None,
         "folder on a disk below host memory, for KV and tokens of prompts, which a restarted node "
         "with the same model finds again: needs disk_cache_gib and host_cache_gib",
     )
-    disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB")
+    disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
         None,
         "written to disk_cache in the long run, MB/s, as the drive's endurance allows; not given: "
@@ -245,11 +245,6 @@ class EngineConfig:
         host = self.host_cache_gib
         if host is not None and not isinstance(host, Auto) and not 0 < host < float("inf"):
             raise EngineConfigError(f"host_cache_gib must be auto or above 0, not {host}")
-        if host is not None and self.tensor_parallel > 1:
-            raise EngineConfigError(
-                "host_cache_gib is given, and what lies below the arena is of one rank, as yet: "
-                "leave --host-cache-gib out, or give --tensor-parallel 1"
-            )
         self._check_disk()
         self._check_remote()
         for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):

@@ -46,9 +46,11 @@ _LATE_TIMES = 8
 
 
 class Copier(Protocol):
-    """CopyThread, or what a test puts in its place."""
+    """CopyThread, or what stands in its place."""
 
-    written: TierDigests
+    @property
+    def written(self) -> TierDigests:
+        """What the tier was written with here."""
 
     def begin(self, job: CopyJob) -> None: ...
 

@@ -256,9 +256,9 @@ def test_a_turn_end_is_loaded_before_a_prefill_node_pulls_it(
     (wanted,) = lone.all_said(m.HandoverWanted)
     assert wanted.ticket.offered == 354 and wanted.ticket.kv_matched == 0
     copies.fault = lambda name: fault if name.endswith("_up") else None
-    copies.hold("slot_up")
+    copies.hold("pages_up")
     lone.post(m.PullAsked(wanted.ticket.room, 354, 2))
-    copies.await_inside("slot_up")
+    copies.await_inside("pages_up")
     lone.steps(3)
     assert not lone.all_said(m.PullPinned) and not lone.all_said(m.PullRefused)
     copies.let_go()

@@ -48,14 +48,16 @@ class DiskMemory:
 def disk_memory(
     config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
 ) -> DiskMemory | None:
-    """None where the config asks for none. contract: what must be equal before bytes are used that
-    another node wrote. Raises EngineConfigError where the disk has no room, does not return what
-    was written to it, or is another's."""
+    """None where the config asks for none. layout: of this rank, which takes its part of
+    disk_cache_gib. contract: what must be equal before bytes are used that another node wrote, with
+    the rank where there are several. Raises EngineConfigError where the disk has no room, does not
+    return what was written to it, or is another's."""
     if config.disk_cache is None or config.disk_cache_gib is None:
         return None
-    slabs = int(config.disk_cache_gib * GIB) // disk_slab_bytes(layout)
+    slab = disk_slab_bytes(layout) * config.tensor_parallel
+    slabs = int(config.disk_cache_gib * GIB) // slab
     if slabs < _FEWEST_SLABS:
-        least = _FEWEST_SLABS * disk_slab_bytes(layout) / GIB
+        least = _FEWEST_SLABS * slab / GIB
         raise EngineConfigError(
             f"disk_cache_gib {config.disk_cache_gib} holds {slabs} slabs; give at least {least:.3g}"
         )

@@ -150,7 +150,7 @@ def open_bucket(
     if endpoint is not None:
         config["endpoint"] = endpoint
     if credentials.token is not None:
-        config["token"] = credentials.token
+        config["session_token"] = credentials.token
     store = S3Store(
         parts.netloc,
         prefix="/".join(part for part in (parts.path.strip("/"), folder) if part),
