@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.tiers.ids_and_bytes import LAYOUT
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 from tasuki.engine.tiers.digests import TierDigests
 from tasuki.engine.tiers.lower_tiers import LowerTier, LowerTiers
@@ -19,10 +20,9 @@ from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tests.harness.engines import prompt, submit, tiny_parts
+from tests.harness.engines import prompt, submit
 from tests.harness.tiers import TieredEngine
 
-LAYOUT = tiny_parts(slabs=2).layout
 PRICES = TierPrices(1.0, 0.1, 0.1, 1e-6)
 
 
@@ -98,7 +98,7 @@ def test_a_page_is_not_read_before_it_was_written_nor_written_while_it_is_read()
     (write,) = copier.begun
     cache.acknowledge(write.transfer, True)
     while cache.match(np.asarray(prompt(200, seed=1), np.int32)).kv_tokens:
-        keep(cache, prompt(8 * PAGE_TOKENS, seed=int(cache.stats().evicted_pages) + 2))
+        keep(cache, prompt(5 * PAGE_TOKENS, seed=int(cache.stats().evicted_pages) + 2))
     asked = np.asarray([*prompt(200, seed=1), 1, 2], np.int32)
     allocation = cache.allocate_or_load(asked, capacity_tokens=202, working_slots=2)
     assert allocation is not None and allocation.load is not None
@@ -111,7 +111,7 @@ def test_a_page_is_not_read_before_it_was_written_nor_written_while_it_is_read()
     assert len(copier.begun) == 2
 
 
-@pytest.mark.parametrize("length", [PAGE_TOKENS, 12 * PAGE_TOKENS])
+@pytest.mark.parametrize("length", [PAGE_TOKENS, 4 * PAGE_TOKENS])
 def test_a_tier_is_full_before_it_drops_whatever_it_holds(length: int) -> None:
     """Failure 6: a host pool split as the device's, states lost while a third of it was free."""
     cache = cache_over(12, 30)
