@@ -229,7 +229,11 @@ class RankInMemory:
         """As a follower."""
         if self.host is None:
             return None
-        return FollowerTiers(cpu_copiers(self.arena, self.host, self.disk), send)
+        copiers = cpu_copiers(self.arena, self.host, self.disk)
+        if self.disk is not None:
+            # The leader's tree has what stands.
+            self.disk.index.standing = None
+        return FollowerTiers(copiers, send)
 
     def idle_plan_ended(self) -> None:
         count_idle_plan(self.steps)

@@ -302,7 +302,8 @@ class CacheEvent:
     sequence: Final[int]
     """1, 2, 3, ... in its stream; in a snapshot the batch's."""
     kind: Final[str]
-    """page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared."""
+    """page_stored, page_removed, checkpoint_stored, checkpoint_removed, cleared, or in the usable
+    stream checkpoint_moved."""
     checkpoint_kind: Final[CheckpointKind | None]
     """Of checkpoint_stored."""
     tokens: Final[int]
@@ -310,6 +311,9 @@ class CacheEvent:
     page comes and goes with it."""
     prefix: Final[bytes | None]
     """16 bytes; None of cleared."""
+    place: Final[int]
+    """Of checkpoint_stored and checkpoint_moved: the nearest place that has it, 0 for the arena,
+    then the tiers below it."""
     page: Final[list[int]]
     """Tokens of a stored page in the spelled stream; empty elsewhere."""
     parent: Final[bytes | None]

@@ -113,9 +113,12 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
   const Tokens tail = tokens.subspan(static_cast<std::size_t>(whole));
   if (!tier.could_hold((boundary + kPageTokens - 1) / kPageTokens, 1)) return std::nullopt;
   const NodeId root = tree_.open_root(salt);
+  const std::uint64_t serial = tree_.node(root).serial;
   const Position stands = stands_to(root, tokens);
   const auto refuse = [&] {
-    tree_.close_root_if_bare(root);
+    // What was split may be too many ghosts by now, and the last of a root's.
+    tree_.trim_ghosts();
+    if (tree_.alive(root, serial)) tree_.close_root_if_bare(root);
     return std::nullopt;
   };
   const Node* node = &tree_.node(stands.node);
@@ -142,8 +145,8 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
   const bool fits = make_room(to, pages, 1, now);
   if (above) tier.let_run(*above);
   // What was dropped may have pushed ghosts of the path out.
-  if (!fits || !std::ranges::all_of(
-                   lacking, [&](const auto& run) { return tree_.alive(run.first, run.second); })) {
+  const auto is_alive = [&](const auto& run) { return tree_.alive(run.first, run.second); };
+  if (!fits || !tree_.alive(root, serial) || !std::ranges::all_of(lacking, is_alive)) {
     return refuse();
   }
 
@@ -163,7 +166,7 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
   // First: pages may live in gaps, a slot needs a whole slab.
   tier.reserve_state(key, {CopyState::kNone, {SlotId{}, kind, boundary, now}, std::nullopt});
   AdoptedState adopted;
-  for (const auto& [run, serial] : lacking) {
+  for (const NodeId run : lacking | std::views::keys) {
     const bool is_new = tree_.node(run).is_ghost();
     tier.reserve_run(run);
     tier.settle_run(run, now);

@@ -274,6 +274,12 @@ class TierMachine(RuleBasedStateMachine):
         deepest = max([found.usable_tokens, *(each.boundary for each in found.stored)])
         assert self.index.usable_tokens(array(prompt), salt) == deepest
         for each in found.stored:
+            prefix = prefix_hashes(array(prompt[: each.boundary]), salt)[-1]
+            assert self.index.places[prefix] == 1 + each.tier
+        if found.usable_tokens:
+            prefix = prefix_hashes(array(prompt[: found.usable_tokens]), salt)[-1]
+            assert self.index.places[prefix] == 0
+        for each in found.stored:
             assert prefix_hashes(array(prompt[: each.boundary]), salt)[-1] in self.index.checkpoints
 
     @invariant()

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
-"""Since a file was changed, before its times tell it from what it becomes."""
+"""Since a file was changed, before its times set it apart from what it becomes."""
 
 
 class KnownWeights:
