@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -117,15 +118,31 @@ def has_draft_layer(directory: Path | str) -> bool:
         return source.has("mtp.fc.weight")
 
 
-def weights_digest(directory: Path | str) -> str:
+_DIGESTED_AT_ONCE = 8
+"""Files. A core digests 0.7 to 1.9 GB/s, and holds no interpreter's lock meanwhile."""
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of the file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = file_digest) -> str:
     """SHA-256 (hex) over the contents of the folder's safetensors files in name order.
 
-    Reads every byte, so call it once a process. Raises WeightsError.
+    digest_of: a file's, any thread. Reads every byte, so call it once a process. Raises
+    WeightsError.
     """
+
+    def digest(path: Path) -> bytes:
+        with reading(path):
+            return digest_of(path)
+
     total = hashlib.sha256()
-    for path in weight_files(Path(directory)):
-        with reading(path), path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+    with ThreadPoolExecutor(_DIGESTED_AT_ONCE) as threads:
+        for found in threads.map(digest, weight_files(Path(directory))):
+            total.update(found)
     return total.hexdigest()
 
 

@@ -186,7 +186,6 @@ def test_an_illegal_move_names_both_states() -> None:
         ({"prefill_chunk_tokens": 100}, "prefill_chunk_tokens"),
         ({"arena_mib": 0}, "arena_mib"),
         ({"draft_tokens": 10**9}, "draft_tokens must be at most 64"),
-        ({"host_cache_gib": 1.0, "tensor_parallel": 2}, "give --tensor-parallel 1"),
         ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, not 'tpu'"),
         *(({"queue_timeout": seconds}, "queue_timeout") for seconds in (0.0, -1.0, inf, nan)),
     ],
