@@ -83,6 +83,15 @@ def scaled_products(
 
 
 @triton.jit
+def run_sums(products, RUN: tl.constexpr):
+    """products [ROWS, BLOCK], the columns of each run of RUN summed: what one thread holds of a row
+    takes one register between blocks of columns."""
+    ROWS: tl.constexpr = products.shape[0]
+    RUNS: tl.constexpr = products.shape[1] // RUN
+    return tl.sum(tl.reshape(products, [ROWS, RUNS, RUN]), axis=2)
+
+
+@triton.jit
 def row_scales(scales, first, height, ROWS: tl.constexpr):
     """[ROWS] of scales that are each for a whole row."""
     row = first + tl.arange(0, ROWS)

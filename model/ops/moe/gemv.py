@@ -23,20 +23,22 @@ from tasuki.model.ops.linear.fp8_scales import (
     GROUP,
     Operand,
     row_scales,
+    run_sums,
     scaled_products,
     scales_of,
 )
+from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.weights.layers import MoeWeights
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .router import choose
 
-# Rows of a matrix a program reads at a time, and their columns: 4 x 1024 bf16 are eight loads of
-# 16 bytes a thread. Small programs are many, which is what hides latency at one token.
-_ROWS = 4
-_COLUMNS = 1024
-_WARPS = 2
+# 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, which is what hides
+# latency at one token.
+_PLAIN = Stream(4, 1024, 2)
+# As many bytes, of twice the rows: what a column of the input costs is shared by more weights.
+_CODES = Stream(8, 1024, 2)
 
 
 def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
@@ -44,13 +46,14 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
     tokens, hidden = x.shape
     gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
     shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)
+    first, second, third = (_stream(matrix) for matrix in (shared_up, gate_up, down))
     experts, _, inner = weights.down.shape
     shared_inner = weights.shared.down.shape[1]
     logits = x.new_empty(tokens, experts)
     gate = x.new_empty(tokens, dtype=torch.float32)
     shared = x.new_empty(tokens, shared_inner)
-    router_tiles = triton.cdiv(experts, _ROWS)
-    tiles = router_tiles + 1 + triton.cdiv(shared_inner, _ROWS)
+    router_tiles = triton.cdiv(experts, first.rows)
+    tiles = router_tiles + 1 + triton.cdiv(shared_inner, first.rows)
     _logits_and_shared[(tokens, tiles)](
         x,
         weights.router,
@@ -65,16 +68,16 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         HIDDEN=hidden,
         EXPERTS=experts,
         SHARED=shared_inner,
-        ROWS=_ROWS,
-        COLUMNS=_columns(hidden, shared_up),
+        ROWS=first.rows,
+        COLUMNS=_columns(first, hidden, shared_up),
         SCALE_ROWS=shared_up.scale_rows,
         SCALE_COLUMNS=shared_up.scale_columns,
         **dependent(x),
-        num_warps=_WARPS,
+        num_warps=first.warps,
     )
     choice = choose(logits, chosen, rows)
     acts = x.new_empty(tokens * chosen, inner)
-    _gate_up[(tokens * chosen, triton.cdiv(inner, _ROWS))](
+    _gate_up[(tokens * chosen, triton.cdiv(inner, second.rows))](
         x,
         gate_up.values,
         gate_up.scales,
@@ -85,15 +88,15 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         HIDDEN=hidden,
         INNER=inner,
         CHOSEN=chosen,
-        ROWS=_ROWS,
-        COLUMNS=_columns(hidden, gate_up),
+        ROWS=second.rows,
+        COLUMNS=_columns(second, hidden, gate_up),
         SCALE_ROWS=gate_up.scale_rows,
         SCALE_COLUMNS=gate_up.scale_columns,
         **dependent(x),
-        num_warps=_WARPS,
+        num_warps=second.warps,
     )
     out = x.new_empty(tokens, hidden)
-    _down[(tokens, triton.cdiv(hidden, _ROWS))](
+    _down[(tokens, triton.cdiv(hidden, third.rows))](
         acts,
         down.values,
         down.scales,
@@ -109,21 +112,25 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         INNER=inner,
         SHARED=shared_inner,
         CHOSEN=chosen,
-        ROWS=_ROWS,
-        COLUMNS=_columns(inner, down),
-        SHARED_COLUMNS=_columns(shared_inner, shared_down),
+        ROWS=third.rows,
+        COLUMNS=_columns(third, inner, down),
+        SHARED_COLUMNS=_columns(third, shared_inner, shared_down),
         SCALE_ROWS=down.scale_rows,
         SCALE_COLUMNS=down.scale_columns,
         SHARED_SCALE_ROWS=shared_down.scale_rows,
         SHARED_SCALE_COLUMNS=shared_down.scale_columns,
         **dependent(x),
-        num_warps=_WARPS,
+        num_warps=third.warps,
     )
     return out
 
 
-def _columns(width: int, weights: Operand) -> int:
-    return max(min(_COLUMNS, int(triton.next_power_of_2(width))), weights.least_columns)
+def _columns(stream: Stream, width: int, weights: Operand) -> int:
+    return max(min(stream.block, int(triton.next_power_of_2(width))), weights.least_columns)
+
+
+def _stream(weights: Operand) -> Stream:
+    return _PLAIN if weights.scales is None else _CODES
 
 
 @triton.jit
@@ -140,11 +147,12 @@ def _products(
     SCALE_ROWS: tl.constexpr = 1,
     SCALE_COLUMNS: tl.constexpr = 1,
 ):
-    """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks:
-    [rows, COLUMNS] float32. A row past `height` gives zeros. scales: of FP8 numbers, among
-    `all_rows` of which row[0] is `first`."""
+    """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks
+    and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
+    numbers, among `all_rows` of which row[0] is `first`."""
     ROWS: tl.constexpr = row.shape[0]
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
+    RUN: tl.constexpr = 1 if scales is None else 16
+    products = tl.zeros([ROWS, COLUMNS // RUN], tl.float32)
     for begin in tl.static_range(0, WIDTH, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         inside = column < WIDTH
@@ -154,10 +162,11 @@ def _products(
         if scales is None:
             products += block.to(tl.float32) * factor[None, :]
         else:
-            products += scaled_products(
+            found = scaled_products(
                 block, factor, scales, first, all_rows, begin, ROWS, COLUMNS, WIDTH, SCALE_ROWS,
                 SCALE_COLUMNS,
             )  # fmt: skip
+            products += run_sums(found, RUN)
     if scales is not None:  # noqa: SIM102 (decided when the kernel is compiled)
         if SCALE_COLUMNS >= WIDTH:
             products *= row_scales(scales, first, all_rows, ROWS)[:, None]
@@ -313,7 +322,8 @@ def _down(
         return
     first = tl.program_id(1) * ROWS
     row = first + tl.arange(0, ROWS)
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
+    RUN: tl.constexpr = 1 if scales is None else 16
+    products = tl.zeros([ROWS, COLUMNS // RUN], tl.float32)
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
         expert = tl.load(experts + pair).to(tl.int64)
@@ -344,9 +354,10 @@ def compile_specs() -> list[KernelSpec]:
 def _specs(stored: str) -> list[KernelSpec]:
     fp8 = stored == "fp8"
     matrices = ("matrices", "shared_matrix", "shared_gate_up")
-    every = {"HIDDEN": 2048, "ROWS": _ROWS, "DEPENDENT": True}
-    first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": _COLUMNS}
-    second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": _COLUMNS}
+    stream = _CODES if fp8 else _PLAIN
+    every = {"HIDDEN": 2048, "ROWS": stream.rows, "DEPENDENT": True}
+    first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": stream.block}
+    second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": stream.block}
     third = second | {"SHARED": 512, "COLUMNS": 512, "SHARED_COLUMNS": 512}
 
     def spec(name: str, kernel: Any, constants: dict[str, Any], i32: str, fp32: str) -> KernelSpec:
@@ -367,7 +378,7 @@ def _specs(stored: str) -> list[KernelSpec]:
             f"moe_gemv_{name}{'_fp8' if fp8 else ''}",
             kernel,
             constants | sizes | absent,
-            _WARPS,
+            stream.warps,
             i32=i32,
             fp32=" ".join([fp32, *(scales if fp8 else [])]),
         )
