@@ -41,7 +41,7 @@ class Tile:
 _PROGRAMS = 264
 """That are wanted at least: two a multiprocessor, of which one turns weights while one waits."""
 _MOST_SPLIT = 8
-_HALF = 32
+HALF = 32
 """Rows of x in one matrix product: of 64, Triton would bring the weights back to shared memory."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 """In float32, whose operands take twice the memory and no matrix instruction."""
@@ -113,7 +113,7 @@ def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
         rows,
         COLUMNS=columns,
         BATCH=tile.batch,
-        HALF=min(tile.batch, _HALF),
+        HALF=min(tile.batch, HALF),
         ROWS=tile.rows,
         SPLIT=tile.split,
         STAGES=tile.stages,
@@ -125,7 +125,7 @@ def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
 
 
 @triton.jit
-def _store(output, result, output_stride, share, item, row, batch, rows):
+def store_rows(output, result, output_stride, share, item, row, batch, rows):
     at = (share * batch + item).to(tl.int64)[:, None] * output_stride + row[None, :]
     inside = (item < batch)[:, None] & (row < rows)[None, :]
     tl.store(output + at, result.to(output.dtype.element_ty), inside)
@@ -203,9 +203,9 @@ def _kernel(
         scale = tl.load(scales + tl.minimum(row, rows - 1))[None, :]
         result *= scale
         other *= scale
-    _store(output, result, output_stride, tl.program_id(1), item, row, batch, rows)
+    store_rows(output, result, output_stride, tl.program_id(1), item, row, batch, rows)
     if BATCH > HALF:
-        _store(output, other, output_stride, tl.program_id(1), item + HALF, row, batch, rows)
+        store_rows(output, other, output_stride, tl.program_id(1), item + HALF, row, batch, rows)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -216,7 +216,7 @@ def compile_specs() -> list[KernelSpec]:
         constants = {
             "COLUMNS": columns,
             "BATCH": tile.batch,
-            "HALF": min(tile.batch, _HALF),
+            "HALF": min(tile.batch, HALF),
             "ROWS": tile.rows,
             "SPLIT": tile.split,
             "STAGES": tile.stages,
