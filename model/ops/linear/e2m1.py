@@ -9,6 +9,8 @@ it, whose six significant bits bf16 holds: 2^-7 of it, so that the largest scale
 import triton
 import triton.language as tl
 
+from .fp8_scales import run_sums
+
 
 @triton.jit
 def halves(packed, dtype: tl.constexpr, PACKED: tl.constexpr):
@@ -93,3 +95,32 @@ def _each_column(scales, ROWS: tl.constexpr):
 def row_factors(factors, row, height):
     """[ROWS]: what a sum of grouped_halves' products is multiplied by and divided by."""
     return tl.load(factors + row) * 128.0, tl.load(factors + height + row)
+
+
+@triton.jit
+def group_products(
+    codes, groups, low_inputs, high_inputs, first, height, begin, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BYTES / 16] float32: 2^-7 of the sums of value * group * input over both halves of 16
+    bytes, without matrix instructions. codes [ROWS, BYTES] from byte `begin` on, of the rows from
+    `first` on, WIDE bytes each, of `height` rows; low_inputs, high_inputs [BYTES] float32."""
+    RUNS: tl.constexpr = codes.shape[1] // 16
+    row = (first + tl.arange(0, ROWS)).to(tl.int64)
+    run = begin // 16 + tl.arange(0, RUNS)
+    at = groups + row[:, None] * (WIDE // 8) + (run // 4 * 8 + run % 4)[None, :]
+    exists = (row < height)[:, None] & (run < WIDE // 16)[None, :]
+    low_scales, high_scales = tl.load(at, exists, 0.0), tl.load(at + 4, exists, 0.0)
+    low, high = halves(codes, tl.bfloat16, PACKED)
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    if PACKED:
+        # 2^-126 of a value times an input would lose bits of the product.
+        low_inputs *= 1.2676506002282294e30
+        high_inputs *= 1.2676506002282294e30
+        unit: tl.constexpr = 524288.0
+    else:
+        unit: tl.constexpr = 0.0078125
+    return (
+        run_sums(low * low_inputs[None, :], 16) * (low_scales.to(tl.float32) * unit)
+        + run_sums(high * high_inputs[None, :], 16) * (high_scales.to(tl.float32) * unit)
+    )  # fmt: skip

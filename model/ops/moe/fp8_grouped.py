@@ -10,8 +10,6 @@ programs as any placement of P pairs can need, and those that are left over retu
 last end are not written.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -22,25 +20,12 @@ from tasuki.model.ops.linear.fp8_scales import GROUP, scale_sizes, scales_of
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .expert_tiles import Tile, are_few, place_of_tile
 
-@dataclass(frozen=True)
-class Tile:
-    """`rows` of the weights, `pairs` of an expert a program, so many steps in flight."""
-
-    rows: int
-    pairs: int
-    stages: int
-    warps: int
-
-
-# By how many pairs an expert has on average; not yet chosen by measurement.
 _FEW = Tile(64, 16, 5, 4)
 _MANY = Tile(128, 64, 4, 8)
-
-
-def tile_for(pairs: int, experts: int) -> Tile:
-    """One of two, both of which the engine's first forwards take: none is compiled later."""
-    return _FEW if pairs <= 8 * experts else _MANY
+"""By how many pairs an expert has on average; both are taken by the engine's first forwards: none
+is compiled later."""
 
 
 def grouped_fp8(
@@ -50,10 +35,9 @@ def grouped_fp8(
     contiguous; weight for kernels; ends [experts] int32, ascending."""
     count, columns = pairs.shape
     experts, rows, _ = weight.shape
-    tile = tile or tile_for(count, experts)
+    tile = tile or (_FEW if are_few(count, experts) else _MANY)
     output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
-    tiles = min(triton.cdiv(count, tile.pairs) + experts, count)
-    _kernel[(triton.cdiv(rows, tile.rows), tiles)](
+    _kernel[tile.programs(count, experts, rows)](
         pairs,
         scales,
         weight.values,
@@ -95,21 +79,9 @@ def _kernel(
 ):
     tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % ROWS == 0)
     grid: tl.constexpr = (COLUMNS + 127) // 128
-    # The tile's expert: the first whose tiles end behind it.
-    tile = tl.program_id(1)
-    index = tl.arange(0, PADDED)
-    exists = index < EXPERTS
-    end_of = tl.load(ends + index, exists, 0)
-    begin_of = tl.load(ends + index - 1, exists & (index > 0), 0)
-    tiles_of = tl.where(exists, (end_of - begin_of + PAIRS - 1) // PAIRS, 0)
-    last_of = tl.cumsum(tiles_of, axis=0)
-    expert = tl.sum(((last_of <= tile) & exists).to(tl.int32), axis=0)
+    expert, pair, end = place_of_tile(ends, tl.program_id(1), EXPERTS, PADDED, PAIRS)
     if expert >= EXPERTS:
         return
-    mine = index == expert
-    first = tl.sum(tl.where(mine, last_of - tiles_of, 0), axis=0)
-    end = tl.sum(tl.where(mine, end_of, 0), axis=0)
-    pair = tl.sum(tl.where(mine, begin_of, 0), axis=0) + (tile - first) * PAIRS
     pair += tl.arange(0, PAIRS)
 
     expert = expert.to(tl.int64)
@@ -155,7 +127,7 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size
-        tile = tile_for(8 * (8192 if codes else 128), 256)
+        tile = _MANY if codes else _FEW
         constants = {
             "ALL_ROWS": rows,
             "COLUMNS": columns,
