@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from .companions import Companions
+from .files.stored_tensors import StoredTensors
 from .fp8 import BLOCK, Fp8
 from .nvfp4 import GROUP, NvFp4
 from .part import WHOLE, BlockCut, Part, WeightsError, bounds
 from .segment import Kind, Plain, Segment
-from .stored_tensors import StoredTensors
 
 _PLAIN = frozenset({"F32", "BF16", "F16"})
 _NAN = 0x7F

@@ -23,6 +23,7 @@ from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
 from .companions import Companions
+from .files.stored_tensors import StoredTensors, reading
 from .layers import ModelWeights, assemble, tensors
 from .left_over import check_left_over, is_of_text_model
 from .matrix import Matrix
@@ -32,7 +33,6 @@ from .segment import Kind
 from .sharding.cut import is_elsewhere
 from .sharding.shard import Shard
 from .sharding.source import ShardedSource
-from .stored_tensors import StoredTensors, reading
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ INDEX = "model.safetensors.index.json"
 _NOTED_SECONDS = 1.0
 
 
-_FP8 = "F8_E4M3"
+_SERVED = ("F8_E4M3", "U8")
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -210,13 +210,14 @@ class Checkpoint:
             dtype = self._tensors.dtype(name)
             if not is_of_text_model(name, self._prefix) or not is_coded(dtype):
                 continue
-            if dtype == _FP8 and multiplies_fp8(device):
+            # Kernels of NVFP4 turn its scales, which are e4m3 too.
+            if dtype in _SERVED and multiplies_fp8(device):
                 continue
-            # Group scales of NVFP4 are e4m3 too: the codes beside them are what is refused.
             raise UnservedKind(
                 f"{self._tensors.path(name)}: tensor {name} is quantised ({dtype}), and there are "
-                f"no kernels for that on {_named(device)}, which has them for {_FP8} from compute "
-                "capability 8.9 on; serve the checkpoint with --device cpu, or convert it to BF16"
+                f"no kernels for that on {_named(device)}, which has them for "
+                f"{' and '.join(_SERVED)} from compute capability 8.9 on; serve the checkpoint "
+                "with --device cpu, or convert it to BF16"
             )
 
     def _found_prefix(self) -> str:

@@ -14,7 +14,7 @@ from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Kind

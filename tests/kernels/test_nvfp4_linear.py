@@ -11,9 +11,9 @@ from tasuki.model.ops.linear.phase_product import phase_product
 from tasuki.model.ops.linear.row_product import normed_row_product, normed_row_swiglu, row_product
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.segment import Plain
 
 from .fp8 import relative

@@ -1,5 +1,5 @@
-"""A mixture of NVFP4 experts against the CPU path on what was published: few tokens and many, beside
-shared experts stored otherwise."""
+"""A mixture of NVFP4 experts against the CPU path on what was published: few tokens and many,
+beside shared experts stored otherwise."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.nvfp4_grouped import grouped_nvfp4
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.segment import Kind
 from tests.harness.model_shapes import MOE
 

@@ -75,7 +75,7 @@ def test_tens_of_thousands_of_tensors_load_in_a_few_times_what_reading_each_take
         with safe_open(path, "pt") as file:
             count += sum(file.get_tensor(name).clone().ndim >= 0 for name in file.keys())  # noqa: SIM118
     alone = time.process_time() - began
-    monkeypatch.setattr("tasuki.model.weights.stored_tensors.safe_open", counting)
+    monkeypatch.setattr("tasuki.model.weights.files.stored_tensors.safe_open", counting)
     began = time.process_time()
     weights = load_weights(made, CONFIG, torch.float32)
     ours = time.process_time() - began

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.model.weights import stored_tensors
+from tasuki.model.weights.files import stored_tensors
 from tasuki.model.weights.layers import ModelWeights, assemble
 from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.random_weights import RandomSource, random_weights

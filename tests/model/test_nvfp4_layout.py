@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.segment import Kind
 from tests.kernels.nvfp4 import numbers, part, published
 

@@ -22,13 +22,13 @@ from tasuki.model.quantise.codecs import fp8_block, nvfp4_modelopt
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.files.stored_tensors import StoredTensors
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.model.weights.layers import ModelWeights, matrices
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
 from tasuki.model.weights.segment import Kind
-from tasuki.model.weights.stored_tensors import StoredTensors
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
 from tests.harness.plain_reference import write_dequantised
 
@@ -373,7 +373,7 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
         return safe_open(path, framework)
 
     monkeypatch.setattr(StoredTensors, "read", counted)
-    monkeypatch.setattr("tasuki.model.weights.stored_tensors.safe_open", counting)
+    monkeypatch.setattr("tasuki.model.weights.files.stored_tensors.safe_open", counting)
     load(folder)
     assert opened == files
     assert [file for file, _ in groupby(read)] == files

@@ -1,4 +1,5 @@
-"""How kernels apply the scales of FP8 weights, which lie as `model/weights/fp8_layout.py` says.
+"""How kernels apply the scales of FP8 weights, which lie as `model/weights/kernels/fp8_layout.py`
+says.
 
 Where SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
 rows, 128 or 1. Values are multiplied as they are, and scales folded in float32.
@@ -11,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.weights.fp8 import BLOCK, Fp8
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
 
 GROUP = BLOCK
 """Columns that share a scale at least."""

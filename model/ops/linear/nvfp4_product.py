@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from tasuki.model.phase import Phase
 from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.segment import Plain, Segment
 
 from .fp8_activations import quantised_swiglu

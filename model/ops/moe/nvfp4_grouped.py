@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tasuki.model.ops.linear.e2m1 import grouped_halves, row_factors
 from tasuki.model.ops.linear.e4m3 import packed
-from tasuki.model.weights.nvfp4_layout import NvFp4Halves
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .expert_tiles import Tile, are_few, place_of_tile

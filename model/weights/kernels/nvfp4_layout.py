@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .nvfp4 import GROUP, NvFp4
-from .segment import Kind, Segment
+from ..nvfp4 import GROUP, NvFp4
+from ..segment import Kind, Segment
 
 COLUMNS = 128
 """Of a block, whose halves share bytes."""

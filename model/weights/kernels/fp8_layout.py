@@ -14,10 +14,10 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from .fp8 import BLOCK, Fp8
-from .nvfp4 import NvFp4
+from ..fp8 import BLOCK, Fp8
+from ..nvfp4 import NvFp4
+from ..segment import Segment
 from .nvfp4_layout import in_halves
-from .segment import Segment
 
 _TILE = 32
 """Half of the rows of a matrix, gate before up, may not cut what a kernel reads of them at once."""

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .part import WHOLE, Part, WeightsError
+from ..part import WHOLE, Part, WeightsError
 
 
 @contextmanager
