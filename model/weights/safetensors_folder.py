@@ -23,7 +23,7 @@ from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
 from .companions import Companions
-from .files.stored_tensors import StoredTensors, reading
+from .files.stored_tensors import StoredTensors
 from .layers import ModelWeights, assemble, tensors
 from .left_over import check_left_over, is_of_text_model
 from .matrix import Matrix
@@ -122,8 +122,11 @@ def weights_digest(directory: Path | str) -> str:
     """
     total = hashlib.sha256()
     for path in weight_files(Path(directory)):
-        with reading(path), path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
     return total.hexdigest()
 
 
@@ -168,8 +171,10 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         self.close()
+        if failed is None:
+            self._tensors.checks.done()
 
     def close(self) -> None:
         """Idempotent."""
@@ -198,8 +203,9 @@ class Checkpoint:
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
     def check_left_over(self, elsewhere: Callable[[str], bool] = lambda name: False) -> None:
-        """Once everything was read: raises WeightsError where a scale is left, or codes are, of
-        what is not read elsewhere."""
+        """Once everything was read: raises WeightsError where values are damaged, and where a scale
+        is left, or codes are, of what is not read elsewhere."""
+        self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere)
 
     def check_kernels(self, device: torch.device) -> None:
