@@ -9,9 +9,9 @@ import logging
 import re
 from collections.abc import Callable
 
+from .files.stored_tensors import StoredTensors
 from .part import WeightsError
 from .published_matrix import is_coded
-from .stored_tensors import StoredTensors
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
 from .companions import Companions
+from .files.stored_tensors import StoredTensors
 from .layers import ModelWeights, assemble, tensors
 from .left_over import check_left_over, is_of_text_model
 from .matrix import Matrix
@@ -33,7 +34,6 @@ from .segment import Kind
 from .sharding.cut import is_elsewhere
 from .sharding.shard import Shard
 from .sharding.source import ShardedSource
-from .stored_tensors import StoredTensors, reading
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ INDEX = "model.safetensors.index.json"
 _NOTED_SECONDS = 1.0
 
 
-_FP8 = "F8_E4M3"
+_SERVED = ("F8_E4M3", "U8")
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -136,8 +136,10 @@ def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = f
     """
 
     def digest(path: Path) -> bytes:
-        with reading(path):
+        try:
             return digest_of(path)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
 
     total = hashlib.sha256()
     with ThreadPoolExecutor(_DIGESTED_AT_ONCE) as threads:
@@ -187,8 +189,10 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         self.close()
+        if failed is None:
+            self._tensors.checks.done()
 
     def close(self) -> None:
         """Idempotent."""
@@ -217,8 +221,9 @@ class Checkpoint:
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
     def check_left_over(self, elsewhere: Callable[[str], bool] = lambda name: False) -> None:
-        """Once everything was read: raises WeightsError where a scale is left, or codes are, of
-        what is not read elsewhere."""
+        """Once everything was read: raises WeightsError where values are damaged, and where a scale
+        is left, or codes are, of what is not read elsewhere."""
+        self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere)
 
     def check_kernels(self, device: torch.device) -> None:
@@ -229,13 +234,14 @@ class Checkpoint:
             dtype = self._tensors.dtype(name)
             if not is_of_text_model(name, self._prefix) or not is_coded(dtype):
                 continue
-            if dtype == _FP8 and multiplies_fp8(device):
+            # Kernels of NVFP4 turn its scales, which are e4m3 too.
+            if dtype in _SERVED and multiplies_fp8(device):
                 continue
-            # Group scales of NVFP4 are e4m3 too: the codes beside them are what is refused.
             raise UnservedKind(
                 f"{self._tensors.path(name)}: tensor {name} is quantised ({dtype}), and there are "
-                f"no kernels for that on {_named(device)}, which has them for {_FP8} from compute "
-                "capability 8.9 on; serve the checkpoint with --device cpu, or convert it to BF16"
+                f"no kernels for that on {_named(device)}, which has them for "
+                f"{' and '.join(_SERVED)} from compute capability 8.9 on; serve the checkpoint "
+                "with --device cpu, or convert it to BF16"
             )
 
     def _found_prefix(self) -> str:
