@@ -164,7 +164,6 @@ def _kernel(
     sequence = tl.sum((ends <= position).to(tl.int32), axis=0)
     query = tl.arange(0, GROUP_BLOCK)
     element = head_elements(scales, HEAD_DIM)
-    offset = tl.arange(0, TILE)
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     wait_for_inputs(DEPENDENT)
     while position < stop:
@@ -203,7 +202,6 @@ def _kernel(
                 TILE,
             )
         if full < last_tile:
-            written = full * TILE + offset < length
             output, largest, total = attend_tile(
                 queries,
                 kv,
@@ -211,8 +209,8 @@ def _kernel(
                 table,
                 kv_head,
                 full,
-                written[None, :],
-                written,
+                None,
+                length,
                 output,
                 largest,
                 total,

@@ -98,6 +98,20 @@ def code_planes(words, dtype: tl.constexpr):
 
 
 @triton.jit
+def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
+    """Which of a tile's keys [TILE] are there, and which scores [M or 1, TILE] count."""
+    keys = tile * TILE + tl.arange(0, TILE)
+    written = keys < end
+    if FIRST_KEY > 0:
+        written = written & (keys >= FIRST_KEY)
+    if positions is None:
+        visible = written[None, :]
+    else:
+        visible = (keys[None, :] <= positions[:, None]) & written[None, :]
+    return written, visible
+
+
+@triton.jit
 def attend_tile(
     queries,
     kv,
@@ -105,8 +119,8 @@ def attend_tile(
     table,
     kv_head,
     tile,
-    visible,
-    written,
+    positions,
+    end,
     output,
     largest,
     total,
@@ -114,12 +128,13 @@ def attend_tile(
     KV_HEADS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
+    FIRST_KEY: tl.constexpr = 0,
 ):
     """Let queries [M, D] attend to the tile's TILE keys: output [M, D], largest and total [M] in,
     and out.
 
-    table: of the sequence's pages; visible [M or 1, TILE]: which scores count, written [TILE]:
-    which rows are not poison; None, both: all.
+    table: of the sequence's pages. end: keys from there on are poison, None: none is. positions
+    [M]: a query sees keys up to its own, None: all. Nobody sees keys before FIRST_KEY.
     """
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     head = tl.load(table + tile // tiles_a_page) * KV_HEADS + kv_head
@@ -129,7 +144,8 @@ def attend_tile(
         key = kv.load([row, 0])
         value = kv.load([row + PAGE_TOKENS, 0])
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
-        if visible is not None:
+        if end is not None:
+            written, visible = _seen(tile, positions, end, TILE, FIRST_KEY)
             scores = tl.where(visible, scores, float("-inf"))
             value = tl.where(written[:, None], value, 0.0)
         return take_in(scores, value, output, largest, total)
@@ -143,7 +159,8 @@ def attend_tile(
         key = code_planes(key, queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
         scores = scores * (scale * row_factor(key_scale)[None, :])
-        if visible is not None:
+        if end is not None:
+            written, visible = _seen(tile, positions, end, TILE, FIRST_KEY)
             scores = tl.where(visible, scores, float("-inf"))
             value = tl.where(written[:, None], value, 0)
             value_scale = tl.where(written, value_scale, 127)
@@ -193,7 +210,6 @@ def attend_pages(
             TILE_KEYS,
         )
     for tile in range(tl.maximum(first, full), last):
-        keys = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
         output, largest, total = attend_tile(
             queries,
             kv,
@@ -201,8 +217,8 @@ def attend_pages(
             table,
             kv_head,
             tile,
-            keys[None, :] <= positions[:, None],
-            keys < end,
+            positions,
+            end,
             output,
             largest,
             total,

@@ -147,7 +147,6 @@ def _kernel(
     head = token * (KV_HEADS * GROUP) + kv_head * GROUP + query % GROUP
     exists = query < TOKENS * GROUP
     element = head_elements(scales, HEAD_DIM)
-    offset = tl.arange(0, TILE)
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     HEADS: tl.constexpr = TOKENS * KV_HEADS * GROUP
     wait_for_inputs(DEPENDENT)
@@ -190,10 +189,6 @@ def _kernel(
                 TILE,
             )
         for tile in range(tl.maximum(first_tile, full), last_tile):
-            keys = tile * TILE + offset
-            written = keys < length
-            if FIRST_KEY > 0:
-                written = written & (keys >= FIRST_KEY)
             output, largest, total = attend_tile(
                 queries,
                 kv,
@@ -201,8 +196,8 @@ def _kernel(
                 table,
                 kv_head,
                 tile,
-                (keys[None, :] <= before + token[:, None]) & written[None, :],
-                written,
+                before + token,
+                length,
                 output,
                 largest,
                 total,
@@ -210,6 +205,7 @@ def _kernel(
                 KV_HEADS,
                 PAGE_TOKENS,
                 TILE,
+                FIRST_KEY,
             )
         place = (program + sequence).to(tl.int64) * HEADS + head
         # A share may be of keys behind a row's first tokens only: those see none of it.
