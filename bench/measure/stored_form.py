@@ -33,7 +33,7 @@ class StoredForm:
             return row
         others = {} if plain is None else {"plain": plain}
         name = f"{self.name}: {row.name}"
-        return replace(row, name=name, target="", met=None, others=row.others | others)
+        return replace(row, name=name, target="", met=None, others={**row.others, **others})
 
 
 def free_memory(device: torch.device) -> None:
