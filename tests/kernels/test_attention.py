@@ -17,6 +17,7 @@ from tasuki.model.ops.attention.long_context import (
     gathered_bytes,
     served_keys,
 )
+from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
@@ -233,6 +234,56 @@ def test_step_equals_the_cpu_path(
     close(output[:live], expected, roomy(tolerance, fp8=fp8))
     close_pages(case.kv, kv, tolerance)
     assert output[live:].isnan().all()
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
+def test_a_row_that_is_no_number_shows_in_its_sequence_alone(
+    side: int, device: torch.device
+) -> None:
+    """Of FP8 rows its codes are numbers; the scale says that it is none."""
+    case = attention_case(Heads(4, 2, 64), [1, 1], [70, 70], torch.bfloat16, device, fp8=True)
+    _, scales = fp8_views(case.kv)
+    scales[case.pages[0][0], 1, side, 9] = 255
+    projected = case.projected()
+    expected, _ = case.oracle(projected, 2)
+    places = case.places(2)
+    output = paged_attention_decode(
+        case.queries(projected, places),
+        projected,
+        case.config,
+        case.kv,
+        places.page_table,
+        places.positions + 1,
+        places.rows,
+        DecodeWorkspace.sized(case.config, 2, device, 3),
+    )
+    assert torch.equal(output.isnan().cpu(), expected.isnan())
+    assert output[0].isnan().sum() == 2 * 64
+
+
+@pytest.mark.parametrize("power", [-70, -20, 20], ids=str)
+def test_values_of_any_size_keep_their_digits(power: int, device: torch.device) -> None:
+    """Products of weights and powers of two pass through float16, which holds none of these."""
+    case = attention_case(Heads(2, 1, 64), [1, 1], [130, 70], torch.bfloat16, device, fp8=True)
+    projected = case.projected()
+    # Values of a sequence have sizes of their own, some are far below the others.
+    _, scales = fp8_views(case.kv)
+    scales[:, :, 1] = torch.where(scales[:, :, 1] == 255, 255, scales[:, :, 1] + power)
+    scales[case.pages[0][0], :, 1, ::3] -= 30
+    projected[:, -64:] *= 2.0**power
+    expected, _ = case.oracle(projected, 2)
+    places = case.places(2)
+    output = paged_attention_decode(
+        case.queries(projected, places),
+        projected,
+        case.config,
+        case.kv,
+        places.page_table,
+        places.positions + 1,
+        places.rows,
+        DecodeWorkspace.sized(case.config, 2, device, 3),
+    )
+    close(output * 2.0**-power, expected * 2.0**-power, 3e-2)
 
 
 def test_workspace_holds_as_many_parts_as_programs_and_sequences_meet(
