@@ -54,7 +54,8 @@ def parts(model: str, device: str) -> EngineParts:
 
 @cache
 def engine(model: str, device: str, **changes: object) -> Lone:
-    config = engine_config(reference_dir(model), device=device, kv_dtype="fp8", **changes)
+    settings = {"max_batch": 8, **changes}
+    config = engine_config(reference_dir(model), device=device, kv_dtype="fp8", **settings)
     own = Arena(parts(model, device).layout, parts(model, device).arena.slabs, device)
     return Lone(config, parts=replace(parts(model, device), arena=own))
 
@@ -94,7 +95,7 @@ def test_a_hit_changes_no_token(model: str, at: int) -> None:
 @pytest.mark.parametrize("speculate", ["prediction", "mtp"])
 def test_drafts_change_no_token(speculate: str) -> None:
     model = OWN_MODELS[0]
-    settings = {"speculate": speculate, "draft_tokens": 3, "draft_count": "most", "max_batch": 8}
+    settings = {"speculate": speculate, "draft_tokens": 3, "draft_count": "most"}
     lone = engine(model, "cuda", **settings)
     for name, case in cases_of(model).items():
         asked = submit(name, case.prompt, len(case.greedy))

@@ -42,7 +42,8 @@ def page_tiles(kv: Tensor, tile: int) -> PageTiles:
     codes = TensorDescriptor(
         words, [pages * heads, rows, dim // 4], [size // 4, dim // 4, 1], [1, tile, dim // 4]
     )
-    return codes, TensorDescriptor(kv, [pages * heads, size], [size, 1], [1, tile])
+    # Both sides' scales at once: the copy engine fills places of whole 128 bytes.
+    return codes, TensorDescriptor(kv, [pages * heads, size], [size, 1], [1, rows])
 
 
 def tile_types(
@@ -53,7 +54,7 @@ def tile_types(
         return {"kv": f"tensordesc<{dtype}[{tile},{dim}]>"}, {"scales": None}
     return {
         "kv": f"tensordesc<i32[1,{tile},{dim // 4}]>",
-        "scales": f"tensordesc<u8[1,{tile}]>",
+        "scales": f"tensordesc<u8[1,{2 * _PAGE_TOKENS}]>",
     }, {}
 
 
@@ -112,6 +113,13 @@ def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
 
 
 @triton.jit
+def _row(table, row):
+    """Of [ROWS, COLUMNS], int32 of 0 and more."""
+    rows = tl.arange(0, table.shape[0])
+    return tl.max(tl.where(rows[:, None] == row, table, 0), 0)
+
+
+@triton.jit
 def attend_tile(
     queries,
     kv,
@@ -151,11 +159,12 @@ def attend_tile(
         return take_in(scores, value, output, largest, total)
     else:
         dim: tl.constexpr = queries.shape[1]
-        behind: tl.constexpr = 2 * PAGE_TOKENS * dim
         key = kv.load([head, token, 0]).reshape([TILE, dim // 4])
         value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
-        key_scale = scales.load([head, behind + token]).reshape([TILE]).to(tl.int32)
-        value_scale = scales.load([head, behind + PAGE_TOKENS + token]).reshape([TILE]).to(tl.int32)
+        both = scales.load([head, 2 * PAGE_TOKENS * dim])
+        both = both.reshape([2 * tiles_a_page, TILE]).to(tl.int32)
+        key_scale = _row(both, tile % tiles_a_page)
+        value_scale = _row(both, tiles_a_page + tile % tiles_a_page)
         key = code_planes(key, queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
         scores = scores * (scale * row_factor(key_scale)[None, :])
