@@ -50,10 +50,11 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import (
     check_kernels,
     load_weights,
+    multiplies_fp8,
 )
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.sending.sender import Sender
@@ -229,12 +230,19 @@ def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
 
 
 def torch_device(config: EngineConfig) -> torch.device:
-    """The device that the config names. Raises EngineConfigError where there is none."""
+    """The device that the config names. Raises EngineConfigError where there is none, or it cannot
+    read what its pages are to hold."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineConfigError(
             "device is cuda, but PyTorch sees no GPU here: "
             "install a CUDA build of torch, or give --device cpu"
+        )
+    if device.type == "cuda" and config.stored_kv == FP8_ROWS and not multiplies_fp8(device):
+        raise EngineConfigError(
+            f"kv_dtype is fp8, and {torch.cuda.get_device_name(device)} has no instructions for "
+            "e4m3, which GPUs have from compute capability 8.9 on: leave --kv-dtype out, or give "
+            "--device cpu"
         )
     return device
 

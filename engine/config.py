@@ -68,8 +68,8 @@ class EngineConfig:
     kv_dtype: str = option(
         "auto",
         "keys and values in pages, of the draft layer too; auto: as dtype; fp8: a byte a number "
-        "and one a row, half of bf16, rounded once where they are written; on a CPU, as yet; alike "
-        "on nodes of a pair",
+        "and one a row, half of bf16, rounded once where they are written; alike on nodes of a "
+        "pair",
         ("auto", "bf16", "fp8"),
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
@@ -240,11 +240,11 @@ class EngineConfig:
                 f"tensor_parallel is {self.tensor_parallel}, and ranks meet on a CPU only, as yet: "
                 "give --tensor-parallel 1, or --device cpu"
             )
-        if self.stored_kv != self.dtype and self.device.split(":")[0] != "cpu":
+        if self.stored_kv not in (self.dtype, FP8_ROWS) and self.device.split(":")[0] != "cpu":
             raise EngineConfigError(
                 f"kv_dtype is {self.kv_dtype} and dtype {self.dtype}, and a GPU keeps keys and "
-                f"values in its dtype, as yet: leave --kv-dtype out, or give --device cpu, not "
-                f"{self.device}"
+                "values in its dtype or as FP8 rows: leave --kv-dtype out, give --kv-dtype fp8, or "
+                f"give --device cpu, not {self.device}"
             )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
@@ -25,9 +26,12 @@ LAYOUT = replace(
     value_dim=64,
     key_dim=64,
 )
+FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
+each_layout = pytest.mark.parametrize("layout", [LAYOUT, FP8], ids=["numbers", "fp8-rows"])
 SLABS = 6
 
 
+@each_layout
 @pytest.mark.parametrize(
     ("header", "pages", "slot"),
     [
@@ -38,11 +42,15 @@ SLABS = 6
     ],
 )
 def test_a_window_has_the_same_digest_on_both(
-    header: WindowHeader, pages: tuple[int, ...], slot: int | None, device: torch.device
+    layout: CacheLayout,
+    header: WindowHeader,
+    pages: tuple[int, ...],
+    slot: int | None,
+    device: torch.device,
 ) -> None:
-    memory = np.random.default_rng(7).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
-    ours = GpuWindowDigester(torch.from_numpy(memory).to(device), LAYOUT)
-    twin = WindowDigester(memory, LAYOUT)
+    memory = np.random.default_rng(7).integers(0, 256, SLABS * layout.slab_bytes, dtype=np.uint8)
+    ours = GpuWindowDigester(torch.from_numpy(memory).to(device), layout)
+    twin = WindowDigester(memory, layout)
     room, generation = 2**62 + 5, 9
     expected = twin.digest(room, generation, header, pages, slot)
     assert ours.digest(room, generation, header, pages, slot) == expected
