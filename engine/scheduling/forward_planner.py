@@ -33,6 +33,7 @@ from .scheduled_forward import AnswerRows, ScheduledForward
 from .scheduled_sequence import ScheduledSequence
 
 _DECODES, _ON_LANE, _VERIFIES = RowFlag.DECODES.value, ON_LANE.value, RowFlag.VERIFIES.value
+_DRAFTS_ON_LANE = RowFlag.DRAFTS_ON_LANE.value
 _MAX_ROWS = 1
 """Tokens that a forward draws for a sequence."""
 
@@ -127,6 +128,7 @@ class ForwardPlanner:
         lane = item.lane
         self._follow(item.request, lane, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
+        flags += item.drafts_on_lane * _DRAFTS_ON_LANE
         column[:] = (
             lane,
             item.start,
