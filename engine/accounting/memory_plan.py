@@ -196,7 +196,8 @@ def _drafts(
     tokens = rows * width
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
-    kept = tokens * (kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
+    # Of a step and the one before.
+    kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
     activations = _activations(model, tokens, config.dtype)
     found = _GRAPHS_BYTES + activations + logits + attention + kept
     return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)

@@ -266,7 +266,10 @@ class CudaRunner:
             if rows.verifies.any() or plan.folds:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
             return rows
-        self._verifier.fold(plan.folds)
+        later = rows.lanes[rows.verifies].tolist()
+        changed = {*plan.left, *(item.lane for item in plan.joined)}
+        # A copy may be of a slot that would be written only behind it.
+        self._verifier.fold(plan.folds, () if plan.copies else {*later} - changed)
         self._verifier.drop(plan.left)
         if self._on_lanes is not None:
             self._on_lanes.drop(plan.left)

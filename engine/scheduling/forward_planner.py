@@ -59,7 +59,12 @@ class ForwardPlanner:
         self._row_limits: Ints = np.zeros(lanes, dtype=np.int32)
         """Tokens that the pages hold which the runner has."""
 
-    def plan(self, forward: ScheduledForward, copies: tuple[CopyOp, ...]) -> ForwardPlan:
+    def plan(
+        self,
+        forward: ScheduledForward,
+        copies: tuple[CopyOp, ...],
+        folds: tuple[Fold, ...] = (),
+    ) -> ForwardPlan:
         """The next plan; it must be launched. REQUIRES: no two rows share a lane."""
         answers = forward.answers
         changes = _Changes()
@@ -91,6 +96,7 @@ class ForwardPlanner:
             np.array(tokens, dtype=np.int32),
             tuple(checkpoints),
             tuple(scored),
+            folds,
             guesses=tuple(guesses),
             first_guesses=tuple(first_guesses),
         )

@@ -1,12 +1,12 @@
 """Computes rows with drafts on a GPU, and folds what of them holds.
 
 Owns their numbers on the device, their pages' table, their graphs and what is kept of their last
-step for folds; shares model, arena and samplers with the runner. The next step of such rows
-overwrites what is kept: the engine folds before it drafts again, since it drafts behind what is
-there. Thread rule: the runner's; one stream.
+steps for folds; shares model, arena and samplers with the runner. A row that goes on with drafts
+folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the engine folds
+before it drafts again, since it drafts behind what is there. Thread rule: the runner's; one stream.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,14 +21,14 @@ from tasuki.engine.runner.eager_sampler import EagerSampler
 from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_entries import fold_carry
-from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
+from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, fold_states
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
-from .drafted_rows import DraftedRows, LastDrawn
+from .drafted_rows import DraftedRows, HeldFold, LastDrawn
 from .lane_drafts import LaneDrafts
 from .token_rows import MOST_ROWS, token_rows
 from .verified_rows import VerifiedRows
@@ -47,6 +47,10 @@ class _Held:
     tokens: int
     read_slot: int
     write_slot: int
+
+    def fold(self, count: int) -> HeldFold:
+        """Of its first tokens, so many."""
+        return HeldFold(self.place, count, self.read_slot, self.write_slot)
 
 
 class DraftVerifier:
@@ -88,6 +92,10 @@ class DraftVerifier:
             self._scratch,
             None if on_lanes is None else on_lanes.tokens,
         )
+        self._turn = 0
+        """Of the last step, as of what is kept."""
+        self._later: dict[int, HeldFold] = {}
+        """Of the last step's rows those whose states are stored by the next one, by lane."""
         self._held: dict[int, _Held] = {}
         self.width = 1
         """Tokens of a row of the last step."""
@@ -105,6 +113,8 @@ class DraftVerifier:
         others = rows.verifies.nonzero()[0][self._most :]
         if not len(others):
             return self._joined(rows)
+        waiting = [self._later.pop(lane, None) for lane in rows.lanes[others].tolist()]
+        self._fold_states([fold for fold in waiting if fold is not None])
         verifies, decodes, lengths = rows.verifies.copy(), rows.decodes.copy(), rows.lengths.copy()
         verifies[others], decodes[others], lengths[others] = False, True, 1
         self._alone |= set(rows.lanes[others].tolist())
@@ -136,7 +146,12 @@ class DraftVerifier:
         for row, (at, length) in enumerate(zip(rows.tokens_at, rows.lengths, strict=True)):
             ids[row, :length] = plan.tokens[at : at + length]
         self._check_drafts(rows)
-        self._rows.fill(rows, each, ids, self._sampling)
+        for lane, slot in zip(rows.lanes.tolist(), rows.read_slots.tolist(), strict=True):
+            if lane in self._later and self._later[lane].write_slot != slot:
+                raise PlanError(f"lane {lane} reads slot {slot}, which its fold does not store")
+        self._turn = 1 - self._turn
+        self._rows.fill(rows, each, ids, self._sampling, self._turn, self._later)
+        self._later = {}
         logits = self._graphs.replay(len(rows), width)
         self._hold(rows, width)
         if self._sampling.cuts[rows.lanes].any():
@@ -222,10 +237,10 @@ class DraftVerifier:
             going = still
         return found
 
-    def fold(self, folds: Iterable[Fold]) -> None:
-        """Store what they ask for. Raises PlanError."""
-        held: list[_Held] = []
-        counts: list[int] = []
+    def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
+        """Store what they ask for. later: lanes whose rows come next, if there is room for them:
+        these store their states then, and what else is in a slot now. Raises PlanError."""
+        found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
                 self._alone.discard(fold.lane)
@@ -236,10 +251,10 @@ class DraftVerifier:
                     f"{fold.count} tokens of lane {fold.lane} are to be folded, which holds "
                     f"{0 if row is None else row.tokens}"
                 )
-            held.append(row)
-            counts.append(fold.count)
-        if held:
-            self._fold(held, counts)
+            found[fold.lane] = row.fold(fold.count)
+        self._fold_the_rest([*found.values()])
+        self._later = {lane: fold for lane, fold in found.items() if lane in later}
+        self._fold_states([fold for lane, fold in found.items() if lane not in later])
 
     def drop(self, lanes: Iterable[int]) -> None:
         for lane in lanes:
@@ -248,20 +263,32 @@ class DraftVerifier:
 
     def _store(self, rows: Sequence[_Held]) -> None:
         """The states behind rows of a token, which holds whatever is drawn."""
-        if rows:
-            self._fold(rows, [1] * len(rows))
+        folds = [row.fold(1) for row in rows]
+        self._fold_the_rest(folds)
+        self._fold_states(folds)
 
     @torch.inference_mode()
-    def _fold(self, rows: Sequence[_Held], counts: Sequence[int]) -> None:
-        host = torch.empty(4, len(rows), dtype=torch.int32, pin_memory=True)
-        host.numpy()[:] = (
-            [row.place for row in rows],
-            counts,
-            [row.read_slot for row in rows],
-            [row.write_slot for row in rows],
-        )
-        folds = FoldRows(*host.to(self._device, non_blocking=True))
-        arena, hidden = self._arena, self._scratch.hidden
-        gdn_fold(self._scratch.kept, self._model.config, arena.conv, arena.ssm, folds)
+    def _fold_states(self, folds: Sequence[HeldFold]) -> None:
+        if folds:
+            kept, rows = self._scratch.kept.of(self._turn), self._fold_rows(folds)
+            fold_states(kept, self._model.config, self._arena.ssm, rows)
+
+    @torch.inference_mode()
+    def _fold_the_rest(self, folds: Sequence[HeldFold]) -> None:
+        """The conv columns and what is carried: little, and read by other kernels than states."""
+        if not folds:
+            return
+        rows, arena, hidden = self._fold_rows(folds), self._arena, self._scratch.hidden
+        fold_columns(self._scratch.kept.of(self._turn), self._model.config, arena.conv, rows)
         if hidden is not None:
-            fold_carry(hidden, folds, arena.carry[0])
+            fold_carry(hidden, rows, arena.carry[0])
+
+    def _fold_rows(self, folds: Sequence[HeldFold]) -> FoldRows:
+        host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
+        host.numpy()[:] = (
+            [fold.place for fold in folds],
+            [fold.count for fold in folds],
+            [fold.read_slot for fold in folds],
+            [fold.write_slot for fold in folds],
+        )
+        return FoldRows(*host.to(self._device, non_blocking=True))

@@ -5,6 +5,7 @@ Owns them; their addresses never change, so that graphs may be captured over the
 copies: as in device_batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,18 @@ from tasuki.model.batch import VerifyBatch
 from tasuki.model.ops.draft.take_drafts import take_drafts
 from tasuki.model.ops.sampling.sample import Draws
 
-_IDS, _COUNTS, _TAKEN = range(3)
+_IDS, _COUNTS, _TAKEN, _TURN, _FOLD_COUNTS, _FOLD_PLACES, _FOLD_SLOTS = range(7)
+
+
+@dataclass(frozen=True)
+class HeldFold:
+    """The first `count` tokens of the row that the last step kept at `place`: from the state in
+    read_slot to the one in write_slot."""
+
+    place: int
+    count: int
+    read_slot: int
+    write_slot: int
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class DraftedRows:
         self._sequences = DeviceBatch(capacity, scratch_lane, device)
         self._tokens = DeviceBatch(capacity * width, scratch_lane, device)
         # Graphs look up the embeddings of tokens that mean nothing too, so that all are valid ids.
-        self._numbers = torch.zeros(3, capacity * width, dtype=torch.int32, device=device)
+        self._numbers = torch.zeros(7, capacity * width, dtype=torch.int32, device=device)
         every = torch.arange(capacity, dtype=torch.int32, device=device)
         self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}
 
@@ -50,9 +62,16 @@ class DraftedRows:
         self._numbers.zero_()
 
     def fill(
-        self, rows: ResolvedRows, each: ResolvedRows, ids: Ints, sampling: SamplingTable
+        self,
+        rows: ResolvedRows,
+        each: ResolvedRows,
+        ids: Ints,
+        sampling: SamplingTable,
+        turn: int,
+        folds: Mapping[int, HeldFold],
     ) -> None:
-        """each: token_rows() of the rows; ids [rows, width]: of these, but for drafts on lanes."""
+        """each: token_rows() of the rows; ids [rows, width]: of these, but for drafts on lanes.
+        turn: of the step. folds: that rows begin with, by lane."""
         self._sequences.fill(rows, sampling)
         self._tokens.fill(each, sampling)
         host = torch.zeros(self._numbers.shape, dtype=torch.int32, pin_memory=True)
@@ -60,6 +79,14 @@ class DraftedRows:
         numbers[_IDS, : ids.size] = ids.reshape(-1)
         numbers[_COUNTS, : len(rows)] = rows.lengths
         numbers[_TAKEN, : len(rows)] = rows.drafts_on_lane
+        numbers[_TURN] = turn
+        numbers[_FOLD_SLOTS, : len(rows)] = rows.read_slots
+        for row, lane in enumerate(rows.lanes.tolist() if folds else ()):
+            fold = folds.get(lane)
+            if fold is not None:
+                numbers[_FOLD_COUNTS, row] = fold.count
+                numbers[_FOLD_PLACES, row] = fold.place
+                numbers[_FOLD_SLOTS, row] = fold.read_slot
         self._numbers.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
@@ -116,4 +143,8 @@ class DraftedRows:
             page_table=rows.page_table,
             read_slots=rows.read_slots,
             rows=rows.rows,
+            turn=self._numbers[_TURN, :1],
+            fold_counts=self._numbers[_FOLD_COUNTS, :size],
+            fold_places=self._numbers[_FOLD_PLACES, :size],
+            fold_slots=self._numbers[_FOLD_SLOTS, :size],
         )
