@@ -29,7 +29,7 @@ from .inputs import verify_inputs
 from .kept_inputs import LayerInputs
 from .step import inputs_of, places_of_state, step
 
-_WARPS = 8
+_WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -151,43 +151,41 @@ def _kernel(
     wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     NUMBERS: tl.constexpr = 2 * KEY_HEADS + 2 * VALUE_HEADS
-    state = tl.load(old + places_of_state(KEY_DIM, VALUE_DIM, LINE)).to(tl.float32)
+    # A token's inputs are asked for while the one before is computed: they come from far.
     at = (1 - own) * turn_size + (kept_at * kept_tokens).to(tl.int64) * CHANNELS
     numbers = (1 - own) * turn_numbers + (kept_at * kept_tokens).to(tl.int64) * NUMBERS
-    for _ in range(folded):
-        _, k, v, decay, beta = inputs_of(
-            mixed + at,
-            scalars + numbers,
-            head,
-            KEY_HEADS,
-            VALUE_HEADS,
-            KEY_DIM,
-            VALUE_DIM,
-            LINE,
+    first = own * turn_size + (row * kept_tokens).to(tl.int64) * CHANNELS
+    first_numbers = own * turn_numbers + (row * kept_tokens).to(tl.int64) * NUMBERS
+    at = tl.where(folded > 0, at, first)
+    numbers = tl.where(folded > 0, numbers, first_numbers)
+    q, k, v, decay, beta = inputs_of(
+        mixed + at, scalars + numbers, head, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, LINE
+    )
+    state = tl.load(old + places_of_state(KEY_DIM, VALUE_DIM, LINE)).to(tl.float32)
+    for number in range(folded):
+        is_last = number + 1 == folded
+        at = tl.where(is_last, first, at + CHANNELS)
+        numbers = tl.where(is_last, first_numbers, numbers + NUMBERS)
+        next_q, next_k, next_v, next_decay, next_beta = inputs_of(
+            mixed + at, scalars + numbers, head, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, LINE
         )
         state, _ = step(state, k, v, decay, beta)
         state = state.to(ssm.dtype.element_ty).to(tl.float32)
-        at += CHANNELS
-        numbers += NUMBERS
+        q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
     if folded > 0:
         new = ssm + read * ssm_stride + head * (VALUE_DIM * KEY_DIM)
         places = places_of_state(KEY_DIM, VALUE_DIM, LINE)
         tl.store(new + places, state.to(ssm.dtype.element_ty))
     value = head * VALUE_DIM + tl.arange(0, VALUE_DIM)
     scale = tl.load(norm + tl.arange(0, VALUE_DIM))
-    at = own * turn_size + (row * kept_tokens).to(tl.int64) * CHANNELS
-    numbers = own * turn_numbers + (row * kept_tokens).to(tl.int64) * NUMBERS
     token = (row * tokens).to(tl.int64)
-    for _ in range(count):
-        q, k, v, decay, beta = inputs_of(
-            mixed + at,
-            scalars + numbers,
-            head,
-            KEY_HEADS,
-            VALUE_HEADS,
-            KEY_DIM,
-            VALUE_DIM,
-            LINE,
+    for number in range(count):
+        gate = tl.load(z + token * projected_stride + value)
+        is_last = number + 1 == count
+        at = tl.where(is_last, at, at + CHANNELS)
+        numbers = tl.where(is_last, numbers, numbers + NUMBERS)
+        next_q, next_k, next_v, next_decay, next_beta = inputs_of(
+            mixed + at, scalars + numbers, head, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, LINE
         )
         # Over the old state, as the step's own sum is: S' q = decay (S q) + delta (k . q).
         asked = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
@@ -195,13 +193,11 @@ def _kernel(
         # A decode step would have stored it, rounded, and the next one read that.
         state = state.to(ssm.dtype.element_ty).to(tl.float32)
         out = decay * asked + delta * tl.sum(k * q)
-        gate = tl.load(z + token * projected_stride + value)
         gate = silu(gate.to(tl.float32)) * scale
         out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * gate
         to = output + token * (VALUE_HEADS * VALUE_DIM) + value
         tl.store(to, out.to(output.dtype.element_ty))
-        at += CHANNELS
-        numbers += NUMBERS
+        q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
         token += 1
     # What follows in the model is computed for these tokens too, and may meet no NaN.
     for _ in range(count, tokens):
