@@ -174,6 +174,8 @@ class Engine:
         try:
             if work:
                 self._flight = _Flight(self._plans.launch(work), goes_on, before is not None)
+            else:
+                self._plans.fold_now()
         except PlanError:
             # Engine and runner disagree, which is no request's fault: the loop ends.
             raise
