@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tasuki.transfer.errors import OutOfBounds, TransportError
+from tasuki.transfer.transports.base import TransferState, Write
 from tasuki.transfer.windows.descriptors import Pieces
 from tests.harness.fork_server import forked_peer
 from tests.harness.peer_wire import PeerWire, serve
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -143,7 +145,7 @@ def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None
     assert usable(0)
     with pytest.raises(TransportError, match="mailbox is gone"):
         for transfer in pending:
-            wire.transport.poll(transfer)
+            until(lambda: wire.transport.poll(transfer) is TransferState.DONE, "it is pending")  # noqa: B023
     # The importer's mapping keeps the memory alive: a late write hurts nobody.
     wire.transport.release(wire.transport.post(wire.endpoint, scattered(512, 99), b"late"))
     torch.cuda.synchronize(0)
@@ -184,3 +186,28 @@ def test_unreachable_peers_are_refused_with_the_reason(wire: Wire) -> None:
     stranger = wire.metadata.replace(b'"gpu": "', b'"gpu": "0')
     with pytest.raises(TransportError, match="not visible here"):
         wire.transport.connect(stranger)
+
+
+def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) -> None:
+    """What a sender and a receiver sleep by."""
+    from tasuki.pycache._cpp_cache import Bell
+
+    bell = Bell()
+    wire.transport.ring_at_ends(bell)
+    assert wire.transport.rings(wire.endpoint)
+    source = wire.memory.cpu().numpy()
+    expected = np.full(SIZE, POISON, dtype=np.uint8)
+    pieces = scattered(1200, 5)
+    writes = [Write(pieces[100 * n : 100 * n + 100], b"%d" % n) for n in range(12)]
+    began = time.monotonic()
+    posted = wire.transport.post_all(wire.endpoint, writes)
+    for transfer in posted:
+        assert not isinstance(transfer, Exception)
+        while wire.transport.poll(transfer) is TransferState.PENDING:
+            assert bell.wait(20), "nothing rang"
+        assert transfer.ended_at is not None and began <= transfer.ended_at <= time.monotonic()
+        wire.transport.release(transfer)
+    for local, remote, length in pieces.tolist():
+        expected[remote : remote + length] = source[local : local + length]
+    assert sorted(wire.ask("notes", 12)) == sorted(write.notification for write in writes)
+    assert np.array_equal(wire.ask("memory"), expected)

@@ -58,6 +58,11 @@ class Link:
     theirs: RankSpans
     rate: LinkCost = field(default_factory=LinkCost)
 
+    @property
+    def rings(self) -> bool:
+        """Whether the ends of what is posted ring."""
+        return self.source.transport.rings(self.endpoint)
+
     def disconnect(self) -> None:
         """Raises TransportError."""
         self.source.transport.disconnect(self.endpoint)

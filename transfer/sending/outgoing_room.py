@@ -7,7 +7,6 @@ nothing waits and nothing more is taken out to post; the room ends exactly once,
 nothing of it is in flight.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -117,13 +116,13 @@ class OutgoingRoom:
         return self._last_planned and not self.waiting
 
     @property
-    def next_tick(self) -> float:
-        """From which on there is a window to post; math.inf where none waits. Without a lock: what
+    def next_tick(self) -> int | None:
+        """From which on there is a window to post; None where none waits. Without a lock: what
         waited at one moment may be gone at the next, where another thread stops the room."""
         try:
             return self.waiting[0].tick
         except IndexError:
-            return math.inf
+            return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
         """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then
@@ -186,7 +185,8 @@ class OutgoingRoom:
 
     def has_ready(self, tick: int) -> bool:
         """Whether take_ready() would give a window."""
-        return self.next_tick <= tick
+        next_tick = self.next_tick
+        return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: int) -> Window | None:
         """The next window whose layers are finished, taken out; None when there is none or none may

@@ -15,7 +15,6 @@ Invariants:
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from tasuki.pycache._cpp_cache import Bell
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
@@ -43,7 +43,6 @@ from .direct_source import LoadedWindow
 from .fair_queue import FairQueue
 from .link import Link, SourceArena
 from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
-from .tick_alarm import TickAlarm
 from .write_leases import WriteLeases
 
 log = logging.getLogger(__name__)
@@ -89,11 +88,13 @@ class Sender:
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
         """Peers' rooms whose drain was given up: what was posted may land at any time."""
-        self._wake = threading.Event()
+        self._bell = Bell()
+        """Rung by whoever has something for the transfer thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
-        self._digests = DigestThread(self._wake.set)
-        self._alarms = [TickAlarm(arena.steps, self._wake.set) for arena in self._arenas]
+        self._digests = DigestThread(self._bell.ring)
+        for arena in self._arenas:
+            arena.transport.ring_at_ends(self._bell)
 
     def start(self) -> None:
         self._digests.start()
@@ -109,7 +110,7 @@ class Sender:
         for peer in self._leases.names():
             self.disconnect(peer)
         self._stopping.set()
-        self._wake.set()
+        self._bell.ring()
         self._thread.join()
         self._digests.stop()
         self._close_endpoints()
@@ -172,7 +173,7 @@ class Sender:
             for room in self._rooms.values():
                 if room.peer == peer:
                     room.stop("the connection to the receiver is over", now)
-        self._wake.set()
+        self._bell.ring()
 
     def has_endpoint(self, peer: str) -> bool:
         """Whether the peer's endpoints are still open: connected, or with rooms that drain."""
@@ -220,7 +221,7 @@ class Sender:
                 cost = outgoing.link.rate.cost
                 runs = window_runs(window_source.sizes, accepted, size, cost)
                 outgoing.append(window_source.windows(accepted, runs, outgoing.next_sequence))
-        self._wake.set()
+        self._bell.ring()
 
     def progress(self, room: int) -> int:
         """How far the room is; 0 for one that is over. Its growth is progress."""
@@ -257,7 +258,7 @@ class Sender:
             if outgoing is not None and outgoing.peer == peer:
                 outgoing.aborted = True
                 outgoing.stop("aborted", now)
-                self._wake.set()
+                self._bell.ring()
                 return outgoing.drained
             over: Future[Drain] = Future()
             over.set_result(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
@@ -271,7 +272,6 @@ class Sender:
         while not self._stopping.is_set():
             with self._lock:
                 rooms = list(self._rooms.values())
-            self._wake.clear()
             seen = [arena.steps.value for arena in self._arenas]
             pace.begin()
             unwritable = {
@@ -294,28 +294,22 @@ class Sender:
         seen: each arena's ticks before the rooms were looked at. What was ready then, and was not
         posted, waits for a flush."""
         come = False
-        for arena, alarm, before in zip(self._arenas, self._alarms, seen, strict=True):
+        for arena, before in zip(self._arenas, seen, strict=True):
             ticks = [room.next_tick for room in rooms if room.link.source is arena]
-            come |= alarm.set(min((tick for tick in ticks if tick > before), default=math.inf))
+            ahead = [tick for tick in ticks if tick is not None and tick > before]
+            come |= arena.steps.ring_at(self._bell, min(ahead, default=None))
         return come
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
         """Until polling can show something new, or another thread wakes this one."""
-        busy = [room for room in rooms if room.posted]
-        if not busy:
-            self._wake.wait(_IDLE_SECONDS)
-        elif any(self._ends_soon(room) for room in busy):
-            time.sleep(0)
-        else:
-            poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
-            in_flight = sum(len(room.posted) for room in busy)
-            self._wake.wait(pace.wait_seconds(poll_seconds, in_flight))
-
-    def _ends_soon(self, room: OutgoingRoom) -> bool:
-        """Whether the room's last window is in flight, and was posted a moment ago."""
-        if not (room.all_taken and room.posted):
-            return False
-        return self._clock() - room.posted[-1].at < room.link.source.transport.spin_seconds
+        asked = [room for room in rooms if room.posted and not room.link.rings]
+        if not asked:
+            # What rings ends this, deadlines do not.
+            self._bell.wait(_IDLE_SECONDS)
+            return
+        poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+        in_flight = sum(len(room.posted) for room in asked)
+        self._bell.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -497,7 +491,7 @@ class Sender:
                 if posted.flushed is None:
                     if link.source.transport.poll(posted.transfer) is TransferState.PENDING:
                         continue
-                    posted.flushed = self._clock()
+                    posted.flushed = posted.transfer.ended_at or self._clock()
                 if not room.stopped:
                     if not posted.digest.done:
                         continue

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tasuki.pycache._cpp_cache import Bell
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.units import TransferUnits
 
@@ -45,6 +46,12 @@ class Endpoint(ABC):
 class Transfer:
     """A posted transfer; released exactly once, by Transport.release."""
 
+    @property
+    def ended_at(self) -> float | None:
+        """When it ended, on the monotonic clock; None where it has not, or where only whoever polls
+        sees it."""
+        return None
+
 
 @dataclass(frozen=True)
 class Write:
@@ -69,14 +76,22 @@ class Transport(ABC):
 
     @property
     def poll_seconds(self) -> float:
-        """How often poll() and notifications() are worth calling while something is awaited."""
+        """How often poll() and notifications() are worth calling while something is awaited that
+        does not ring."""
         return 0.0005
 
-    @property
-    def spin_seconds(self) -> float:
-        """For how long after a window that a room ends with was posted poll() is worth calling
-        without a pause: about as long as such a window takes, where a pause is a part of that."""
-        return 0.0
+    def ring_at_ends(self, bell: Bell) -> None:
+        """Ring it from now on whenever a transfer to an endpoint that rings() has ended."""
+        return None
+
+    def rings(self, endpoint: "Endpoint") -> bool:
+        """Whether ends of transfers to it ring, so that poll() need not be called until then."""
+        return False
+
+    def ring_at_arrivals(self, bell: Bell) -> bool:
+        """Ring it from now on while notifications() would give any; whether that is true of all of
+        them: if not, it is called again and again as well, poll_seconds apart."""
+        return False
 
     @property
     def libraries(self) -> Mapping[str, str]:
