@@ -29,6 +29,16 @@ namespace {
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 using Words = py::array_t<std::int64_t, py::array::c_style>;
 
+// Where the interpreter ends meanwhile, a daemon's thread is unwound from where it wants the lock
+// back: no destructor may be that place.
+template <typename Wait>
+bool waited(const Wait& wait) {
+  PyThreadState* const state = PyEval_SaveThread();
+  const bool answer = wait();
+  PyEval_RestoreThread(state);
+  return answer;
+}
+
 // Ends what it holds without the interpreter's lock, for which a thread that it waits for may wait.
 template <typename Held>
 struct EndsWithoutLock {
@@ -134,7 +144,10 @@ void bind_steps(py::module_& module) {
       .def("ring", &Bell::ring)
       .def("watch", &Bell::watch, "descriptor"_a)
       .def("forget", &Bell::forget, "descriptor"_a)
-      .def("wait", &Bell::wait, "seconds"_a, WithoutLock());
+      .def(
+          "wait",
+          [](Bell& self, double seconds) { return waited([&] { return self.wait(seconds); }); },
+          "seconds"_a);
   py::class_<StepCounter, std::shared_ptr<StepCounter>>(module, "StepCounter")
       .def(py::init([](const py::object& report) {
              return std::make_shared<StepCounter>(reported_to(report));
@@ -144,7 +157,12 @@ void bind_steps(py::module_& module) {
       .def("tick", &StepCounter::tick)
       .def("end_forward", &StepCounter::end_forward)
       .def("end_of", &StepCounter::end_of, "tick"_a)
-      .def("wait_for", &StepCounter::wait_for, "tick"_a, "timeout"_a, WithoutLock())
+      .def(
+          "wait_for",
+          [](const StepCounter& self, std::int64_t tick, double timeout) {
+            return waited([&] { return self.wait_for(tick, timeout); });
+          },
+          "tick"_a, "timeout"_a)
       .def(
           "time_of",
           [](const StepCounter& self, std::int64_t tick) {

@@ -328,7 +328,7 @@ class Sender:
         whether any was taken out. What goes to one peer is posted in one call."""
         moved = False
         leaving: list[Leaving] = []
-        able = [room for room in rooms if self._may_post(room)]
+        able = [room for room in rooms if room.waiting and self._may_post(room)]
         for _ in rooms:
             # What was taken of one room may be as much as another's link is to have.
             while able and not self._may_post(room := self._turns.next(able)):
@@ -437,11 +437,14 @@ class Sender:
                 each.room.write_lost = True
                 self._give_up(each, f"internal error: {error!r}")
             return
+        digests: list[AskedDigest] = []
         for each, transfer in zip(group, found, strict=True):
             if isinstance(transfer, Exception):
                 self._refused(each, transfer)
             else:
-                self._posted(each, transfer, given)
+                digests.append(self._posted(each, transfer, given))
+        # Beside the transfers: the bytes stay as they are for as long as their rooms are open.
+        self._digests.ask(digests)
         for each, transfer in zip(group, found, strict=True):
             if not isinstance(transfer, Exception):
                 self._turn(each.room, partial(_reached_after_post, each))
@@ -461,12 +464,11 @@ class Sender:
         leaving.loaded.release()
         self._stop(leaving.room, reason)
 
-    def _posted(self, leaving: "Leaving", transfer: Transfer, given: float) -> None:
+    def _posted(self, leaving: "Leaving", transfer: Transfer, given: float) -> AskedDigest:
+        """The digest that is to be asked for."""
         room = leaving.room
-        # Beside the transfer: the bytes stay as they are for as long as the room is open.
         digester = room.link.window_source.digester
         digest = AskedDigest(digester, leaving.loaded, room.room, room.generation)
-        self._digests.ask(digest)
         posted = Posted(
             leaving.window,
             leaving.loaded,
@@ -480,6 +482,7 @@ class Sender:
         with self._lock:
             room.leaving -= 1
             room.posted.append(posted)
+        return digest
 
     def _reap(self, room: OutgoingRoom) -> bool:
         """Collect what was flushed or failed, in any order: one slow window holds no other."""
