@@ -790,6 +790,30 @@ class Mailbox:
     def close(self) -> None:
         """Idempotent; writers see it with their next word."""
 
+class WriteLease:
+    """Until when a peer wants to be written to."""
+
+    def __init__(self) -> None:
+        """It has ended."""
+    def extend(self, until: float) -> None:
+        """On the monotonic clock."""
+
+class AskedDigest:
+    """A window's digest, now or later."""
+
+    @property
+    def done(self) -> bool: ...
+    def result(self) -> int:
+        """Raises RuntimeError where it could not be digested. REQUIRES: done."""
+
+class DigestQueue:
+    """Digests windows that leave on a thread of its own, which holds no GIL: all that wait, in one
+    call."""
+
+    def __init__(self, digester: GpuDigester) -> None: ...
+    def ring_at_answers(self, bell: Bell) -> None:
+        """Also ring this from now on, whenever some of what was asked is answered."""
+
 class PeerEndpoint:
     """A peer's arena, mapped here, and its mailbox."""
 
@@ -806,12 +830,14 @@ class PeerEndpoint:
         mailbox."""
 
 class PeerOutcome(Enum):
-    """REFUSED, OUTSIDE, MISALIGNED: nothing of it was given to the GPU. FAILED: it may have landed,
-    or land. DONE: stored, and announced."""
+    """REFUSED, CANCELLED, UNLEASED, OUTSIDE, MISALIGNED: nothing of it was given to the GPU.
+    FAILED: it may have landed, or land. DONE: stored, and announced."""
 
     PENDING = ...
     DONE = ...
     REFUSED = ...
+    CANCELLED = ...
+    UNLEASED = ...
     OUTSIDE = ...
     MISALIGNED = ...
     FAILED = ...
@@ -827,6 +853,12 @@ class PeerTransfer:
     @property
     def ended_at(self) -> float | None:
         """On the monotonic clock; None while it is pending."""
+    @property
+    def posted_at(self) -> float | None:
+        """When it was given to the GPU, on the monotonic clock; None before that."""
+    @property
+    def digest(self) -> AskedDigest | None:
+        """Of what was held."""
     def release(self) -> None:
         """Nobody asks any more: what was not announced yet never is."""
 
@@ -853,6 +885,18 @@ class PeerWriter:
     ) -> list[PeerTransfer]:
         """Pieces [n, 3] and what announces them, of each window; in order. No piece: a notification
         alone. What fits one table is stored by one launch; what could not be posted has ended."""
+    def hold(
+        self,
+        endpoint: PeerEndpoint,
+        writes: Sequence[tuple[NDArray[np.int64], bytes, int, _PlacedWindow]],
+        steps: StepCounter,
+        lease: WriteLease,
+        digests: DigestQueue,
+    ) -> list[PeerTransfer]:
+        """The same with the tick from which on each may be posted, and what is digested then: the
+        thread here posts it once `steps` are there, where the lease holds at that moment."""
+    def cancel(self, transfer: PeerTransfer) -> None:
+        """Post it no more, if it was not yet."""
     def disconnect(self, endpoint: PeerEndpoint) -> None:
         """Block until no kernel writes to the peer. What was not announced fails. Idempotent.
         Raises RuntimeError where the GPU fails."""

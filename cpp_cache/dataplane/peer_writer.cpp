@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "steps/step_counter.h"
@@ -54,7 +55,7 @@ void PeerWriter::stop() {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
   }
-  wake_.ring();
+  wake_->ring();
   if (thread_.joinable()) thread_.join();
   const std::scoped_lock both(launching_, mutex_);
   try {
@@ -71,39 +72,146 @@ void PeerWriter::ring_at_ends(std::shared_ptr<const Bell> bell) {
   bells_.push_back(std::move(bell));
 }
 
+// What is wrong with it has ended it by then.
+std::shared_ptr<PeerTransfer> PeerWriter::begun(const std::shared_ptr<PeerEndpoint>& endpoint,
+                                                PeerWrite& write) {
+  auto transfer = std::make_shared<PeerTransfer>();
+  transfer->endpoint = endpoint;
+  transfer->notification = std::move(write.notification);
+  if (!inside(write.pieces, source_bytes_, endpoint->target.arena_bytes)) {
+    over(*transfer, Outcome::kOutside);
+  } else if (!aligned(write.pieces)) {
+    over(*transfer, Outcome::kMisaligned);
+  } else if (!endpoint->open) {
+    over(*transfer, Outcome::kRefused, "the connection is closed");
+  }
+  return transfer;
+}
+
 std::vector<std::shared_ptr<PeerTransfer>> PeerWriter::post(
     const std::shared_ptr<PeerEndpoint>& endpoint, std::vector<PeerWrite> writes) {
   std::vector<std::shared_ptr<PeerTransfer>> transfers;
+  std::vector<Held> ready;
+  for (PeerWrite& write : writes) {
+    transfers.push_back(begun(endpoint, write));
+    if (transfers.back()->outcome != Outcome::kPending) continue;
+    ready.push_back({transfers.back(), std::move(write.pieces), 0, {}});
+  }
+  post_held(std::move(ready));
+  wake_->ring();
+  return transfers;
+}
+
+std::vector<std::shared_ptr<PeerTransfer>> PeerWriter::hold(
+    const std::shared_ptr<PeerEndpoint>& endpoint, std::vector<HeldWrite> writes,
+    const Holding& holding) {
+  std::vector<std::shared_ptr<PeerTransfer>> transfers;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (HeldWrite& held : writes) {
+      transfers.push_back(begun(endpoint, held.write));
+      transfers.back()->digest = std::move(held.digest);
+      if (transfers.back()->outcome != Outcome::kPending) continue;
+      if (stopping_) {
+        over(*transfers.back(), Outcome::kRefused, "the writer has stopped");
+        continue;
+      }
+      held_.push_back({transfers.back(), std::move(held.write.pieces), held.tick, holding});
+    }
+  }
+  wake_->ring();
+  return transfers;
+}
+
+void PeerWriter::cancel(PeerTransfer& transfer) {
+  transfer.cancelled = true;
+  wake_->ring();
+}
+
+// Whether a tick may have come that nobody would ring for.
+bool PeerWriter::post_ready() {
+  std::vector<Held> ready;
+  std::map<std::shared_ptr<StepCounter>, std::int64_t> awaited;
+  {
+    const std::scoped_lock lock(mutex_);
+    std::map<const StepCounter*, std::int64_t> values;
+    std::vector<Held> waiting;
+    for (Held& held : held_) {
+      StepCounter* const steps = held.holding.steps.get();
+      const auto [value, added] = values.try_emplace(steps, 0);
+      if (added) value->second = steps->value();
+      const PeerTransfer& transfer = *held.transfer;
+      if (stopping_ || transfer.cancelled || !transfer.endpoint->open ||
+          held.tick <= value->second) {
+        ready.push_back(std::move(held));
+        continue;
+      }
+      const auto [first, added_now] = awaited.try_emplace(held.holding.steps, held.tick);
+      if (!added_now) first->second = std::min(first->second, held.tick);
+      waiting.push_back(std::move(held));
+    }
+    held_ = std::move(waiting);
+  }
+  const bool any = !ready.empty();
+  std::ranges::stable_sort(ready, {}, &Held::tick);
+  post_held(std::move(ready));
+  bool missed = false;
+  for (const auto& [steps, tick] : awaited) missed |= steps->ring_at(wake_, tick);
+  if (any) {
+    const std::scoped_lock lock(mutex_);
+    for (const auto& bell : bells_) bell->ring();
+  }
+  return missed;
+}
+
+void PeerWriter::post_held(std::vector<Held> ready) {
   std::vector<std::shared_ptr<PeerTransfer>> together;
   std::vector<Piece> pieces;
+  std::shared_ptr<DigestQueue> digests;
   const auto launch = [&] {
-    if (!together.empty()) launch_together(*endpoint, pieces, together);
+    if (!together.empty()) launch_together(*together.front()->endpoint, pieces, together);
+    if (digests) {
+      for (const auto& transfer : together) {
+        if (transfer->digest) digests->ask(transfer->digest);
+      }
+    }
     together.clear();
     pieces.clear();
   };
-  for (PeerWrite& write : writes) {
-    auto transfer = std::make_shared<PeerTransfer>();
-    transfer->endpoint = endpoint;
-    transfer->notification = std::move(write.notification);
-    transfers.push_back(transfer);
-    if (!inside(write.pieces, source_bytes_, endpoint->target.arena_bytes)) {
-      over(*transfer, Outcome::kOutside);
-    } else if (!aligned(write.pieces)) {
-      over(*transfer, Outcome::kMisaligned);
-    } else if (!endpoint->open) {
-      over(*transfer, Outcome::kRefused, "the connection is closed");
-    } else if (write.pieces.empty()) {
-      const std::scoped_lock lock(mutex_);
-      unannounced_.push_back(transfer);
-    } else {
-      if (pieces.size() + write.pieces.size() > kTablePieces) launch();
-      pieces.insert(pieces.end(), write.pieces.begin(), write.pieces.end());
-      together.push_back(std::move(transfer));
+  for (Held& held : ready) {
+    PeerTransfer& transfer = *held.transfer;
+    const Holding& holding = held.holding;
+    if (transfer.cancelled) {
+      over(transfer, Outcome::kCancelled);
+      continue;
     }
+    if (!transfer.endpoint->open) {
+      over(transfer, Outcome::kRefused, "the connection is closed");
+      continue;
+    }
+    if (holding.steps && holding.steps->value() < held.tick) {
+      over(transfer, Outcome::kRefused, "the writer has stopped");
+      continue;
+    }
+    const bool fits = pieces.size() + held.pieces.size() <= kTablePieces;
+    if (!together.empty() && (!fits || together.front()->endpoint != transfer.endpoint)) launch();
+    // Between this and the launch nothing may take time.
+    if (holding.lease && now() > holding.lease->until) {
+      over(transfer, Outcome::kUnleased);
+      continue;
+    }
+    transfer.posted_at = now();
+    digests = holding.digests;
+    if (held.pieces.empty()) {
+      if (digests && transfer.digest) digests->ask(transfer.digest);
+      const std::scoped_lock lock(mutex_);
+      unannounced_.push_back(held.transfer);
+      continue;
+    }
+    pieces.insert(pieces.end(), held.pieces.begin(), held.pieces.end());
+    together.push_back(held.transfer);
   }
   launch();
-  wake_.ring();
-  return transfers;
 }
 
 void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const Piece> pieces,
@@ -113,6 +221,8 @@ void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const P
   try {
     const CudaContext::Current current(*context_);
     const CudaDriver& driver = context_->driver();
+    // disconnect() decides under the same lock, after which nothing may be launched to the peer.
+    if (!endpoint.open) throw CudaError("the connection is closed");
     table = take(pieces.size());
     const std::span words = table->host.words().first(table_words(pieces.size()));
     const std::int64_t chunks = fill_table(pieces, grid_.chunk_bytes, words);
@@ -160,6 +270,7 @@ void PeerWriter::run() {
   // So that a short wait is as short as it says.
   prctl(PR_SET_TIMERSLACK, 1000);
   while (true) {
+    if (post_ready()) continue;
     bool idle = false;
     {
       const std::scoped_lock lock(mutex_);
@@ -169,9 +280,9 @@ void PeerWriter::run() {
         for (const auto& bell : bells_) bell->ring();
       }
       idle = launched_.empty() && unannounced_.empty();
-      if (idle && stopping_) return;
+      if (idle && stopping_ && held_.empty()) return;
     }
-    wake_.wait(idle ? kIdleSeconds : kPollSeconds);
+    wake_->wait(idle ? kIdleSeconds : kPollSeconds);
   }
 }
 

@@ -14,9 +14,11 @@
 #include <vector>
 
 #include "dataplane/cuda_objects.h"
+#include "dataplane/digest_queue.h"
 #include "dataplane/mailbox.h"
 #include "dataplane/piece_table.h"
 #include "steps/bell.h"
+#include "steps/step_counter.h"
 
 namespace tasuki::dataplane {
 
@@ -42,9 +44,17 @@ enum class Outcome {
   kPending,
   kDone,        // stored, and announced
   kRefused,     // nothing of it was given to the GPU
+  kCancelled,   // likewise, as was asked
+  kUnleased,    // likewise: the peer's lease had ended
   kOutside,     // likewise: a piece leaves either side's registered bytes
   kMisaligned,  // likewise: of a piece
   kFailed,      // it may have landed, or land
+};
+
+// Until when a peer wants to be written to: whoever renews sets, whoever posts reads at that
+// moment.
+struct WriteLease {
+  std::atomic<double> until = 0;
 };
 
 // One posted window. Whoever posted reads; why and ended_at once it is not pending any more.
@@ -52,6 +62,12 @@ struct PeerTransfer {
   std::shared_ptr<PeerEndpoint> endpoint;
   std::string notification;
   std::atomic<Outcome> outcome = Outcome::kPending;
+  // When it was given to the GPU; 0 before that.
+  std::atomic<double> posted_at = 0;
+  // Nothing of it is to be posted any more, where nothing was.
+  std::atomic<bool> cancelled = false;
+  // Of its bytes, asked for as it is posted; none where nobody asked.
+  std::shared_ptr<AskedDigest> digest;
   // Nobody asks any more: what was not announced yet never is.
   std::atomic<bool> released = false;
   std::string why;
@@ -61,6 +77,21 @@ struct PeerTransfer {
 struct PeerWrite {
   std::vector<Piece> pieces;
   std::string notification;
+};
+
+// What is posted as soon as a counter has reached `tick`. digest: asked for then.
+struct HeldWrite {
+  PeerWrite write;
+  std::int64_t tick;
+  std::shared_ptr<AskedDigest> digest;
+};
+
+// Of what is held together: the counter, the lease that is looked at right before a window is
+// posted, and who digests it.
+struct Holding {
+  std::shared_ptr<StepCounter> steps;
+  std::shared_ptr<const WriteLease> lease;
+  std::shared_ptr<DigestQueue> digests;
 };
 
 // How the store kernel is launched.
@@ -78,6 +109,8 @@ struct StoreGrid {
 //    which time every program of it has released its stores at system scope.
 // 2. A window is done only if every program found the peer's gate open.
 // 3. A table is used again only after its event has passed.
+// 4. What is held is posted only after its tick, while its lease holds, and never after it was
+//    cancelled; windows of one tick leave in the order in which they were held.
 class PeerWriter {
  public:
   // source, source_bytes: this side's arena. Throws CudaError.
@@ -93,6 +126,13 @@ class PeerWriter {
   // One each, in order; what could not be posted has ended by then. No piece: a notification alone.
   std::vector<std::shared_ptr<PeerTransfer>> post(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<PeerWrite> writes);
+
+  // The same, but each is posted by the thread here once its tick has come.
+  std::vector<std::shared_ptr<PeerTransfer>> hold(const std::shared_ptr<PeerEndpoint>& endpoint,
+                                                  std::vector<HeldWrite> writes,
+                                                  const Holding& holding);
+  // Post it no more, if it was not yet.
+  void cancel(PeerTransfer& transfer);
 
   // Blocks until no kernel writes to the peer. What was not announced fails. Idempotent.
   // Throws CudaError.
@@ -116,8 +156,18 @@ class PeerWriter {
     std::unique_ptr<Table> table;
     std::vector<std::shared_ptr<PeerTransfer>> transfers;
   };
+  struct Held {
+    std::shared_ptr<PeerTransfer> transfer;
+    std::vector<Piece> pieces;
+    std::int64_t tick;
+    Holding holding;
+  };
   using Together = std::span<const std::shared_ptr<PeerTransfer>>;
 
+  std::shared_ptr<PeerTransfer> begun(const std::shared_ptr<PeerEndpoint>& endpoint,
+                                      PeerWrite& write);
+  bool post_ready();
+  void post_held(std::vector<Held> ready);
   void launch_together(const PeerEndpoint& endpoint, std::span<const Piece> pieces,
                        Together transfers);
   std::unique_ptr<Table> take(std::size_t pieces);
@@ -131,7 +181,7 @@ class PeerWriter {
   StoreGrid grid_;
   Address source_;
   std::int64_t source_bytes_;
-  Bell wake_;
+  std::shared_ptr<Bell> wake_ = std::make_shared<Bell>();
   // Held while something is launched: streams take turns.
   std::mutex launching_;
   std::size_t turn_ = 0;
@@ -139,6 +189,7 @@ class PeerWriter {
   // Of all below; never held beside a call of the driver that could wait.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Table>> free_;
+  std::vector<Held> held_;
   std::deque<Launch> launched_;
   std::deque<std::shared_ptr<PeerTransfer>> unannounced_;
   std::vector<std::shared_ptr<const Bell>> bells_;

@@ -5,12 +5,14 @@
 
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "dataplane/cuda_driver.h"
+#include "dataplane/digest_queue.h"
 #include "dataplane/gpu_digester.h"
 #include "dataplane/mailbox.h"
 #include "dataplane/peer_writer.h"
@@ -92,6 +94,10 @@ py::list arrived(Mailbox& mailbox) {
   return list;
 }
 
+// room, generation, first and end layer, first page, pages, slot
+using Given = std::tuple<std::uint64_t, std::uint64_t, std::int64_t, std::int64_t, std::int64_t,
+                         std::vector<std::int64_t>, std::optional<std::int64_t>>;
+
 using GivenKernel = std::tuple<std::uint64_t, unsigned, unsigned>;
 
 Kernel kernel_of(const GivenKernel& given) {
@@ -111,9 +117,26 @@ std::vector<std::shared_ptr<PeerTransfer>> posted(
   return writer.post(endpoint, std::move(writes));
 }
 
-// room, generation, first and end layer, first page, pages, slot
-using Given = std::tuple<std::uint64_t, std::uint64_t, std::int64_t, std::int64_t, std::int64_t,
-                         std::vector<std::int64_t>, std::optional<std::int64_t>>;
+// pieces, notification, tick, and the window as digests take it
+using GivenHeld = std::tuple<Words, py::bytes, std::int64_t, Given>;
+
+std::vector<std::shared_ptr<PeerTransfer>> held(PeerWriter& writer,
+                                                const std::shared_ptr<PeerEndpoint>& endpoint,
+                                                const std::vector<GivenHeld>& given,
+                                                const std::shared_ptr<StepCounter>& steps,
+                                                const std::shared_ptr<WriteLease>& lease,
+                                                const std::shared_ptr<DigestQueue>& digests) {
+  std::vector<HeldWrite> writes;
+  writes.reserve(given.size());
+  for (const auto& [pieces, notification, tick, window] : given) {
+    const auto& [room, generation, first, end, first_page, pages, slot] = window;
+    const digest::WindowPlaces places{room, generation, first, end, first_page, {}, slot};
+    writes.push_back(
+        {{pieces_of(pieces), notification}, tick, std::make_shared<AskedDigest>(places, pages)});
+  }
+  const py::gil_scoped_release others_may_run;
+  return writer.hold(endpoint, std::move(writes), {steps, lease, digests});
+}
 
 std::vector<std::uint64_t> digests_of(GpuDigester& digester, const std::vector<Given>& windows) {
   const py::gil_scoped_release others_may_run;
@@ -203,8 +226,7 @@ void bind_gpu(py::module_& module) {
             self.end_behind(reinterpret_cast<StreamHandle>(stream));
           },
           "stream"_a, WithoutLock());
-  py::class_<GpuDigester, std::unique_ptr<GpuDigester, EndsWithoutLock<GpuDigester>>>(module,
-                                                                                      "GpuDigester")
+  py::class_<GpuDigester, std::shared_ptr<GpuDigester>>(module, "GpuDigester")
       .def(py::init([](const std::shared_ptr<CudaContext>& context, const GivenKernel& sum,
                        const GivenKernel& mix, unsigned parts, Address words, Address keys,
                        const digest::WindowGeometry& geometry) {
@@ -230,6 +252,25 @@ void bind_writer(py::module_& module) {
       .def_property_readonly("dropped", &Mailbox::dropped)
       .def("read", &arrived)
       .def("close", &Mailbox::close);
+  py::class_<WriteLease, std::shared_ptr<WriteLease>>(module, "WriteLease")
+      .def(py::init<>())
+      .def("extend", [](WriteLease& self, double until) { self.until = until; }, "until"_a);
+  py::class_<AskedDigest, std::shared_ptr<AskedDigest>>(module, "AskedDigest")
+      .def_property_readonly("done", [](const AskedDigest& self) { return self.done.load(); })
+      .def("result", [](const AskedDigest& self) {
+        if (!self.done) throw std::logic_error("a digest was read before it was done");
+        if (self.why) throw std::runtime_error(*self.why);
+        return self.value;
+      });
+  py::class_<DigestQueue, std::shared_ptr<DigestQueue>>(module, "DigestQueue")
+      .def(py::init([](const std::shared_ptr<GpuDigester>& digester) {
+             return std::make_shared<DigestQueue>(digester);
+           }),
+           "digester"_a)
+      .def(
+          "ring_at_answers",
+          [](DigestQueue& self, const std::shared_ptr<Bell>& bell) { self.ring_at_answers(bell); },
+          "bell"_a);
   py::class_<PeerEndpoint, std::shared_ptr<PeerEndpoint>>(module, "PeerEndpoint")
       .def(py::init([](const std::string& mailbox, const py::bytes& secret, Address arena,
                        std::int64_t arena_bytes, Address gate, std::int64_t permission) {
@@ -241,6 +282,8 @@ void bind_writer(py::module_& module) {
       .value("PENDING", Outcome::kPending)
       .value("DONE", Outcome::kDone)
       .value("REFUSED", Outcome::kRefused)
+      .value("CANCELLED", Outcome::kCancelled)
+      .value("UNLEASED", Outcome::kUnleased)
       .value("OUTSIDE", Outcome::kOutside)
       .value("MISALIGNED", Outcome::kMisaligned)
       .value("FAILED", Outcome::kFailed);
@@ -262,6 +305,12 @@ void bind_writer(py::module_& module) {
             }
             return self.ended_at;
           })
+      .def_property_readonly("posted_at",
+                             [](const PeerTransfer& self) -> std::optional<double> {
+                               const double at = self.posted_at;
+                               return at == 0 ? std::nullopt : std::optional(at);
+                             })
+      .def_property_readonly("digest", [](const PeerTransfer& self) { return self.digest; })
       .def("release", [](PeerTransfer& self) { self.released = true; });
   py::class_<PeerWriter, std::unique_ptr<PeerWriter, EndsWithoutLock<PeerWriter>>>(module,
                                                                                    "PeerWriter")
@@ -278,6 +327,8 @@ void bind_writer(py::module_& module) {
           [](PeerWriter& self, const std::shared_ptr<Bell>& bell) { self.ring_at_ends(bell); },
           "bell"_a)
       .def("post", &posted, "endpoint"_a, "writes"_a)
+      .def("hold", &held, "endpoint"_a, "writes"_a, "steps"_a, "lease"_a, "digests"_a)
+      .def("cancel", &PeerWriter::cancel, "transfer"_a)
       .def(
           "disconnect",
           [](PeerWriter& self, const std::shared_ptr<PeerEndpoint>& endpoint) {

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tasuki.pycache._cpp_cache import Bell
+from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounter, WriteLease
 from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.units import TransferUnits
 
 
@@ -30,8 +31,11 @@ class Region:
 
 
 class TransferState(Enum):
+    """DROPPED: held, and nothing of it was posted, as was asked."""
+
     PENDING = "pending"
     DONE = "done"
+    DROPPED = "dropped"
 
 
 class Endpoint(ABC):
@@ -47,10 +51,24 @@ class Transfer:
     """A posted transfer; released exactly once, by Transport.release."""
 
     @property
+    def posted_at(self) -> float | None:
+        """When the transport posted it, on the monotonic clock; None where it has not, or where
+        post() did."""
+        return None
+
+    @property
     def ended_at(self) -> float | None:
         """When it ended, on the monotonic clock; None where it has not, or where only whoever polls
         sees it."""
         return None
+
+
+class HeldTransfer(Transfer, ABC):
+    """What is posted once its tick has come, and digested from then on."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> AskedDigest: ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +77,25 @@ class Write:
 
     pieces: Pieces
     notification: bytes
+
+
+@dataclass(frozen=True)
+class HeldWrite:
+    """tick: from which on it may be posted. window: as it lies here, for its digest."""
+
+    write: Write
+    tick: int
+    window: ArenaWindow
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Of what is held together. lease: what is held is posted only while it holds. digester: of
+    what leaves; a GPU's."""
+
+    steps: StepCounter
+    lease: WriteLease
+    digester: GpuDigester
 
 
 class Transport(ABC):
@@ -142,6 +179,21 @@ class Transport(ABC):
             except Exception as error:
                 posted.append(error)
         return posted
+
+    def holds(self, endpoint: Endpoint) -> bool:
+        """Whether hold() is there for it."""
+        return False
+
+    def hold(
+        self, endpoint: Endpoint, writes: "Sequence[HeldWrite]", holding: Holding
+    ) -> "list[HeldTransfer | Exception]":
+        """post_all(), of each once its tick has come, without any of the interpreter's threads.
+        REQUIRES: holds(endpoint)."""
+        raise NotImplementedError
+
+    def cancel(self, transfer: HeldTransfer) -> None:
+        """Post it no more, if it was not yet: it ends all the same."""
+        raise NotImplementedError
 
     @abstractmethod
     def poll(self, transfer: Transfer) -> TransferState:

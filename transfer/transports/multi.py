@@ -11,12 +11,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tasuki.pycache._cpp_cache import Bell
+from tasuki.pycache._cpp_cache import AskedDigest, Bell
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.units import TransferUnits
 
-from .base import Endpoint, Region, Transfer, TransferState, Transport, Write
+from .base import (
+    Endpoint,
+    HeldTransfer,
+    HeldWrite,
+    Holding,
+    Region,
+    Transfer,
+    TransferState,
+    Transport,
+    Write,
+)
 
 _LARGEST_METADATA = 1 << 20
 _QUIET_SECONDS = 0.005
@@ -46,6 +56,24 @@ class _RoutedTransfer(Transfer):
     @property
     def ended_at(self) -> float | None:
         return self.transfer.ended_at
+
+
+@dataclass(frozen=True)
+class _RoutedHeld(HeldTransfer):
+    member: Transport
+    transfer: HeldTransfer
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.transfer.ended_at
+
+    @property
+    def posted_at(self) -> float | None:
+        return self.transfer.posted_at
+
+    @property
+    def digest(self) -> AskedDigest:
+        return self.transfer.digest
 
 
 class RoutedTransport(Transport):
@@ -151,12 +179,31 @@ class RoutedTransport(Transport):
             for each in posted
         ]
 
+    def holds(self, endpoint: Endpoint) -> bool:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        return endpoint.member.holds(endpoint.endpoint)
+
+    def hold(
+        self, endpoint: Endpoint, writes: Sequence[HeldWrite], holding: Holding
+    ) -> list[HeldTransfer | Exception]:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        self._used[endpoint.name] = self._clock()
+        held = endpoint.member.hold(endpoint.endpoint, writes, holding)
+        return [
+            each if isinstance(each, Exception) else _RoutedHeld(endpoint.member, each)
+            for each in held
+        ]
+
+    def cancel(self, transfer: HeldTransfer) -> None:
+        assert isinstance(transfer, _RoutedHeld)
+        transfer.member.cancel(transfer.transfer)
+
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _RoutedTransfer)
+        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
         return transfer.member.poll(transfer.transfer)
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _RoutedTransfer)
+        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
         transfer.member.release(transfer.transfer)
 
     def notifications(self) -> list[bytes]:

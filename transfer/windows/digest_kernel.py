@@ -73,6 +73,10 @@ class GpuWindowDigester(Digester):
             window_geometry(layout, sizes),
         )
 
+    @property
+    def of_gpu(self) -> GpuDigester:
+        return self._digester
+
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
         """Blocks until the GPU has answered, on a stream of its own alone."""
         return self._digester.digest_all([window.places for window in windows])

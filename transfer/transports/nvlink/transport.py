@@ -21,8 +21,11 @@ import numpy as np
 import torch
 
 from tasuki.pycache._cpp_cache import (
+    AskedDigest,
     Bell,
     CudaContext,
+    DigestQueue,
+    GpuDigester,
     PeerEndpoint,
     PeerOutcome,
     PeerTransfer,
@@ -34,6 +37,9 @@ from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import (
     Endpoint,
+    HeldTransfer,
+    HeldWrite,
+    Holding,
     Region,
     Transfer,
     TransferState,
@@ -77,6 +83,25 @@ class _PeerTransfer(Transfer):
         return self.posted.ended_at
 
 
+@dataclass(eq=False)
+class _PeerHeld(HeldTransfer):
+    posted: PeerTransfer
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.posted.ended_at
+
+    @property
+    def posted_at(self) -> float | None:
+        return self.posted.posted_at
+
+    @property
+    def digest(self) -> AskedDigest:
+        digest = self.posted.digest
+        assert digest is not None
+        return digest
+
+
 class PeerCopyTransport(Transport):
     def __init__(self, device: torch.device) -> None:
         """device: the GPU that the arena is on. Raises TransportError where it cannot be shared."""
@@ -95,6 +120,8 @@ class PeerCopyTransport(Transport):
         self._bells: list[Bell] = []
         """Of arrivals."""
         self._end_bells: list[Bell] = []
+        self._digests: DigestQueue | None = None
+        """Of what is held: all of it leaves one arena."""
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
 
@@ -131,6 +158,8 @@ class PeerCopyTransport(Transport):
             self._end_bells.append(bell)
             if self._writer is not None:
                 self._writer.ring_at_ends(bell)
+            if self._digests is not None:
+                self._digests.ring_at_answers(bell)
 
     def rings(self, endpoint: Endpoint) -> bool:
         return True
@@ -230,21 +259,54 @@ class PeerCopyTransport(Transport):
         given = [(write.pieces, write.notification) for write in writes]
         posted = writer.post(endpoint.peer, given)
         return [
-            _begun(transfer, write, region, endpoint)
+            _error(transfer, write, region, endpoint) or _PeerTransfer(transfer)
             for transfer, write in zip(posted, writes, strict=True)
         ]
 
+    def holds(self, endpoint: Endpoint) -> bool:
+        return True
+
+    def hold(
+        self, endpoint: Endpoint, writes: Sequence[HeldWrite], holding: Holding
+    ) -> list[HeldTransfer | Exception]:
+        assert isinstance(endpoint, _PeerEndpoint)
+        region, writer = self._registered()
+        given = [
+            (held.write.pieces, held.write.notification, held.tick, held.window.places)
+            for held in writes
+        ]
+        digests = self._digests_of(holding.digester)
+        posted = writer.hold(endpoint.peer, given, holding.steps, holding.lease, digests)
+        return [
+            _error(transfer, held.write, region, endpoint) or _PeerHeld(transfer)
+            for transfer, held in zip(posted, writes, strict=True)
+        ]
+
+    def _digests_of(self, digester: GpuDigester) -> DigestQueue:
+        with self._lock:
+            if self._digests is None:
+                self._digests = DigestQueue(digester)
+                for bell in self._end_bells:
+                    self._digests.ring_at_answers(bell)
+            return self._digests
+
+    def cancel(self, transfer: HeldTransfer) -> None:
+        assert isinstance(transfer, _PeerHeld)
+        self._registered()[1].cancel(transfer.posted)
+
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _PeerTransfer)
+        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
         match transfer.posted.outcome:
             case PeerOutcome.PENDING:
                 return TransferState.PENDING
             case PeerOutcome.DONE:
                 return TransferState.DONE
+            case PeerOutcome.CANCELLED | PeerOutcome.UNLEASED:
+                return TransferState.DROPPED
         raise TransportError(f"peer_copy: {transfer.posted.why}")
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _PeerTransfer)
+        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
         transfer.posted.release()
 
     def notifications(self) -> list[bytes]:
@@ -292,10 +354,10 @@ class PeerCopyTransport(Transport):
         return self._region, self._writer
 
 
-def _begun(
+def _error(
     posted: PeerTransfer, write: Write, region: Region, endpoint: _PeerEndpoint
-) -> Transfer | Exception:
-    """What post_all() has of it."""
+) -> Exception | None:
+    """Of what could not be begun."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
@@ -306,7 +368,7 @@ def _begun(
             return OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
         case PeerOutcome.REFUSED:
             return TransportError(f"peer_copy: {posted.why}")
-    return _PeerTransfer(posted)
+    return None
 
 
 def _uuid(device: int) -> str:
