@@ -795,6 +795,9 @@ class WriteLease:
 
     def __init__(self) -> None:
         """It has ended."""
+    @property
+    def holds(self) -> bool:
+        """At this moment."""
     def extend(self, until: float) -> None:
         """On the monotonic clock."""
 

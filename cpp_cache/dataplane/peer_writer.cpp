@@ -196,7 +196,7 @@ void PeerWriter::post_held(std::vector<Held> ready) {
     const bool fits = pieces.size() + held.pieces.size() <= kTablePieces;
     if (!together.empty() && (!fits || together.front()->endpoint != transfer.endpoint)) launch();
     // Between this and the launch nothing may take time.
-    if (holding.lease && now() > holding.lease->until) {
+    if (holding.lease && !holding.lease->holds()) {
       over(transfer, Outcome::kUnleased);
       continue;
     }

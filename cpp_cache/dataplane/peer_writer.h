@@ -55,6 +55,8 @@ enum class Outcome {
 // moment.
 struct WriteLease {
   std::atomic<double> until = 0;
+
+  bool holds() const { return now() <= until; }
 };
 
 // One posted window. Whoever posted reads; why and ended_at once it is not pending any more.

@@ -254,6 +254,7 @@ void bind_writer(py::module_& module) {
       .def("close", &Mailbox::close);
   py::class_<WriteLease, std::shared_ptr<WriteLease>>(module, "WriteLease")
       .def(py::init<>())
+      .def_property_readonly("holds", &WriteLease::holds)
       .def("extend", [](WriteLease& self, double until) { self.until = until; }, "until"_a);
   py::class_<AskedDigest, std::shared_ptr<AskedDigest>>(module, "AskedDigest")
       .def_property_readonly("done", [](const AskedDigest& self) { return self.done.load(); })
