@@ -69,7 +69,7 @@ def test_no_file_reaches_itself() -> None:
 
 def test_every_folder_has_a_level_and_at_most_sixteen_files() -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
-    assert folders == LEVEL.keys() | {"tests"}
+    assert folders == LEVEL.keys() | {"tests", "dataplane_tests"}
     sizes = Counter(path.parent for path in FILES)
     assert max(sizes.values()) <= 16, sizes.most_common(3)
     assert {path.parent.parent for path in FILES} == {ROOT}, "a folder inside a folder"

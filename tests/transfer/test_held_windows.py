@@ -1,5 +1,5 @@
 """Windows that a transport posts by itself, once their ticks have come: what a sender makes of
-them. What a transport does is in cpp_cache/tests/dataplane.cpp, and on GPUs in tests/gpu."""
+them. What a transport does is in cpp_cache/dataplane_tests, and on GPUs in tests/gpu."""
 
 import time
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
 """Notifications between processes of one host: in order, with the secret only, never blocking
-either end. Writers, and full mailboxes: cpp_cache/tests/dataplane.cpp."""
+either end. Writers, and full mailboxes: cpp_cache/dataplane_tests."""
 
 import socket
 from collections.abc import Iterator
