@@ -302,7 +302,8 @@ class CacheEvent:
     sequence: Final[int]
     """1, 2, 3, ... in its stream; in a snapshot the batch's."""
     kind: Final[str]
-    """page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared."""
+    """page_stored, page_removed, checkpoint_stored, checkpoint_removed, cleared, or in the usable
+    stream checkpoint_moved."""
     checkpoint_kind: Final[CheckpointKind | None]
     """Of checkpoint_stored."""
     tokens: Final[int]
@@ -310,6 +311,9 @@ class CacheEvent:
     page comes and goes with it."""
     prefix: Final[bytes | None]
     """16 bytes; None of cleared."""
+    place: Final[int]
+    """Of checkpoint_stored and checkpoint_moved: the nearest place that has it, 0 for the arena,
+    then the tiers below it."""
     page: Final[list[int]]
     """Tokens of a stored page in the spelled stream; empty elsewhere."""
     parent: Final[bytes | None]
@@ -598,6 +602,13 @@ class PrefixCache:
         """The tier has the state behind these tokens, and their KV, from before a restart. False:
         an id is another's, or the state stands already. InvalidArgument where the counts do not
         fit, or requests came before."""
+    def adopt(
+        self, tier: int, tokens: NDArray[np.int32], *, salt: bytes, kind: CheckpointKind
+    ) -> tuple[list[int], int, int] | None:
+        """The tier has the state behind these tokens, and their KV, since somebody else wrote them:
+        its pages of the path in logical order, a tail's last, how many of them it had before, and
+        its slot. None: no room, the state stands somewhere already, or KV of it is being written.
+        InvalidArgument without tokens."""
     def acknowledge(self, transfer: int, is_good: bool) -> None:
         """Once for each rank, all of which are awaited. After the last one what was written is of
         use, or what was loaded is the tree's, if all are good; an allocation whose load did not

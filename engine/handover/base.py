@@ -112,7 +112,7 @@ class Handover(ABC):
         has one."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
-        brought = brought_by(allocation.load)
+        brought = brought_by(allocation.load, self._tiers.names)
         state = Loading(allocation, allocation.load.boundary, before, brought)
         request.move(state)
         self._tiers.load(allocation, partial(self._load_ended, request, state))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
@@ -31,26 +32,32 @@ LAYOUT = replace(
     value_dim=64,
     key_dim=64,
 )
+FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
+each_layout = pytest.mark.parametrize("layout", [LAYOUT, FP8], ids=["numbers", "fp8-rows"])
 SLABS = 6
 
 
 def digests_there(
-    memory: np.ndarray, windows: list[ArenaWindow], device: torch.device
+    memory: np.ndarray,
+    windows: list[ArenaWindow],
+    device: torch.device,
+    layout: CacheLayout = LAYOUT,
 ) -> list[int]:
     """As a node with a GPU has them; where there is none, by its kernels in the interpreter."""
     there = torch.from_numpy(memory).to(device)
     if there.is_cuda:
-        return GpuWindowDigester(there, LAYOUT).digest_all(windows)
-    count, table = window_geometry(LAYOUT).rows([window.places for window in windows])
+        return GpuWindowDigester(there, layout).digest_all(windows)
+    count, table = window_geometry(layout).rows([window.places for window in windows])
     if not count:
         return [0] * len(windows)
-    most = max(LAYOUT.block_bytes, LAYOUT.state_layer_bytes) // 8
+    most = max(layout.block_bytes, layout.state_layer_bytes) // 8
     keys = torch.from_numpy(word_keys(most).view(np.int64))
     placed = PlacedRows.on(device, count, table)
     digest_rows(there.view(torch.int64), keys, placed)
     return [digest & MASK for digest in placed.digests[: len(windows)].tolist()]
 
 
+@each_layout
 @pytest.mark.parametrize(
     ("header", "pages", "slot"),
     [
@@ -61,12 +68,16 @@ def digests_there(
     ],
 )
 def test_a_window_has_the_same_digest_on_both(
-    header: WindowHeader, pages: tuple[int, ...], slot: int | None, device: torch.device
+    layout: CacheLayout,
+    header: WindowHeader,
+    pages: tuple[int, ...],
+    slot: int | None,
+    device: torch.device,
 ) -> None:
-    memory = np.random.default_rng(7).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
+    memory = np.random.default_rng(7).integers(0, 256, SLABS * layout.slab_bytes, dtype=np.uint8)
     window = ArenaWindow(2**62 + 5, 9, header, pages, slot)
-    (expected,) = WindowDigester(memory, LAYOUT).digest_all([window])
-    assert digests_there(memory, [window], device) == [expected]
+    (expected,) = WindowDigester(memory, layout).digest_all([window])
+    assert digests_there(memory, [window], device, layout) == [expected]
     assert (expected == 0) == (not pages and slot is None)
 
 

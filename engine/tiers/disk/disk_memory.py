@@ -2,7 +2,6 @@
 is there from before."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.tiers.kept.disk_failed import DiskFailed
+from tasuki.engine.tiers.kept.kept_folder import KeptFolder
+from tasuki.engine.tiers.kept.kept_index import KeptIndex
+from tasuki.engine.tiers.store.rows import PassingRows
+from tasuki.engine.tiers.store.within import within
 from tasuki.pycache.layout import CacheLayout
 
 from .disk_file import DiskFile, disk_slab_bytes
-from .kept.disk_failed import DiskFailed
-from .kept.kept_folder import KeptFolder
-from .kept.kept_index import KeptIndex
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ class DiskMemory:
     index: KeptIndex
     pages_a_second: float | None = None
 
+    @property
+    def counters(self) -> dict[str, int]:
+        return self.index.counters
+
     def close(self) -> None:
         """Another node may have it. REQUIRES: no copier has it any more."""
         self.file.close()
@@ -43,22 +48,25 @@ class DiskMemory:
 def disk_memory(
     config: EngineConfig, layout: CacheLayout, contract: Callable[[], Mapping[str, str]]
 ) -> DiskMemory | None:
-    """None where the config asks for none. contract: what must be equal before bytes are used that
-    another node wrote. Raises EngineConfigError where the disk has no room, does not return what
-    was written to it, or is another's."""
+    """None where the config asks for none. layout: of this rank, which takes its part of
+    disk_cache_gib. contract: what must be equal before bytes are used that another node wrote, with
+    the rank where there are several. Raises EngineConfigError where the disk has no room, does not
+    return what was written to it, or is another's."""
     if config.disk_cache is None or config.disk_cache_gib is None:
         return None
-    slabs = int(config.disk_cache_gib * GIB) // disk_slab_bytes(layout)
+    slab = disk_slab_bytes(layout) * config.tensor_parallel
+    slabs = int(config.disk_cache_gib * GIB) // slab
     if slabs < _FEWEST_SLABS:
-        least = _FEWEST_SLABS * disk_slab_bytes(layout) / GIB
+        least = _FEWEST_SLABS * slab / GIB
         raise EngineConfigError(
             f"disk_cache_gib {config.disk_cache_gib} holds {slabs} slabs; give at least {least:.3g}"
         )
     began = time.monotonic()
     parent, agreed = Path(config.disk_cache), contract()
-    budget = config.disk_write_mb
+    budget = config.disk_write_budget
+    late = DiskFailed(f"it took longer than {_START_SECONDS:g} s to be tried and read")
     try:
-        file, index = _within(_START_SECONDS, lambda: _opened(parent, agreed, layout, slabs))
+        file, index = within(_START_SECONDS, lambda: _opened(parent, agreed, layout, slabs), late)
     except DiskFailed as error:
         raise EngineConfigError(
             f"disk_cache {config.disk_cache}: {error}; give another folder, less disk_cache_gib, "
@@ -86,34 +94,13 @@ def _opened(
         raise
 
 
-def _within(
-    seconds: float, call: Callable[[], tuple[DiskFile, KeptIndex]]
-) -> tuple[DiskFile, KeptIndex]:
-    """Raises DiskFailed. A disk that hangs, hangs a thread of nobody."""
-    found: list[tuple[DiskFile, KeptIndex] | DiskFailed] = []
-
-    def run() -> None:
-        try:
-            found.append(call())
-        except DiskFailed as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, name="tasuki-probe", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not found:
-        raise DiskFailed(f"it took longer than {seconds:g} s to be tried and read")
-    if isinstance(found[0], DiskFailed):
-        raise found[0]
-    return found[0]
-
-
 def probe(file: DiskFile) -> None:
     """Write the spare slab's slot and read it back. Raises DiskFailed."""
-    written = np.random.default_rng().integers(0, 256, len(file.slot), dtype=np.uint8)
-    file.slot[:] = written
-    file.write_slot(file.slabs)
-    file.slot[:] = 0
-    file.read_slot(file.slabs)
-    if not np.array_equal(file.slot, written):
+    row = PassingRows().rows(1, file.layout.slot_bytes)[0]
+    written = np.random.default_rng().integers(0, 256, len(row), dtype=np.uint8)
+    row[:] = written
+    file.put_slot(file.slabs, row)
+    row[:] = 0
+    file.get_slot(file.slabs, row)
+    if not np.array_equal(row, written):
         raise DiskFailed("what it returns is not what was written to it")

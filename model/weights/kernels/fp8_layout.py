@@ -14,20 +14,28 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from .fp8 import BLOCK, Fp8
-from .segment import Segment
+from ..fp8 import BLOCK, Fp8
+from ..nvfp4 import NvFp4
+from ..segment import Segment
+from .nvfp4_layout import in_halves
 
 _TILE = 32
 """Half of the rows of a matrix, gate before up, may not cut what a kernel reads of them at once."""
 
 
 def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The same rows in the same order."""
+    """The same rows in the same order, those of NVFP4 as `nvfp4_layout.py` has them."""
     found: list[Segment] = []
     for _, group in groupby(segments, key=lambda segment: segment.kind):
         same = list(group)
         fp8 = [segment for segment in same if isinstance(segment, Fp8)]
-        found.extend([_merged(fp8)] if fp8 else same)
+        nvfp4 = [segment for segment in same if isinstance(segment, NvFp4)]
+        if fp8:
+            found.append(_merged(fp8))
+        elif nvfp4:
+            found.append(in_halves(nvfp4))
+        else:
+            found.extend(same)
     return tuple(found)
 
 

@@ -2,49 +2,47 @@
 
 A page lies in one piece, and so does a slot: a slab of the file holds as many pages, or one slot,
 as one of the arena. One slab more is for trying the disk. The file stays where its node ends.
+Several pieces are in flight: a drive that has one to do at a time is mostly idle.
 
-Thread rule: one thread reads and writes.
+Thread rule: as `TierStore`.
 Invariant: a call returns with all of its bytes moved, or raises DiskFailed. What a disk returns is
 not believed here: who reads compares digests.
 """
 
 import errno
 import logging
-import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tasuki.engine.tiers.kept.disk_failed import DiskFailed
+from tasuki.engine.tiers.kept.kept_folder import KeptFolder
+from tasuki.engine.tiers.store.io_threads import IoThreads
+from tasuki.engine.tiers.store.patience import MOST_FAILURES, Patience
+from tasuki.engine.tiers.store.rows import Row, Rows, row_bytes
 from tasuki.pycache.layout import CacheLayout
-
-from .kept.disk_failed import DiskFailed
-from .kept.kept_folder import KeptFolder
 
 log = logging.getLogger(__name__)
 
-_SECTOR = 4096
-"""Direct reads and writes begin and end at such bytes, in the file and in memory."""
-_MOST_FAILURES = 3
-"""One after the other, before the disk is given up."""
+_IN_FLIGHT = 8
+"""Reads or writes at a time, of _PIECE_BYTES at most."""
+_PIECE_BYTES = 1 << 20
 _NAME = "slabs"
 
 
 class DiskFile:
+    """As `TierStore`."""
+
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
         """Takes the file's room on the disk; what is in it stays. Raises DiskFailed."""
         self.layout = layout
         self.slabs = slabs
         self._folder = folder.path
-        self._page = _sectors(layout.page_bytes)
-        self._slot = _sectors(layout.slot_bytes)
+        self._page = row_bytes(layout.page_bytes)
         self._slab = disk_slab_bytes(layout)
-        self._failures = 0
-        # A map of its own is aligned as direct reads and writes need it.
-        self._memory = memoryview(mmap.mmap(-1, max(self._page, self._slot)))
-        self._staging = np.frombuffer(self._memory, dtype=np.uint8)
+        self._patience = Patience()
+        self._threads = IoThreads("tasuki-disk-io", _IN_FLIGHT)
         size = (slabs + 1) * self._slab
         try:
             self._file = _open(folder)
@@ -53,73 +51,75 @@ class DiskFile:
         except OSError as error:
             raise DiskFailed(f"no file of {size} bytes in {folder.path}: {error}") from error
 
-    @property
-    def page(self) -> NDArray[np.uint8]:
-        """What write_page() takes and read_page() fills: [page bytes]."""
-        return self._staging[: self.layout.page_bytes]
+    def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
+        self._move_all("written", os.pwritev, list(map(self._page_offset, pages)), rows)
 
-    @property
-    def slot(self) -> NDArray[np.uint8]:
-        """What write_slot() takes and read_slot() fills: [slot bytes]."""
-        return self._staging[: self.layout.slot_bytes]
+    def get_pages(self, pages: Sequence[int], rows: Rows) -> None:
+        self._move_all("read", os.preadv, list(map(self._page_offset, pages)), rows)
 
-    def write_page(self, page: int) -> None:
-        self._move("written", os.pwritev, self._page, self._page_offset(page))
+    def put_slot(self, slot: int, row: Row) -> None:
+        self._move_all("written", os.pwritev, [slot * self._slab], row[None])
 
-    def read_page(self, page: int) -> None:
-        self._move("read", os.preadv, self._page, self._page_offset(page))
-
-    def write_slot(self, slot: int) -> None:
-        self._move("written", os.pwritev, self._slot, slot * self._slab)
-
-    def read_slot(self, slot: int) -> None:
-        self._move("read", os.preadv, self._slot, slot * self._slab)
+    def get_slot(self, slot: int, row: Row) -> None:
+        self._move_all("read", os.preadv, [slot * self._slab], row[None])
 
     def close(self) -> None:
         """Idempotent. REQUIRES: nobody reads or writes any more."""
+        self._threads.close()
         self._let_go()
 
     def _page_offset(self, page: int) -> int:
         slab, index = divmod(page, self.layout.blocks_per_slab)
         return slab * self._slab + index * self._page
 
+    def _move_all(
+        self,
+        what: str,
+        call: Callable[[int, list[memoryview], int], int],
+        offsets: Sequence[int],
+        rows: Rows,
+    ) -> None:
+        if self._patience.is_over:
+            raise DiskFailed(f"the disk of {self._folder} was given up")
+        moves = [
+            partial(self._move, what, call, memoryview(row[at : at + _PIECE_BYTES]), offset + at)
+            for offset, row in zip(offsets, rows, strict=True)
+            for at in range(0, len(row), _PIECE_BYTES)
+        ]
+        try:
+            self._threads.run(moves)
+        except DiskFailed:
+            self._failed()
+            raise
+        self._patience.worked()
+
     def _move(
         self,
         what: str,
         call: Callable[[int, list[memoryview], int], int],
-        length: int,
+        memory: memoryview,
         offset: int,
     ) -> None:
-        if self._failures >= _MOST_FAILURES:
-            raise DiskFailed(f"the disk of {self._folder} was given up")
-        place = f"{length} bytes at {offset} of the file in {self._folder}"
+        place = f"{len(memory)} bytes at {offset} of the file in {self._folder}"
         try:
-            moved = call(self._file, [self._memory[:length]], offset)
+            moved = call(self._file, [memory], offset)
         except OSError as error:
-            self._failed()
             raise DiskFailed(f"{place} could not be {what}: {error}") from error
-        if moved != length:
-            self._failed()
+        if moved != len(memory):
             raise DiskFailed(f"{moved} of {place} were {what}")
-        self._failures = 0
 
     def _failed(self) -> None:
-        self._failures += 1
-        if self._failures == _MOST_FAILURES:
+        if self._patience.failed():
             log.error(
                 "the disk of %s failed %d times in a row and is given up: what was there is "
                 "computed; mend it and restart this node, or leave disk_cache out",
-                *(self._folder, _MOST_FAILURES),
+                *(self._folder, MOST_FAILURES),
             )
 
 
 def disk_slab_bytes(layout: CacheLayout) -> int:
     """Of a slab in a file."""
-    return max(layout.pages_per_slab * _sectors(layout.page_bytes), _sectors(layout.slot_bytes))
-
-
-def _sectors(size: int) -> int:
-    return -(-size // _SECTOR) * _SECTOR
+    return max(layout.pages_per_slab * row_bytes(layout.page_bytes), row_bytes(layout.slot_bytes))
 
 
 def _take_room(file: int, size: int) -> None:
