@@ -163,11 +163,11 @@ TEST_CASE("what is released before it was announced never is, and stop() waits f
   Peer peer;
   const auto endpoint = peer.endpoint();
   const auto posted =
-      writing.writer->post(endpoint, {{{{0, 0, 16}}, "never"}, {{{16, 16, 16}}, "told"}});
+      writing.writer->post(endpoint, {{{{0, 0, 16}}, "never"}, {{{16, 16, 16}}, "kept"}});
   posted[0]->released = true;
   writing.writer->stop();
   CHECK(posted[1]->outcome == Outcome::kDone);
-  CHECK(peer.mailbox.read() == std::vector<std::string>{"told"});
+  CHECK(peer.mailbox.read() == std::vector<std::string>{"kept"});
 }
 
 TEST_CASE("a GPU that fails fails what is on its way") {
