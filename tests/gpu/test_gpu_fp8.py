@@ -1,6 +1,6 @@
 """Quantised weights on a GPU. In float32 they are exact: tokens are those of the CPU. In bf16
-tokens of answers stay within the divergence that bf16 has anyhow, prompts within that of quantised rows, and
-tokens that are verified together have the logits of single steps.
+tokens of answers stay within the divergence that bf16 has anyhow, prompts within that of quantised
+rows, and tokens that are verified together have the logits of single steps.
 
 KL is of the GPU's next-token distribution from that of the CPU with the same weights, in nats.
 """
