@@ -172,7 +172,7 @@ def test_a_fold_is_as_many_decode_steps(
     tolerance: float,
     device: torch.device,
 ) -> None:
-    """States bit by bit where no compiler fuses products and sums, those of two kernels in two ways;
+    """States bit by bit where no compiler fuses products and sums, those of two kernels apart;
     outputs but for the order in which a norm's squares are added."""
     held = max(COUNTS)
     case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
