@@ -172,7 +172,8 @@ def test_a_fold_is_as_many_decode_steps(
     tolerance: float,
     device: torch.device,
 ) -> None:
-    """States bit by bit; outputs but for the order in which a norm's squares are added."""
+    """States bit by bit where no compiler fuses products and sums, those of two kernels apart;
+    outputs but for the order in which a norm's squares are added."""
     held = max(COUNTS)
     case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
     stepped = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
@@ -196,7 +197,7 @@ def test_a_fold_is_as_many_decode_steps(
             one,
         )
         close(output, together[token : token + 1].cpu().float(), tolerance)
-    assert torch.equal(case.ssm[1], stepped.ssm[1])
+    close(case.ssm[1], stepped.ssm[1].cpu().float(), 0 if device.type == "cpu" else tolerance)
     assert torch.equal(case.conv[1], stepped.conv[1])
 
 
