@@ -36,8 +36,14 @@ from tasuki.engine.tiers.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
 from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
-from tasuki.engine.tiers.tier_copiers import cpu_copiers
-from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, TierPrices
+from tasuki.engine.tiers.tier_copiers import copiers as tier_copiers
+from tasuki.engine.tiers.tier_prices import (
+    CPU_LINK,
+    DISK_LINK,
+    GPU_DISK_LINK,
+    GPU_LINK,
+    TierPrices,
+)
 from tasuki.model.config import ModelConfig
 from tasuki.model.draft_vocabulary import DraftHead, draft_ids
 from tasuki.model.flops import PrefillFlops
@@ -123,8 +129,10 @@ class EngineParts:
     def tier_prices(self) -> list[TierPrices]:
         """Of loads from each tier."""
         flops = PrefillFlops.for_model(self.model_config)
-        links = (CPU_LINK,) if self.disk is None else (CPU_LINK, DISK_LINK)
-        return [TierPrices.of(self.layout, flops.linear, link) for link in links]
+        on_gpu = self.arena.bytes.device.type != "cpu"
+        links = (GPU_LINK, GPU_DISK_LINK) if on_gpu else (CPU_LINK, DISK_LINK)
+        below = links if self.disk is not None else links[:1]
+        return [TierPrices.of(self.layout, flops.linear, link) for link in below]
 
     @property
     def tiers(self) -> list[TierConfig]:
@@ -432,7 +440,7 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
     if parts.copiers is not None:
         copiers: Sequence[Copier] = parts.copiers(parts)
     else:
-        copiers = cpu_copiers(parts.arena, parts.host, disk)
+        copiers = tier_copiers(parts.arena, parts.host, disk)
     tiers = [
         LowerTier(name, copier, prices, disk=disks)
         for name, copier, prices, disks in zip(

@@ -3,13 +3,18 @@
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.place_copies import PagePairs
 
+from .copy_job import CopyJob
 from .digests import ArenaDigests, TierDigests
 from .disk_file import DiskFile
+from .piece_copies import PIECE_BYTES
 from .pieces import page_bytes, slot_bytes
+from .up_copy import WholeCopy
 
 
 class DiskCopies:
     """An arena in host memory, above them all."""
+
+    piece_bytes = PIECE_BYTES
 
     def __init__(self, arena: Arena, above: Arena, written: TierDigests, file: DiskFile) -> None:
         """above: host memory, and what it was written with."""
@@ -27,6 +32,9 @@ class DiskCopies:
             self._file.page.reshape(blocks.shape)[:] = blocks
             self._file.write_page(target)
         return digests
+
+    def up(self, job: CopyJob) -> WholeCopy:
+        return WholeCopy(self, job, max(1, PIECE_BYTES // self._arena.layout.page_bytes))
 
     def pages_up(self, pages: PagePairs) -> list[int]:
         for source, target in pages:

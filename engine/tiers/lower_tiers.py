@@ -27,6 +27,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
 from .disk_memory import DiskMemory
+from .load_barrier import LoadBarrier
 from .tier_prices import TierPrices
 
 MOST_WRITES = 2
@@ -52,6 +53,14 @@ class Copier(Protocol):
     def wait(self, seconds: float) -> None: ...
 
     def close(self, seconds: float) -> bool: ...
+
+
+class Behind(Protocol):
+    """What is computed behind a load, of its allocation's ids."""
+
+    @property
+    def ended(self) -> bool:
+        """From then on it touches nothing."""
 
 
 class LoadEnd(Enum):
@@ -102,6 +111,8 @@ class _Load:
     """Bytes by tier."""
     left: set[int]
     """Tiers whose copies have not ended."""
+    barrier: LoadBarrier
+    behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
     """Of a load that was given up."""
@@ -145,18 +156,28 @@ class LowerTiers:
         """Whether a copy is under way."""
         return bool(self._loads or self._writes)
 
-    def load(self, allocation: Allocation, on_end: Callable[[LoadEnd], None]) -> None:
+    def load(self, allocation: Allocation, on_end: Callable[[LoadEnd], None]) -> LoadBarrier | None:
         """Begin the allocation's load. on_end: called once, by advance(), unless it is given up
-        first. REQUIRES: the allocation has a load."""
+        first. Returns what opens as its layers land; None where several tiers bring it. REQUIRES:
+        the allocation has a load."""
         assert allocation.load is not None
-        parts = parts_of_load(allocation.load)
+        barrier = LoadBarrier()
+        parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
         expected = (self.load_wait + price) * self._tiers[0].prices.seconds
         due = self._clock() + max(LATE_SECONDS, _LATE_TIMES * expected)
         sizes = {tier: self._size(job) for tier, job in parts.items()}
-        self._loads[allocation.load.id] = _Load(allocation, on_end, price, due, sizes, set(parts))
+        load = _Load(allocation, on_end, price, due, sizes, set(parts), barrier)
+        self._loads[allocation.load.id] = load
         for tier, job in parts.items():
             self._begin(tier, job)
+        return barrier if len(parts) == 1 else None
+
+    def compute_behind(self, allocation: Allocation, behind: Behind) -> None:
+        """The load, however it goes, has not ended before this has, too. REQUIRES: it is loading,
+        and behind waits at its barrier."""
+        assert allocation.load is not None
+        self._loads[allocation.load.id].behind = behind
 
     def _size(self, job: CopyJob) -> int:
         layout = self._cache.arena.layout
@@ -175,6 +196,7 @@ class LowerTiers:
         self._tiers[max(load.sizes)].counters.loads[why] += 1
 
     def _cancel(self, transfer: int, load: _Load) -> None:
+        load.barrier.close()
         for tier in load.left:
             self._tiers[tier].copier.cancel(transfer)
 
@@ -187,6 +209,9 @@ class LowerTiers:
                     self._end_write(transfer, end)
                 else:
                     self._end_part(tier, transfer, end)
+        for transfer, load in list(self._loads.items()):
+            if not load.left and (load.behind is None or load.behind.ended):
+                self._end_load(transfer, load)
         if self._loads:
             self._end_late()
 
@@ -278,8 +303,6 @@ class LowerTiers:
             if load.quarantine is None:
                 self._tiers[tier].counters.loads[end.value] += 1
                 self._cancel(transfer, load)
-        if not load.left:
-            self._end_load(transfer, load)
 
     def _end_load(self, transfer: int, load: _Load) -> None:
         del self._loads[transfer]
@@ -299,7 +322,7 @@ class LowerTiers:
         late = [
             (transfer, load)
             for transfer, load in self._loads.items()
-            if load.quarantine is None and now > load.due
+            if load.quarantine is None and load.left and now > load.due
         ]
         for transfer, load in late:
             self._give_up(transfer, "late")

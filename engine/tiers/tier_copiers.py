@@ -1,17 +1,25 @@
-"""Who copies to and from each tier below an arena in host memory."""
+"""Who copies to and from each tier below an arena."""
 
 from tasuki.pycache.arena import Arena
 
 from .copy_thread import CopyThread
 from .disk_copies import DiskCopies
 from .disk_memory import DiskMemory
-from .piece_copies import HostCopies
+from .piece_copies import HostCopies, PieceCopies
 
 
-def cpu_copiers(arena: Arena, host: Arena, disk: DiskMemory | None) -> list[CopyThread]:
+def copiers(arena: Arena, host: Arena, disk: DiskMemory | None) -> list[CopyThread]:
     """A thread a tier, the nearest first: a slow disk holds up no copy of host memory."""
-    first = CopyThread(HostCopies(arena, host), arena.layout.page_bytes)
+    first = CopyThread(_host_copies(arena, host), arena.layout.page_bytes)
     return [first] if disk is None else [first, disk_copier(arena, host, first, disk)]
+
+
+def _host_copies(arena: Arena, host: Arena) -> PieceCopies:
+    if arena.bytes.device.type == "cpu":
+        return HostCopies(arena, host)
+    from .gpu.gpu_copies import GpuCopies
+
+    return GpuCopies(arena, host)
 
 
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:

@@ -26,6 +26,9 @@ CPU_LINK = Link(0.5e-3, 3e9, 50e9, 10e-6)
 """Both are the host's memory, and each byte is read once more for its digest."""
 DISK_LINK = Link(5e-3, 1e9, 50e9, 10e-6)
 """Page by page, by one thread."""
+GPU_LINK = Link(0.5e-3, 50e9, 400e12, 1e-6)
+"""PCIe of the fifth generation."""
+GPU_DISK_LINK = Link(5e-3, 5e9, 400e12, 1e-6)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tasuki.engine.tiers.disk_file import DiskFile
 from tasuki.engine.tiers.disk_memory import DiskMemory
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.kept.kept_index import KeptIndex
+from tasuki.engine.tiers.layer_pieces import Piece
 from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.tier_copiers import disk_copier
 from tasuki.pycache.arena import Arena
@@ -82,15 +83,6 @@ class FaultyCopies(HostCopies):
             flip_page(self._below, pages[-1][1])
         return digests
 
-    def pages_up(self, pages: PagePairs) -> list[int]:
-        fault = self._begin("pages_up")
-        if fault is None:
-            return super().pages_up(pages)
-        if fault is Fault.FLIP:
-            super().pages_up(pages)
-            flip_page(self._arena, pages[-1][1])
-        return self._digests.of_pages([page for _, page in pages])
-
     def slot_down(self, slot: tuple[int, int]) -> int:
         fault = self._begin("slot_down")
         if fault is Fault.SKIP:
@@ -100,14 +92,14 @@ class FaultyCopies(HostCopies):
             flip_slot(self._below, slot[1])
         return digest
 
-    def slot_up(self, slot: tuple[int, int]) -> int:
-        fault = self._begin("slot_up")
-        if fault is None:
-            return super().slot_up(slot)
+    def move_up(self, piece: Piece) -> None:
+        fault = self._begin("slot_up" if piece.region is None else "pages_up")
+        if fault is Fault.SKIP:
+            return
+        super().move_up(piece)
         if fault is Fault.FLIP:
-            super().slot_up(slot)
-            flip_slot(self._arena, slot[1])
-        return self._digests.of_slot(slot[1])
+            last = piece.moves[-1]
+            self._arena.bytes[last.target + last.length - 1] ^= 1
 
 
 def flip_page(arena: Arena, page: int) -> None:

@@ -1,0 +1,109 @@
+"""A load as pieces in the order in which layers compute, so that whoever computes behind it begins
+at its first layers.
+
+Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once, those of
+layer l before those of layer l + 1; what a page has goes in the order of its regions and the slot's
+bytes from the first on, which is the order that digests take.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tasuki.pycache.layout import BlockRegion, CacheLayout
+from tasuki.pycache.place_copies import PagePairs
+
+from .copy_job import CopyJob
+
+
+@dataclass(frozen=True)
+class Move:
+    """`length` bytes from `source` of one arena to `target` of another."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """layers: of which all has been moved once this piece was. region, pages: whose block of which
+    of the job's pages (first, end) it has; None: it is of the slot."""
+
+    layers: int
+    moves: tuple[Move, ...]
+    region: int | None = None
+    pages: tuple[int, int] = (0, 0)
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return sum(move.length for move in self.moves)
+
+
+def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece]:
+    """Of at most so many bytes each, or one page's block. Layers of which the job brings nothing
+    are moved with those before."""
+    regions = {region.layer: region for region in layout.regions}
+    states = _state_moves(layout, job.slot)
+    at_once = max(1, most // layout.block_bytes)
+    for layer in range(len(layout.layer_kinds)):
+        found: list[Piece] = []
+        if layer in states:
+            found.append(Piece(layer, (states[layer],)))
+        if layer in regions:
+            for first in range(0, len(job.pages), at_once):
+                end = min(first + at_once, len(job.pages))
+                moves = tuple(region_moves(layout, regions[layer], job.pages[first:end]))
+                found.append(Piece(layer, moves, regions[layer].index, (first, end)))
+        yield from found[:-1]
+        if found:
+            last = found[-1]
+            yield Piece(layer + 1, last.moves, last.region, last.pages)
+
+
+def region_moves(layout: CacheLayout, region: BlockRegion, pages: PagePairs) -> Iterator[Move]:
+    """Of what a region has of these pages: those that are neighbours in a slab on both sides go
+    together, and none crosses a slab."""
+    block, first = layout.block_bytes, region.index * layout.region_stride
+    for source, target, count in _runs(pages, layout.blocks_per_slab):
+        yield Move(first + source * block, first + target * block, count * block)
+
+
+def _runs(pages: PagePairs, slab: int) -> Iterator[tuple[int, int, int]]:
+    """(source, target, count)."""
+    begun: tuple[int, int, int] | None = None
+    for source, target in pages:
+        if begun is not None:
+            first, to, count = begun
+            follows = (source, target) == (first + count, to + count)
+            if follows and source // slab == first // slab and target // slab == to // slab:
+                begun = first, to, count + 1
+                continue
+            yield begun
+        begun = source, target, 1
+    if begun is not None:
+        yield begun
+
+
+def _state_moves(layout: CacheLayout, slot: tuple[int, int] | None) -> dict[int, Move]:
+    """By layer. A layer's columns are neighbours."""
+    if slot is None:
+        return {}
+    source, target = (number * layout.slab_bytes for number in slot)
+    found: dict[int, Move] = {}
+    for column in layout.columns:
+        begun = found.get(column.layer)
+        length = column.length + (0 if begun is None else begun.length)
+        offset = column.end - length
+        found[column.layer] = Move(source + offset, target + offset, length)
+    return found
+
+
+def run_moves(source: torch.Tensor, target: torch.Tensor, moves: Sequence[Move]) -> None:
+    """source, target: bytes of two arenas. On the host they are done on return; else they join the
+    current stream. Holds no interpreter's lock while bytes move."""
+    for move in moves:
+        wanted = target[move.target : move.target + move.length]
+        wanted.copy_(source[move.source : move.source + move.length], non_blocking=True)
