@@ -19,6 +19,7 @@ from tasuki.engine.accounting.loaded_hits import TIER_NAMES
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
+from tasuki.engine.handover.loading.prefill_behind import PrefillsBehind
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
 from tasuki.engine.handover.receiving.early_step import EarlySteps
@@ -429,6 +430,7 @@ def _assemble(
         per_token=per_token,
         clock=parts.clock,
         tiers=build_tiers(parts),
+        behind=build_behind(config, parts, cache),
     )
 
 
@@ -456,20 +458,38 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
     return make
 
 
-def build_early_start(
-    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
-) -> EarlyStart:
-    """on_end: called on the thread of the steps after each; must return at once."""
+def build_behind(
+    config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
+) -> PrefillsBehind | None:
+    """None where nothing is loaded, or several ranks would have to compute behind it together."""
+    if parts.host is None or parts.ranks is not None:
+        return None
+    model, prepare = _model_beside(parts)
+    # The loop waits for copies, a millisecond at most, and looks by itself.
+    steps = EarlySteps(model, parts.arena, lambda: None, prepare)
+    return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
+
+
+def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
+    """For forwards beside the engine's, of the same weights, and what is to be done on their
+    thread before the first."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
-        return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers, parts.grammars)
+        return model, lambda: None
     from tasuki.model.backends.triton_backend import TritonBackend
 
     assert isinstance(model.backend, TritonBackend)
     # Of its own: forwards of one back end share streams.
     backend = model.backend.beside()
-    apart = Qwen35Model(model.config, model.weights, backend)
-    steps = EarlySteps(apart, parts.arena, on_end, backend.prepare)
+    return Qwen35Model(model.config, model.weights, backend), backend.prepare
+
+
+def build_early_start(
+    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
+) -> EarlyStart:
+    """on_end: called on the thread of the steps after each; must return at once."""
+    model, prepare = _model_beside(parts)
+    steps = EarlySteps(model, parts.arena, on_end, prepare)
     return EarlyStart(steps, barriers, parts.grammars)
 
 

@@ -7,7 +7,7 @@ bytes from the first on, which is the order that digests take.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,23 +44,32 @@ class Piece:
 
 def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece]:
     """Of at most so many bytes each, or one page's block. Layers of which the job brings nothing
-    are moved with those before."""
-    regions = {region.layer: region for region in layout.regions}
-    states = _state_moves(layout, job.slot)
-    at_once = max(1, most // layout.block_bytes)
-    for layer in range(len(layout.layer_kinds)):
-        found: list[Piece] = []
-        if layer in states:
-            found.append(Piece(layer, (states[layer],)))
-        if layer in regions:
-            for first in range(0, len(job.pages), at_once):
-                end = min(first + at_once, len(job.pages))
-                moves = tuple(region_moves(layout, regions[layer], job.pages[first:end]))
-                found.append(Piece(layer, moves, regions[layer].index, (first, end)))
+    are there with those before."""
+    by_layer = [
+        (layer, found)
+        for layer in range(len(layout.layer_kinds))
+        if (found := list(_pieces_of(layout, layer, job, most)))
+    ]
+    ends = [layer for layer, _ in by_layer[1:]] + [len(layout.layer_kinds)]
+    for (_, found), end in zip(by_layer, ends, strict=True):
         yield from found[:-1]
-        if found:
-            last = found[-1]
-            yield Piece(layer + 1, last.moves, last.region, last.pages)
+        yield replace(found[-1], layers=end)
+
+
+def _pieces_of(layout: CacheLayout, layer: int, job: CopyJob, most: int) -> Iterator[Piece]:
+    """As long as others of the layer are to come."""
+    kind, at_once = layout.layer_kinds[layer], max(1, most // layout.block_bytes)
+    if kind.keeps_state and job.slot is not None:
+        span = layout.state_span(layer, 0)
+        source, target = (number * layout.slab_bytes + span.offset for number in job.slot)
+        yield Piece(layer, (Move(source, target, span.length),))
+    if not kind.keeps_pages:
+        return
+    region = layout.regions[layout.kind_index(layer)]
+    for first in range(0, len(job.pages), at_once):
+        end = min(first + at_once, len(job.pages))
+        moves = tuple(region_moves(layout, region, job.pages[first:end]))
+        yield Piece(layer, moves, region.index, (first, end))
 
 
 def region_moves(layout: CacheLayout, region: BlockRegion, pages: PagePairs) -> Iterator[Move]:
@@ -85,20 +94,6 @@ def _runs(pages: PagePairs, slab: int) -> Iterator[tuple[int, int, int]]:
         begun = source, target, 1
     if begun is not None:
         yield begun
-
-
-def _state_moves(layout: CacheLayout, slot: tuple[int, int] | None) -> dict[int, Move]:
-    """By layer. A layer's columns are neighbours."""
-    if slot is None:
-        return {}
-    source, target = (number * layout.slab_bytes for number in slot)
-    found: dict[int, Move] = {}
-    for column in layout.columns:
-        begun = found.get(column.layer)
-        length = column.length + (0 if begun is None else begun.length)
-        offset = column.end - length
-        found[column.layer] = Move(source + offset, target + offset, length)
-    return found
 
 
 def run_moves(source: torch.Tensor, target: torch.Tensor, moves: Sequence[Move]) -> None:

@@ -62,6 +62,10 @@ class Behind(Protocol):
     def ended(self) -> bool:
         """From then on it touches nothing."""
 
+    @property
+    def spoiled(self) -> bool:
+        """Whether it wrote over what was loaded and is of no use itself. REQUIRES: it has ended."""
+
 
 class LoadEnd(Enum):
     LANDED = "landed"
@@ -156,28 +160,28 @@ class LowerTiers:
         """Whether a copy is under way."""
         return bool(self._loads or self._writes)
 
-    def load(self, allocation: Allocation, on_end: Callable[[LoadEnd], None]) -> LoadBarrier | None:
+    def load(
+        self,
+        allocation: Allocation,
+        on_end: Callable[[LoadEnd], None],
+        barrier: LoadBarrier | None = None,
+        behind: Behind | None = None,
+    ) -> None:
         """Begin the allocation's load. on_end: called once, by advance(), unless it is given up
-        first. Returns what opens as its layers land; None where several tiers bring it. REQUIRES:
-        the allocation has a load."""
+        first. barrier: opened as its layers land, where one tier brings it, and closed where it
+        fails. behind: waits there; the load has not ended before it has. REQUIRES: the allocation
+        has a load."""
         assert allocation.load is not None
-        barrier = LoadBarrier()
+        barrier = barrier or LoadBarrier()
         parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
         expected = (self.load_wait + price) * self._tiers[0].prices.seconds
         due = self._clock() + max(LATE_SECONDS, _LATE_TIMES * expected)
         sizes = {tier: self._size(job) for tier, job in parts.items()}
-        load = _Load(allocation, on_end, price, due, sizes, set(parts), barrier)
+        load = _Load(allocation, on_end, price, due, sizes, set(parts), barrier, behind)
         self._loads[allocation.load.id] = load
         for tier, job in parts.items():
             self._begin(tier, job)
-        return barrier if len(parts) == 1 else None
-
-    def compute_behind(self, allocation: Allocation, behind: Behind) -> None:
-        """The load, however it goes, has not ended before this has, too. REQUIRES: it is loading,
-        and behind waits at its barrier."""
-        assert allocation.load is not None
-        self._loads[allocation.load.id].behind = behind
 
     def _size(self, job: CopyJob) -> int:
         layout = self._cache.arena.layout
@@ -306,7 +310,7 @@ class LowerTiers:
 
     def _end_load(self, transfer: int, load: _Load) -> None:
         del self._loads[transfer]
-        landed = load.end is JobEnd.DONE
+        landed = load.end is JobEnd.DONE and not (load.behind and load.behind.spoiled)
         self._cache.acknowledge(transfer, landed)
         if load.quarantine is not None:
             self._cache.free_quarantined(load.quarantine)

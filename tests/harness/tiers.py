@@ -37,7 +37,8 @@ class Fault(Enum):
 
 class FaultyCopies(HostCopies):
     """As HostCopies. fault: asked before each piece, of its name (slot_up and so on); what it
-    does to that piece, if anything."""
+    does to that piece, if anything. Who holds or breaks "last_up" does so to the last piece of each
+    load, whatever else that is called."""
 
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
@@ -94,6 +95,8 @@ class FaultyCopies(HostCopies):
 
     def move_up(self, piece: Piece) -> None:
         fault = self._begin("slot_up" if piece.region is None else "pages_up")
+        if piece.layers == len(self._arena.layout.layer_kinds):
+            fault = self._begin("last_up") or fault
         if fault is Fault.SKIP:
             return
         super().move_up(piece)

@@ -1,0 +1,1 @@
+"""What is computed of a prompt while what stands before it is loaded from below the arena."""
