@@ -19,10 +19,10 @@ from tasuki.engine.accounting.loaded_hits import TIER_NAMES
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
-from tasuki.engine.handover.loading.prefill_behind import PrefillsBehind
+from tasuki.engine.handover.early.early_step import EarlySteps
+from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
-from tasuki.engine.handover.receiving.early_step import EarlySteps
 from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner

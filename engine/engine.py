@@ -16,7 +16,7 @@ from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.admission.seats import Seats
 from tasuki.engine.handover.base import Handover, HandoverContext
-from tasuki.engine.handover.loading.prefill_behind import PrefillsBehind
+from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.drawn_tokens import DrawnTokens

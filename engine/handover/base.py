@@ -32,7 +32,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
-from .loading.prefill_behind import PrefillBehind, PrefillsBehind
+from .early.prefill_behind import PrefillBehind, PrefillsBehind
 
 _NEAREST = 0
 """Of the tiers."""

@@ -2,7 +2,7 @@
 own: the first decode step behind a hand-over, or the prompt's rest behind a load.
 
 Owns that thread, and on a GPU its stream; one step runs at a time. Knows slots and pages as ids and
-what is awaited as a barrier; decides nothing: early_start.py and loading/ do. Its model shares the
+what is awaited as a barrier; decides nothing: who begins it does. Its model shares the
 weights with the engine's; calls of both may overlap, since no page or slot is written by both.
 Thread rule: the engine loop begins and cancels steps; a step waits and computes on the thread here.
 On a GPU that thread waits for each layer's window on the host and then launches the layer on its

@@ -1,6 +1,6 @@
 """The part of a prompt behind a load, computed while that goes on.
 
-Owns the thread of these forwards (receiving/early_step.py), one at a time, and what is held by the
+Owns the thread of these forwards (early/early_step.py), one at a time, and what is held by the
 one that runs; the load is the tiers'. Thread rule: the engine loop.
 Invariants:
 1. A layer is computed once the load has brought all that it reads. That this is what was written
@@ -12,7 +12,6 @@ Invariants:
 from dataclasses import dataclass
 from typing import TypedDict
 
-from tasuki.engine.handover.receiving.early_step import EarlyStep, EarlySteps
 from tasuki.engine.request import Ahead, PlannedCheckpoint, Request
 from tasuki.engine.runner.lane_adjustments import logit_adjuster
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
@@ -22,6 +21,8 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import LogitAdjuster, TokensBefore
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .early_step import EarlyStep, EarlySteps
 
 
 class BehindCounts(TypedDict):
