@@ -146,6 +146,11 @@ class Engine:
         """Prompt and answer together, as far as the model and the arena allow. Any thread."""
         return self._intake.max_request_tokens
 
+    @property
+    def computed_behind_loads(self) -> int:
+        """Prompts whose rest was computed while their beginning was loaded, and counted."""
+        return 0 if self._behind is None else self._behind.counts["joined"]
+
     def handle(self, message: m.Inbox) -> None:
         """Raises ValueError for a message that an engine of another role takes."""
         if isinstance(message, m.CacheQuery):

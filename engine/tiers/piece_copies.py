@@ -86,8 +86,8 @@ class HostUpCopy:
 
     def _digest(self, piece: Piece) -> None:
         if piece.region is None:
-            for move in piece.moves:
-                landed = self._arena.bytes[move.target : move.target + move.length]
+            for _, first, length in piece.moves.T.tolist():
+                landed = self._arena.bytes[first : first + length]
                 self._of_slot.update(landed.numpy().data)
             return
         for number in range(*piece.pages):

@@ -10,11 +10,12 @@ from .piece_copies import HostCopies, PieceCopies
 
 def copiers(arena: Arena, host: Arena, disk: DiskMemory | None) -> list[CopyThread]:
     """A thread a tier, the nearest first: a slow disk holds up no copy of host memory."""
-    first = CopyThread(_host_copies(arena, host), arena.layout.page_bytes)
+    first = CopyThread(host_copies(arena, host), arena.layout.page_bytes)
     return [first] if disk is None else [first, disk_copier(arena, host, first, disk)]
 
 
-def _host_copies(arena: Arena, host: Arena) -> PieceCopies:
+def host_copies(arena: Arena, host: Arena) -> PieceCopies:
+    """REQUIRES: on a GPU, host is arena_below()."""
     if arena.bytes.device.type == "cpu":
         return HostCopies(arena, host)
     from .gpu.gpu_copies import GpuCopies

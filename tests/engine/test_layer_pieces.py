@@ -41,9 +41,9 @@ def test_every_byte_is_moved_once_to_where_its_layer_has_it(
     seen = 0
     for piece in found:
         assert piece.layers >= seen
-        for move in piece.moves:
-            for byte in range(0, move.length, 4):
-                moved[move.source + byte, move.target + byte] += 1
+        for source, target, length in piece.moves.T.tolist():
+            for byte in range(0, length, 4):
+                moved[source + byte, target + byte] += 1
         # What is open from here on is there.
         for layer in range(seen, piece.layers):
             assert all(moved[pair] == 1 for pair in _pairs(layout, layer, pages, slot)), layer
@@ -75,4 +75,4 @@ def test_neighbours_of_a_slab_go_together() -> None:
     (piece,) = [
         piece for piece in layer_pieces(LAYOUT, job(PAGES[:2], None), 1 << 30) if piece.region == 0
     ]
-    assert [move.length for move in piece.moves] == [2 * LAYOUT.block_bytes]
+    assert piece.moves[2].tolist() == [2 * LAYOUT.block_bytes]

@@ -2,7 +2,6 @@
 body for every device: a test file names its own in a subclass of TieredGoldens.
 """
 
-from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -10,6 +9,7 @@ import pytest
 
 from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.tiers.host_memory import arena_below
+from tasuki.engine.tiers.tier_prices import TierPrices
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
@@ -27,6 +27,14 @@ def golden_parts(model: str, device: str) -> EngineParts:
     return build_parts(engine_config(reference_dir(model), device=device))
 
 
+class CheapLoads(EngineParts):
+    """So cheap that prompts as short as a golden's are loaded on every device."""
+
+    @property
+    def tier_prices(self) -> list[TierPrices]:
+        return [TierPrices(1.0, 0.1, 0.1, 1e-6)]
+
+
 def tiered_engine(model: str, device: str) -> Lone:
     """Over an arena that holds the longest golden and little more."""
     parts = golden_parts(model, device)
@@ -35,8 +43,9 @@ def tiered_engine(model: str, device: str) -> Lone:
     arena.bytes.fill_(0xFF)
     host = arena_below(parts.layout, 40 * arena.slabs, device)
     host.bytes.fill_(0xFF)
-    parts = replace(parts, arena=arena, host=host)
-    return Lone(engine_config(reference_dir(model), device=device), parts=parts)
+    held = {name: getattr(parts, name) for name in parts.__dataclass_fields__}
+    cheap = CheapLoads(**held | {"arena": arena, "host": host})
+    return Lone(engine_config(reference_dir(model), device=device, max_batch=2), parts=cheap)
 
 
 class TieredGoldens:
@@ -57,5 +66,6 @@ class TieredGoldens:
                 push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
                 engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
         assert all(engine.hit(f"{name}-1").loaded for name in cases)
+        assert engine.engine.computed_behind_loads >= len(cases)
         engine.assert_at_rest()
         engine.engine.close()

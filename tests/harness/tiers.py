@@ -101,8 +101,8 @@ class FaultyCopies(HostCopies):
             return
         super().move_up(piece)
         if fault is Fault.FLIP:
-            last = piece.moves[-1]
-            self._arena.bytes[last.target + last.length - 1] ^= 1
+            _, first, length = piece.moves[:, -1].tolist()
+            self._arena.bytes[first + length - 1] ^= 1
 
 
 def flip_page(arena: Arena, page: int) -> None:

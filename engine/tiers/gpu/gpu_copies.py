@@ -11,25 +11,32 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from tasuki.engine.tiers.copy_job import CopyJob
-from tasuki.engine.tiers.layer_pieces import Move, Piece, layer_pieces, region_moves, run_moves
+from tasuki.engine.tiers.layer_pieces import (
+    Moves,
+    Piece,
+    layer_pieces,
+    page_runs,
+    region_moves,
+    slot_moves,
+)
 from tasuki.engine.tiers.up_copy import StillMoving
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.place_copies import PagePairs
 
+from .batched_moves import batched_moves
 from .word_digest import Rows, add_rows, digests_of, rows_of_pages, rows_of_state
 
-_DOWN_BYTES = 64 << 20
-"""Of a piece down: about a millisecond, which a load waits for at most."""
-_UP_BYTES = 16 << 20
-_UNDER_WAY = 96 << 20
-"""Bytes up that are under way at a time: two milliseconds, so that the link never waits for the
-host, and a load that nobody wants ends soon."""
+_DOWN_BYTES = 128 << 20
+"""Of a piece down: two or three milliseconds, which a load waits for at most."""
+_UP_BYTES = 32 << 20
+_UNDER_WAY = 128 << 20
+"""Bytes up that are under way at a time: two or three milliseconds, so that the link never waits
+for the host, and a load that nobody wants ends soon."""
 _LAST, _FIRST = 0, -1
 """Priorities: a smaller one goes first."""
 
@@ -46,6 +53,7 @@ class GpuCopies:
         self.upward = self._stream(_FIRST)
         self.checks = self._stream(_FIRST)
         self.words = arena.bytes.view(torch.int64)
+        self.run_moves = batched_moves()
         self._warm_up()
 
     def _stream(self, priority: int) -> torch.cuda.Stream:
@@ -62,23 +70,23 @@ class GpuCopies:
         layout = self.arena.layout
         sources = [page for page, _ in pages]
         rows = [rows_of_pages(layout, region.index, sources, 0) for region in layout.regions]
-        moves = [move for region in layout.regions for move in region_moves(layout, region, pages)]
-        return self._write(np.concatenate(rows, axis=1), moves, len(pages))
+        runs = page_runs(layout, pages)
+        moves = [region_moves(layout, region, runs) for region in layout.regions]
+        return self._write(np.concatenate(rows, axis=1), np.concatenate(moves, axis=1), len(pages))
 
     def slot_down(self, slot: tuple[int, int]) -> int:
         layout = self.arena.layout
-        source, target = (number * layout.slab_bytes for number in slot)
         rows = rows_of_state(layout, slot[0], 0, layout.slot_bytes, 0)
-        return self._write(rows, [Move(source, target, layout.slot_bytes)], 1)[0]
+        return self._write(rows, slot_moves(layout, slot, 0, layout.slot_bytes), 1)[0]
 
-    def _write(self, rows: Rows, moves: Sequence[Move], units: int) -> list[int]:
+    def _write(self, rows: Rows, moves: Moves, units: int) -> list[int]:
         # The current device belongs to a thread.
         torch.cuda.set_device(self._device)
         try:
             with torch.cuda.stream(self._down):
                 sums = self.zeros(units)
                 add_rows(self.words, self.on_device(rows), sums)
-                run_moves(self.arena.bytes, self.below.bytes, moves)
+                self.run_moves(self.arena.bytes, self.below.bytes, moves)
                 found = read(sums)
         finally:
             _settle(self._down)
@@ -102,17 +110,13 @@ class GpuUpCopy:
     def __init__(self, copies: GpuCopies, job: CopyJob) -> None:
         self._copies = copies
         self._job = job
-        layout = copies.arena.layout
-        self._pieces = deque(layer_pieces(layout, job, _UP_BYTES))
-        tables = [self._rows(piece) for piece in self._pieces]
-        self._ends = np.cumsum([0, *(table.shape[1] for table in tables)]).tolist()
-        self._begun = 0
+        self._pieces = layer_pieces(copies.arena.layout, job, _UP_BYTES)
+        self._next = next(self._pieces, None)
         self._under_way: deque[tuple[torch.cuda.Event, Piece]] = deque()
         self._bytes = 0
         self.layers = 0
         with torch.cuda.stream(copies.checks):
             self._sums = copies.zeros(len(job.pages) + 1)
-            self._table = copies.on_device(np.concatenate(tables, axis=1))
 
     def _rows(self, piece: Piece) -> Rows:
         layout, unit = self._copies.arena.layout, len(self._job.pages)
@@ -121,14 +125,13 @@ class GpuUpCopy:
             targets = [page for _, page in self._job.pages[first:end]]
             return rows_of_pages(layout, piece.region, targets, first)
         assert self._job.slot is not None
-        slot, (move,) = self._job.slot[1], piece.moves
-        return rows_of_state(
-            layout, slot, move.target - slot * layout.slab_bytes, move.length, unit
-        )
+        slot, (_, start, length) = self._job.slot[1], piece.moves[:, 0].tolist()
+        return rows_of_state(layout, slot, start - slot * layout.slab_bytes, length, unit)
 
     def advance(self) -> bool:
-        if self._pieces and self._bytes < _UNDER_WAY:
-            self._begin(self._pieces.popleft())
+        if self._next is not None and self._bytes < _UNDER_WAY:
+            self._begin(self._next)
+            self._next = next(self._pieces, None)
             return True
         if not self._under_way:
             return False
@@ -141,13 +144,11 @@ class GpuUpCopy:
     def _begin(self, piece: Piece) -> None:
         copies = self._copies
         with torch.cuda.stream(copies.upward):
-            run_moves(copies.below.bytes, copies.arena.bytes, piece.moves)
+            copies.run_moves(copies.below.bytes, copies.arena.bytes, piece.moves)
             event = recorded()
         with torch.cuda.stream(copies.checks):
             copies.checks.wait_event(event)
-            first, end = self._ends[self._begun : self._begun + 2]
-            add_rows(copies.words, self._table[:, first:end], self._sums)
-        self._begun += 1
+            add_rows(copies.words, copies.on_device(self._rows(piece)), self._sums)
         self._under_way.append((event, piece))
         self._bytes += piece.length
 

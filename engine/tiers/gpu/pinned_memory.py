@@ -9,6 +9,7 @@ import mmap
 import time
 from collections.abc import Callable
 from math import gcd
+from typing import Protocol
 
 import torch
 
@@ -24,27 +25,58 @@ _SAID_SECONDS = 10.0
 MOST_SECONDS = 900.0
 """Before the start is given up: a terabyte takes about five minutes."""
 
-Register = Callable[[int, int], None]
-"""Pins so many bytes from that address. Raises RuntimeError."""
+
+class Pinning(Protocol):
+    def pin(self, address: int, size: int) -> None:
+        """Raises RuntimeError."""
+
+    def let_go(self, address: int) -> None:
+        """Of what was pinned from there on."""
+
+
+class CudaPinning:
+    """For every GPU of the process."""
+
+    _PORTABLE = 1
+
+    def pin(self, address: int, size: int) -> None:
+        error = int(torch.cuda.cudart().cudaHostRegister(address, size, self._PORTABLE))
+        if error:
+            raise RuntimeError(f"cudaHostRegister failed with error {error}")
+
+    def let_go(self, address: int) -> None:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+class _PinnedMap(mmap.mmap):
+    """Lets go of what was pinned of it before the memory goes."""
+
+    pinning: Pinning
+    pinned: list[int]
+
+    def __del__(self) -> None:
+        for address in self.pinned:
+            self.pinning.let_go(address)
 
 
 def pinned(
     layout: CacheLayout,
     slabs: int,
-    register: Register | None = None,
+    pinning: Pinning | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> torch.Tensor:
-    """Zeros, uint8 [slabs * slab_bytes], for good: it goes with the process. No slab is in two
-    pieces that were pinned apart, for a copy may not cross these. register: CUDA's by default.
-    Raises EngineConfigError where the memory cannot be had, or not in time."""
-    register = register or _cuda_register
+    """Zeros, uint8 [slabs * slab_bytes]. No slab is in two pieces that were pinned apart, for a
+    copy may not cross these. pinning: CUDA's by default. Raises EngineConfigError where the memory
+    cannot be had, or not in time."""
+    pinning = pinning or CudaPinning()
     size, piece = slabs * layout.slab_bytes, piece_bytes(layout)
     try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = _PinnedMap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise EngineConfigError(
             f"host_cache_gib: {size / GIB:.2f} GiB cannot be had ({error}): give less"
         ) from error
+    memory.pinning, memory.pinned = pinning, []
     # Fewer pages to be found, and to be looked up while bytes move; and a process that is forked
     # off does not make the system copy what a device reads.
     memory.madvise(mmap.MADV_HUGEPAGE)
@@ -54,7 +86,8 @@ def pinned(
     for first in range(0, size, piece):
         length = min(piece, size - first)
         try:
-            register(found.data_ptr() + first, length)
+            pinning.pin(found.data_ptr() + first, length)
+            memory.pinned.append(found.data_ptr() + first)
         except RuntimeError as error:
             raise EngineConfigError(
                 f"host_cache_gib: {first / GIB:.2f} of {size / GIB:.2f} GiB could be pinned "
@@ -78,11 +111,3 @@ def piece_bytes(layout: CacheLayout) -> int:
     slabs = _PAGE // gcd(layout.slab_bytes, _PAGE)
     unit = slabs * layout.slab_bytes
     return max(1, _PIECE_BYTES // unit) * unit
-
-
-def _cuda_register(address: int, size: int) -> None:
-    cudart = torch.cuda.cudart()
-    portable = 1
-    error = int(cudart.cudaHostRegister(address, size, portable))
-    if error:
-        raise RuntimeError(f"cudaHostRegister failed with error {error}")
