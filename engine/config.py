@@ -254,6 +254,10 @@ class EngineConfig:
             raise EngineConfigError("disk_cache and disk_cache_gib need each other: give both")
         if self.disk_cache is not None and self.host_cache_gib is None:
             raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
+        if self.disk_cache is not None and self.device != "cpu":
+            raise EngineConfigError(
+                f"disk_cache is for a node on a CPU, as yet, not on {self.device}: leave it out"
+            )
         if self.disk_write_mb is not None and self.disk_cache is None:
             raise EngineConfigError("disk_write_mb is of disk_cache: give that too")
         for name in ("disk_cache_gib", "disk_write_mb"):

@@ -42,6 +42,7 @@ def test_a_decode_node_keeps_none() -> None:
     [
         (1.01, {}, "more than the 1.0 GiB"),
         (1e-9, {}, "0 slabs"),
+        (1.0, {"device": "cuda"}, "on a CPU"),
     ],
 )
 def test_what_cannot_be_had_is_refused(gib: float, settings: dict[str, object], words: str) -> None:
