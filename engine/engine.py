@@ -189,6 +189,8 @@ class Engine:
         try:
             if work:
                 self._flight = _Flight(self._plans.launch(work), goes_on, before is not None)
+            else:
+                self._plans.fold_now()
         except PlanError:
             # Engine and runner disagree, which is no request's fault: the loop ends.
             raise
@@ -245,6 +247,8 @@ class Engine:
         answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
         if request.refused_at == answer_depends_on or not self._has_grammar(request):
             return False
+        if not self._is_looked_up(request):
+            return False
         if self._scheduler.parked(request):
             return False
         try:
@@ -273,6 +277,14 @@ class Engine:
             refusal = m.RequestError(m.ErrorKind.INVALID, f"grammar: {error}")
             self._handover.reject(request, refusal)
             return False
+
+    def _is_looked_up(self, request: Request) -> bool:
+        """Whether it is known what a remote store has of its prompt, or nobody asks any more."""
+        if self._tiers is None or request.scoring is not None:
+            return True
+        if request.lookup is None:
+            request.lookup = self._tiers.look_up(request.prompt, request.salt, request.cursor)
+        return request.lookup.is_over
 
     def _land(self, flight: _Flight | None) -> None:
         if flight is None:

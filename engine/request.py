@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -34,6 +34,12 @@ class PlannedCheckpoint:
 
     position: int
     kind: CheckpointKind
+
+
+class Lookup(Protocol):
+    """Of what a remote store has of a prompt."""
+
+    is_over: bool
 
 
 class IllegalMove(Exception):
@@ -82,7 +88,7 @@ class Loading(State, phase=m.RequestPhase.LOADING):
     allocation: Allocation
     boundary: int
     before: int
-    brought: tuple[tuple[int, int], ...]
+    brought: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -241,6 +247,7 @@ class Request:
     fetch_tried: bool = False
     load_failed: int | None = None  # tokens that a load was to make usable, and did not
     ahead: Ahead | None = None  # until it is to be computed on
+    lookup: Lookup | None = None  # of what a remote store has of it, once that was begun
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # of a prefill node

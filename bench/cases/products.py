@@ -13,7 +13,7 @@ from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
 from tasuki.model.ops.linear.small_batch import small_batch
 from tasuki.model.quantise.codecs import fp8_block
 from tasuki.model.weights.fp8 import BLOCK, Fp8
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.segment import Kind
 
 from .case import Case

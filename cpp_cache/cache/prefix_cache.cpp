@@ -277,6 +277,17 @@ bool PrefixCache::restore(TierId tier, const KeptState& kept) {
   return tiers_->restore(tier, kept, clock_);
 }
 
+std::optional<AdoptedState> PrefixCache::adopt(TierId tier, std::string_view salt, Tokens tokens,
+                                               CheckpointKind kind) {
+  if (raw(tier) >= config_.tiers.size()) {
+    throw InvalidArgument("adopt: there is no tier " + std::to_string(raw(tier)));
+  }
+  if (tokens.empty()) throw InvalidArgument("adopt: a state stands behind tokens");
+  ++clock_;
+  ++room_version_;
+  return tiers_->adopt(tier, salt, tokens, kind, clock_);
+}
+
 void PrefixCache::acknowledge(TransferId id, bool is_good) {
   if (!tiers_) throw InvalidArgument("there is no tier below the arena");
   ++clock_;

@@ -130,6 +130,11 @@ class PrefixCache {
   // A tier has this state and its KV from before a restart. False: an id of it is another's, or it
   // stands already. Throws InvalidArgument where the counts do not fit, or requests came before.
   bool restore(TierId tier, const KeptState& kept);
+  // A tier has this state and its KV by somebody else's hand, and has ids for them from now on.
+  // nullopt: there is no room, it stands somewhere already, or KV of it is being written. Throws
+  // InvalidArgument where there are no tokens, or no such tier.
+  std::optional<AdoptedState> adopt(TierId tier, std::string_view salt, Tokens tokens,
+                                    CheckpointKind kind);
   // Once for each rank, all of which are awaited. Throws InvalidArgument where the transfer has
   // ended.
   void acknowledge(TransferId id, bool is_good);

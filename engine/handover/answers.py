@@ -101,6 +101,7 @@ class Answers(Handover):
             or self._intake.refusal(first.prompt, first.final_length)
             or self._intake.sampling_refusal(first.sampling)
             or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
+            or self._intake.prediction_refusal(message.prediction)
             or self._refusal.reason(first, self.requests, elsewhere)
         )
         error = self._name_clash(message) or error

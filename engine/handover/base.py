@@ -34,9 +34,6 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .early.prefill_behind import PrefillBehind, PrefillsBehind
 
-_NEAREST = 0
-"""Of the tiers."""
-
 
 class AllocationTerms(TypedDict):
     """As PrefixCache.allocate() takes them."""
@@ -122,16 +119,16 @@ class Handover(ABC):
         has one."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
-        brought = brought_by(allocation.load)
+        brought = brought_by(allocation.load, self._tiers.names)
         state = Loading(allocation, allocation.load.boundary, before, brought)
         request.move(state)
-        barrier = LoadBarrier()
-        behind = None
+        barrier, behind = LoadBarrier(), None
         # A tier further down brings whole pages: all layers are there at once.
-        if self._behind is not None and [tier for tier, _ in brought] == [_NEAREST]:
+        is_near = [name for name, _ in brought] == self._tiers.names[:1]
+        if self._behind is not None and is_near:
             behind = self._behind.begin(request, allocation, barrier, draws=self.draws_behind)
         on_end = partial(self._load_ended, request, state, behind)
-        self._tiers.load(allocation, on_end, barrier, behind)
+        self._tiers.load(allocation, on_end, None if behind is None else barrier, behind)
 
     def _load_ended(
         self, request: Request, state: Loading, behind: PrefillBehind | None, end: LoadEnd

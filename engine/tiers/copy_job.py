@@ -59,9 +59,9 @@ class CopyJob:
         return CopyJob(write.id, Direction.DOWN, tuple(write.pages), write.slot, label)
 
 
-def parts_of_load(load: TierLoad, barrier: LoadBarrier) -> dict[int, CopyJob]:
+def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, CopyJob]:
     """What each tier brings of it, by tier. barrier: opened by the part of a load that has but
-    one."""
+    one; None: nobody waits there."""
     pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for tier, source, target in load.pages:
         pages[tier].append((source, target))

@@ -20,14 +20,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.pycache._cpp_cache import Allocation, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
-from .disk_memory import DiskMemory
+from .digests import TierDigests
+from .disk.disk_memory import DiskMemory
 from .load_barrier import LoadBarrier
+from .remote.lookups import NO_LOOKUP, Lookup, adopt
+from .remote.manifest import Manifest
+from .remote.remote_memory import RemoteMemory
 from .tier_prices import TierPrices
 
 MOST_WRITES = 2
@@ -40,7 +47,11 @@ _LATE_TIMES = 8
 
 
 class Copier(Protocol):
-    """CopyThread, or what a test puts in its place."""
+    """CopyThread, or what stands in its place."""
+
+    @property
+    def written(self) -> TierDigests:
+        """What the tier was written with here."""
 
     def begin(self, job: CopyJob) -> None: ...
 
@@ -96,13 +107,18 @@ class TierCounters:
 
 @dataclass(frozen=True)
 class LowerTier:
-    """One, as the engine has it. disk: what it lies on, where that outlives the node."""
+    """One, as the engine has it. disk, remote: what it lies on, where that outlives the node."""
 
     name: str
     copier: Copier
     prices: TierPrices
     disk: DiskMemory | None = None
+    remote: RemoteMemory | None = None
     counters: TierCounters = field(default_factory=TierCounters)
+
+    @property
+    def outlives(self) -> DiskMemory | RemoteMemory | None:
+        return self.disk or self.remote
 
 
 @dataclass(eq=False)
@@ -115,7 +131,7 @@ class _Load:
     """Bytes by tier."""
     left: set[int]
     """Tiers whose copies have not ended."""
-    barrier: LoadBarrier
+    barrier: LoadBarrier | None = None
     behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
@@ -135,6 +151,9 @@ class LowerTiers:
         self._recorder = recorder
         self._tiers = tuple(tiers)
         self._clock = clock
+        self._remote = next(
+            ((at, tier.remote) for at, tier in enumerate(tiers) if tier.remote is not None), None
+        )
         self._loads: dict[int, _Load] = {}
         self._writes: dict[int, tuple[int, int]] = {}
         """Tier and bytes, by transfer."""
@@ -157,8 +176,31 @@ class LowerTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is under way."""
-        return bool(self._loads or self._writes)
+        """Whether a copy is under way, or a lookup that somebody waits for."""
+        return bool(self._loads or self._writes) or self._is_looking_up
+
+    @property
+    def _is_looking_up(self) -> bool:
+        return self._remote is not None and self._remote[1].lookups.is_busy
+
+    @property
+    def names(self) -> list[str]:
+        """The nearest first."""
+        return [tier.name for tier in self._tiers]
+
+    def look_up(self, tokens: NDArray[np.int32], salt: bytes, cursor: int | None) -> Lookup:
+        """Ask what the remote store has of a prompt that is about to begin, beyond what stands
+        here; what is found the tree is given. Over at once where it is not worth it."""
+        if self._remote is None:
+            return NO_LOOKUP
+        match = self._cache.match(tokens, salt, cursor)
+        stands = max([match.usable_tokens, *(state.boundary for state in match.stored)])
+        return self._remote[1].lookups.begin(salt, tokens, stands)
+
+    def _adopt(self, manifest: Manifest) -> None:
+        assert self._remote is not None
+        number, remote = self._remote
+        adopt(self._cache, number, remote.objects, manifest, self._tiers[number].copier.written)
 
     def load(
         self,
@@ -172,7 +214,6 @@ class LowerTiers:
         fails. behind: waits there; the load has not ended before it has. REQUIRES: the allocation
         has a load."""
         assert allocation.load is not None
-        barrier = barrier or LoadBarrier()
         parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
         expected = (self.load_wait + price) * self._tiers[0].prices.seconds
@@ -200,13 +241,16 @@ class LowerTiers:
         self._tiers[max(load.sizes)].counters.loads[why] += 1
 
     def _cancel(self, transfer: int, load: _Load) -> None:
-        load.barrier.close()
+        if load.barrier is not None:
+            load.barrier.close()
         for tier in load.left:
             self._tiers[tier].copier.cancel(transfer)
 
     def advance(self) -> None:
         """Begin what is at rest, acknowledge what has ended, give up what is late."""
         self._begin_at_rest()
+        if self._remote is not None:
+            self._remote[1].lookups.advance(self._adopt)
         for tier, its in enumerate(self._tiers):
             for transfer, end in its.copier.take_ended():
                 if transfer in self._writes:
@@ -231,7 +275,7 @@ class LowerTiers:
             self._begin(write.target, job)
 
     def _label(self, write: TierWrite) -> WriteLabel | None:
-        if self._tiers[write.target].disk is None:
+        if self._tiers[write.target].outlives is None:
             return None
         salt, start, above, tokens, kind = self._cache.label_of(write.id)
         return WriteLabel(salt, start, above, tokens, kind.value)
@@ -263,7 +307,7 @@ class LowerTiers:
                         "waiting_writes": stats.waiting_writes if number == 0 else 0,
                     },
                     {"pages": held.dropped_pages, "slots": held.dropped_slots},
-                    {} if tier.disk is None else tier.disk.index.counters,
+                    {} if tier.outlives is None else tier.outlives.counters,
                 )
             )
         return tuple(found)
@@ -276,6 +320,8 @@ class LowerTiers:
         under_way += [tier for tier, _ in self._writes.values()]
         if under_way:
             self._tiers[under_way[0]].copier.wait(seconds)
+        elif self._remote is not None and self._is_looking_up:
+            self._remote[1].lookups.wait(seconds)
 
     def close(self, seconds: float) -> bool:
         """End every copy and the copiers, each within so long. False: one took longer; what is
@@ -336,8 +382,8 @@ class LowerTiers:
 def _closed(tier: LowerTier, seconds: float) -> bool:
     if not tier.copier.close(seconds):
         return False
-    if tier.disk is not None:
-        tier.disk.close()
+    if tier.outlives is not None:
+        tier.outlives.close()
     return True
 
 

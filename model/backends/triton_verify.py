@@ -14,8 +14,8 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
-from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs
-from tasuki.model.ops.gdn.verify.rows import gdn_verify
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
+from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
 from tasuki.pycache.layout import LayerKind
 
@@ -28,11 +28,11 @@ from .triton_entries import VerifyEntries
 @dataclass(frozen=True)
 class VerifyScratch:
     """What steps of up to `batch` rows of up to `tokens` tokens share: launches that use it share a
-    stream. kept: of the last step, for folds; hidden [batch, tokens, width] likewise, where there
-    is a draft layer."""
+    stream. kept: of this step and the last one, for folds; hidden [batch, tokens, width] likewise,
+    where there is a draft layer."""
 
     attention: DecodeWorkspace
-    kept: KeptInputs
+    kept: KeptTurns
     hidden: Tensor | None
 
     @staticmethod
@@ -47,7 +47,7 @@ class VerifyScratch:
             one.weights.new_empty(places, tokens * heads),
         )
         layers = config.layer_kinds.count(LayerKind.GDN)
-        kept = KeptInputs.empty(config, layers, batch, tokens, dtype, device)
+        kept = KeptTurns.empty(config, layers, batch, tokens, dtype, device)
         hidden = None
         if config.draft_layers:
             hidden = torch.empty(batch, tokens, config.hidden, dtype=dtype, device=device)
@@ -107,6 +107,8 @@ class TritonVerify(TritonDecode):
             batch.counts,
             batch.rows,
             self._kept.layer(layer),
+            batch.turn,
+            RowFolds(batch.fold_counts, batch.fold_places, batch.fold_slots),
         )
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:

@@ -102,7 +102,7 @@ def test_rows_with_drafts_leave_what_one_forward_keeps(
         engine.flush()
         for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
             prediction = np.array(answer, dtype=np.int32)
-            prediction[random.integers(1, 40, count)] += 1
+            prediction[random.integers(1, 40, count)] ^= 1
             engine.post(submit(f"r{number}", prompt, 40, prediction=prediction))
         engine.run()
         for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):

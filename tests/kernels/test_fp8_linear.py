@@ -15,7 +15,7 @@ from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.linear.row_product import normed_row_product
 from tasuki.model.ops.norm.reference import rms_norm
 from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Kind, Plain
 

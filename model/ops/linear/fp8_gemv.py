@@ -19,7 +19,7 @@ from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .fp8_scales import GROUP, row_scales, scale_sizes, scaled_products
+from .fp8_scales import GROUP, row_scales, run_sums, scale_sizes, scaled_products
 from .gemv import Stream, residual_sum, weight_tile
 
 # As of bf16: not yet chosen by measurement.
@@ -172,6 +172,7 @@ def _kernel(
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
+    RUN: tl.constexpr = 16
     tiles = (rows + ROWS - 1) // ROWS
     if tail is not None:  # noqa: SIM102 (decided when the kernel is compiled)
         if tl.program_id(0) >= tiles:
@@ -202,25 +203,27 @@ def _kernel(
         tl.extra.cuda.gdc_wait()
     for item in tl.static_range(BATCH):
         root = _root(branch, residual, norm, item, eps, COLUMNS, BLOCK)
-        products = tl.zeros([ROWS, BLOCK], tl.float32)
-        ups = tl.zeros([ROWS, BLOCK], tl.float32)
+        products = tl.zeros([ROWS, BLOCK // RUN], tl.float32)
+        ups = tl.zeros([ROWS, BLOCK // RUN], tl.float32)
         for begin in tl.static_range(0, COLUMNS, BLOCK):
             value = _inputs(branch, residual, norm, root, total, item, begin, COLUMNS, BLOCK)
             tile = first_tile
             if begin > 0:
                 tile = weight_tile(values, row, rows, begin, COLUMNS, BLOCK)
-            products += scaled_products(
+            found = scaled_products(
                 tile, value, scales, first, rows, begin, ROWS, BLOCK, COLUMNS, SCALE_ROWS,
                 SCALE_COLUMNS,
             )  # fmt: skip
+            products += run_sums(found, RUN)
             if SWIGLU:
                 tile = first_up
                 if begin > 0:
                     tile = weight_tile(up_values, row, rows, begin, COLUMNS, BLOCK)
-                ups += scaled_products(
+                found = scaled_products(
                     tile, value, scales, rows + first, 2 * rows, begin, ROWS, BLOCK, COLUMNS,
                     SCALE_ROWS, SCALE_COLUMNS,
                 )  # fmt: skip
+                ups += run_sums(found, RUN)
         result = tl.sum(products, axis=1)
         if SCALE_COLUMNS >= COLUMNS:
             result *= row_scales(scales, first, rows, ROWS)

@@ -37,6 +37,10 @@ class FoldRows:
     read_slots: Tensor
     write_slots: Tensor
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.places, self.counts, self.read_slots, self.write_slots
+
 
 def gdn_fold(
     kept: KeptInputs,
@@ -45,11 +49,19 @@ def gdn_fold(
     ssm: Sequence[Tensor],
     folds: FoldRows,
 ) -> None:
-    """Store the states of all layers. conv, ssm: a layer each, views of one arena as for
-    `gdn_verify`, every layer as far behind the one before. Raises ValueError where they are not."""
-    layers, rows = len(ssm), len(folds.counts)
-    conv_step, ssm_step = _step_of(conv), _step_of(ssm)
-    tables = (folds.places, folds.counts, folds.read_slots, folds.write_slots)
+    """Store the states of all layers, conv columns included. conv, ssm: a layer each, views of one
+    arena as for `gdn_verify`, every layer as far behind the one before. Raises ValueError where
+    they are not."""
+    fold_columns(kept, config, conv, folds)
+    fold_states(kept, config, ssm, folds)
+
+
+def fold_columns(
+    kept: KeptInputs, config: ModelConfig, conv: Sequence[Tensor], folds: FoldRows
+) -> None:
+    """Of gdn_fold() the conv columns alone."""
+    layers, rows = len(conv), len(folds.counts)
+    conv_step = _step_of(conv)
     _columns_kernel[(triton.cdiv(config.conv_channels, _CHANNELS), rows, layers)](
         kept.raw,
         kept.places,
@@ -57,13 +69,21 @@ def gdn_fold(
         conv[0],
         conv[0].stride(0),
         conv_step,
-        *tables,
+        *folds.tables,
         CHANNELS=config.conv_channels,
         COLUMNS=config.conv_width - 1,
         PADDED=triton.next_power_of_2(config.conv_width - 1),
         BLOCK=_CHANNELS,
         num_warps=_CHANNEL_WARPS,
     )
+
+
+def fold_states(
+    kept: KeptInputs, config: ModelConfig, ssm: Sequence[Tensor], folds: FoldRows
+) -> None:
+    """Of gdn_fold() what is not conv columns."""
+    layers, rows = len(ssm), len(folds.counts)
+    ssm_step = _step_of(ssm)
     _states_kernel[(config.value_heads, rows, layers)](
         kept.mixed,
         kept.scalars,
@@ -72,7 +92,7 @@ def gdn_fold(
         ssm[0],
         ssm[0].stride(0),
         ssm_step,
-        *tables,
+        *folds.tables,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=config.value_heads,
         KEY_DIM=config.key_dim,
