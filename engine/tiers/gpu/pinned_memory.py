@@ -40,12 +40,14 @@ class CudaPinning:
     _PORTABLE = 1
 
     def pin(self, address: int, size: int) -> None:
-        error = int(torch.cuda.cudart().cudaHostRegister(address, size, self._PORTABLE))
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = int(cudart.cudaHostRegister(address, size, self._PORTABLE))
         if error:
             raise RuntimeError(f"cudaHostRegister failed with error {error}")
 
     def let_go(self, address: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(address)
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        cudart.cudaHostUnregister(address)
 
 
 class _PinnedMap(mmap.mmap):
