@@ -18,9 +18,10 @@ from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
+from tasuki.engine.handover.early.early_step import EarlySteps
+from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
-from tasuki.engine.handover.receiving.early_step import EarlySteps
 from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner
@@ -37,8 +38,8 @@ from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
-from tasuki.engine.tiers.tier_copiers import cpu_copiers
-from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, REMOTE_LINK, TierPrices
+from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, GPU_LINK, REMOTE_LINK, TierPrices
 from tasuki.model.config import ModelConfig
 from tasuki.model.draft_vocabulary import DraftHead, draft_ids
 from tasuki.model.flops import PrefillFlops
@@ -126,7 +127,7 @@ class EngineParts:
     def tier_prices(self) -> list[TierPrices]:
         """Of loads from each tier."""
         flops = PrefillFlops.for_model(self.model_config)
-        links = [CPU_LINK]
+        links = [CPU_LINK if self.arena.bytes.device.type == "cpu" else GPU_LINK]
         links += [] if self.disk is None else [DISK_LINK]
         links += [] if self.remote is None else [REMOTE_LINK]
         return [TierPrices.of(self.layout, flops.linear, link) for link in links]
@@ -446,6 +447,7 @@ def _assemble(
         per_token=per_token,
         clock=parts.clock,
         tiers=build_tiers(parts),
+        behind=build_behind(config, parts, cache),
     )
 
 
@@ -457,7 +459,7 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
     if parts.copiers is not None:
         copiers: Sequence[Copier] = parts.copiers(parts)
     else:
-        copiers = cpu_copiers(parts.arena, parts.host, disk, parts.remote)
+        copiers = tier_copiers(parts.arena, parts.host, disk, parts.remote)
         if parts.ranks is not None:
             copiers = [RankCopier(own, tier, parts.ranks) for tier, own in enumerate(copiers)]
     prices = parts.tier_prices
@@ -476,20 +478,38 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
     return make
 
 
-def build_early_start(
-    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
-) -> EarlyStart:
-    """on_end: called on the thread of the steps after each; must return at once."""
+def build_behind(
+    config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
+) -> PrefillsBehind | None:
+    """None where nothing is loaded, or several ranks would have to compute behind it together."""
+    if parts.host is None or parts.ranks is not None:
+        return None
+    model, prepare = _model_beside(parts)
+    # The loop waits for copies, a millisecond at most, and looks by itself.
+    steps = EarlySteps(model, parts.arena, lambda: None, prepare)
+    return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
+
+
+def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
+    """For forwards beside the engine's, of the same weights, and what is to be done on their
+    thread before the first."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
-        return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers, parts.grammars)
+        return model, lambda: None
     from tasuki.model.backends.triton_backend import TritonBackend
 
     assert isinstance(model.backend, TritonBackend)
     # Of its own: forwards of one back end share streams.
     backend = model.backend.beside()
-    apart = Qwen35Model(model.config, model.weights, backend)
-    steps = EarlySteps(apart, parts.arena, on_end, backend.prepare)
+    return Qwen35Model(model.config, model.weights, backend), backend.prepare
+
+
+def build_early_start(
+    parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
+) -> EarlyStart:
+    """on_end: called on the thread of the steps after each; must return at once."""
+    model, prepare = _model_beside(parts)
+    steps = EarlySteps(model, parts.arena, on_end, prepare)
     return EarlyStart(steps, barriers, parts.grammars)
 
 

@@ -17,7 +17,7 @@ from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import available_bytes, host_slabs
 from tasuki.engine.tiers.kept.known_weights import digest_of_weights
-from tasuki.engine.tiers.tier_copiers import cpu_copiers
+from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -229,7 +229,7 @@ class RankInMemory:
         """As a follower."""
         if self.host is None:
             return None
-        copiers = cpu_copiers(self.arena, self.host, self.disk)
+        copiers = tier_copiers(self.arena, self.host, self.disk)
         if self.disk is not None:
             # The leader's tree has what stands.
             self.disk.index.standing = None

@@ -19,6 +19,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -88,6 +89,16 @@ class Loading(State, phase=m.RequestPhase.LOADING):
     boundary: int
     before: int
     brought: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What was computed of a request behind its load. tokens: of it, from the first on, that need
+    no forward; the state behind them is in the allocation's last working slot. sampled: what was
+    drawn behind them, if anything."""
+
+    tokens: int
+    sampled: Sampled | None
 
 
 @dataclass(frozen=True)
@@ -235,6 +246,7 @@ class Request:
     pull_tried: bool = False
     fetch_tried: bool = False
     load_failed: int | None = None  # tokens that a load was to make usable, and did not
+    ahead: Ahead | None = None  # until it is to be computed on
     lookup: Lookup | None = None  # of what a remote store has of it, once that was begun
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None

@@ -107,6 +107,8 @@ class PrefixCache {
   std::optional<AllocationId> allocate_to_send(Tokens prompt, std::string_view salt);
   bool extend(AllocationId id, std::int64_t capacity_tokens);
   void append(AllocationId id, Tokens tokens);
+  // Also of one that is being loaded, for what is computed behind the load: it goes with the
+  // allocation, into quarantine too.
   std::optional<SlotId> take_checkpoint_slot(AllocationId id);
   // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the
   // allocation that holds exactly the state after boundary tokens; inside a page a slot is needed.

@@ -147,11 +147,14 @@ class _Beside:
         dtype = getattr(torch, config.dtype)
         # A step's logits stay where its graph left them, each graph's in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
+        # A prompt's rest is computed behind its load, beside the engine's own forward.
+        beside = int(config.host_cache_gib is not None and role is not Role.DECODE)
         return _Beside(
             max_batch=batch,
             context_tokens=tokens,
-            workspace=_workspace(model, config, batch),
-            gathered=gathered_bytes(model, tokens, dtype),
+            workspace=_workspace(model, config, batch)
+            + beside * _activations(model, config.prefill_chunk_tokens, config.dtype),
+            gathered=gathered_bytes(model, tokens, dtype) * (1 + beside),
             graphs=_GRAPHS_BYTES
             + _activations(model, batch, config.dtype)
             + kept_logits

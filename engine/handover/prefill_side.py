@@ -45,6 +45,8 @@ from .room_names import room_name
 class PrefillHandover(Handover):
     retries = False
     """Rooms cannot wait: their receivers prefill themselves."""
+    draws_behind = False
+    """The prompt's last token is in a forward whose windows are planned."""
 
     def __init__(self, context: HandoverContext, sender: Sender, speed: PrefillSpeed) -> None:
         """sender: over the cache's arena, counting the runner's steps. speed: learns from the

@@ -25,15 +25,25 @@ def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
     slabs = host_slabs(config, layout, available_bytes())
     size = slabs * layout.slab_bytes * config.tensor_parallel
     log.info("%.2f GiB of host memory below the arena, %d slabs", size / GIB, slabs)
-    return Arena(layout, slabs, key=ArenaKey(Place.HOST))
+    return arena_below(layout, slabs, config.device)
+
+
+def arena_below(layout: CacheLayout, slabs: int, device: str) -> Arena:
+    """Host memory below an arena on that device. Raises EngineConfigError."""
+    key = ArenaKey(Place.HOST)
+    if device == "cpu":
+        return Arena(layout, slabs, key=key)
+    from .gpu.pinned_memory import pinned
+
+    return Arena(layout, slabs, key=key, memory=pinned(layout, slabs))
 
 
 def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int:
-    """available: bytes. Raises EngineConfigError where the config asks for too little, for more
-    than is available, or for what the device cannot have. REQUIRES: it asks for some."""
+    """available: bytes. Raises EngineConfigError where the config asks for too little, or for more
+    than is available. REQUIRES: it asks for some."""
     asked = config.host_cache_gib
     assert asked is not None
-    if config.device.split(":")[0] != "cpu":
+    if config.device != "cpu":
         raise EngineConfigError(
             f"host_cache_gib is for a node on a CPU, as yet, not on {config.device}: leave it out"
         )

@@ -31,6 +31,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
 from .digests import TierDigests
 from .disk.disk_memory import DiskMemory
+from .load_barrier import LoadBarrier
 from .remote.lookups import NO_LOOKUP, Lookup, adopt
 from .remote.manifest import Manifest
 from .remote.remote_memory import RemoteMemory
@@ -63,6 +64,18 @@ class Copier(Protocol):
     def wait(self, seconds: float) -> None: ...
 
     def close(self, seconds: float) -> bool: ...
+
+
+class Behind(Protocol):
+    """What is computed behind a load, of its allocation's ids."""
+
+    @property
+    def ended(self) -> bool:
+        """From then on it touches nothing."""
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether it wrote over what was loaded and is of no use itself. REQUIRES: it has ended."""
 
 
 class LoadEnd(Enum):
@@ -118,6 +131,8 @@ class _Load:
     """Bytes by tier."""
     left: set[int]
     """Tiers whose copies have not ended."""
+    barrier: LoadBarrier | None = None
+    behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
     """Of a load that was given up."""
@@ -187,16 +202,25 @@ class LowerTiers:
         number, remote = self._remote
         adopt(self._cache, number, remote.objects, manifest, self._tiers[number].copier.written)
 
-    def load(self, allocation: Allocation, on_end: Callable[[LoadEnd], None]) -> None:
+    def load(
+        self,
+        allocation: Allocation,
+        on_end: Callable[[LoadEnd], None],
+        barrier: LoadBarrier | None = None,
+        behind: Behind | None = None,
+    ) -> None:
         """Begin the allocation's load. on_end: called once, by advance(), unless it is given up
-        first. REQUIRES: the allocation has a load."""
+        first. barrier: opened as its layers land, where one tier brings it, and closed where it
+        fails. behind: waits there; the load has not ended before it has. REQUIRES: the allocation
+        has a load."""
         assert allocation.load is not None
-        parts = parts_of_load(allocation.load)
+        parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
         expected = (self.load_wait + price) * self._tiers[0].prices.seconds
         due = self._clock() + max(LATE_SECONDS, _LATE_TIMES * expected)
         sizes = {tier: self._size(job) for tier, job in parts.items()}
-        self._loads[allocation.load.id] = _Load(allocation, on_end, price, due, sizes, set(parts))
+        load = _Load(allocation, on_end, price, due, sizes, set(parts), barrier, behind)
+        self._loads[allocation.load.id] = load
         for tier, job in parts.items():
             self._begin(tier, job)
 
@@ -217,6 +241,8 @@ class LowerTiers:
         self._tiers[max(load.sizes)].counters.loads[why] += 1
 
     def _cancel(self, transfer: int, load: _Load) -> None:
+        if load.barrier is not None:
+            load.barrier.close()
         for tier in load.left:
             self._tiers[tier].copier.cancel(transfer)
 
@@ -231,6 +257,9 @@ class LowerTiers:
                     self._end_write(transfer, end)
                 else:
                     self._end_part(tier, transfer, end)
+        for transfer, load in list(self._loads.items()):
+            if not load.left and (load.behind is None or load.behind.ended):
+                self._end_load(transfer, load)
         if self._loads:
             self._end_late()
 
@@ -324,12 +353,10 @@ class LowerTiers:
             if load.quarantine is None:
                 self._tiers[tier].counters.loads[end.value] += 1
                 self._cancel(transfer, load)
-        if not load.left:
-            self._end_load(transfer, load)
 
     def _end_load(self, transfer: int, load: _Load) -> None:
         del self._loads[transfer]
-        landed = load.end is JobEnd.DONE
+        landed = load.end is JobEnd.DONE and not (load.behind and load.behind.spoiled)
         self._cache.acknowledge(transfer, landed)
         if load.quarantine is not None:
             self._cache.free_quarantined(load.quarantine)
@@ -345,7 +372,7 @@ class LowerTiers:
         late = [
             (transfer, load)
             for transfer, load in self._loads.items()
-            if load.quarantine is None and now > load.due
+            if load.quarantine is None and load.left and now > load.due
         ]
         for transfer, load in late:
             self._give_up(transfer, "late")

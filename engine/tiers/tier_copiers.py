@@ -1,21 +1,21 @@
-"""Who copies to and from each tier below an arena in host memory."""
+"""Who copies to and from each tier below an arena."""
 
 from tasuki.pycache.arena import Arena
 
 from .copy_thread import CopyThread
 from .digests import TierDigests
 from .disk.disk_memory import DiskMemory
-from .piece_copies import HostCopies
+from .piece_copies import HostCopies, PieceCopies
 from .remote.remote_memory import RemoteMemory
 from .store.store_copies import StoreCopies
 from .store.tier_store import HostSource, TierSource
 
 
-def cpu_copiers(
+def tier_copiers(
     arena: Arena, host: Arena, disk: DiskMemory | None, remote: RemoteMemory | None = None
 ) -> list[CopyThread]:
     """A thread a tier, the nearest first: a slow disk holds up no copy of host memory."""
-    found = [CopyThread(HostCopies(arena, host), arena.layout.page_bytes)]
+    found = [CopyThread(host_copies(arena, host), arena.layout.page_bytes)]
     source: TierSource = HostSource(host)
     if disk is not None:
         found.append(disk_copier(arena, host, found[0], disk))
@@ -23,6 +23,15 @@ def cpu_copiers(
     if remote is not None:
         found.append(remote_copier(arena, source, found[-1].written, remote))
     return found
+
+
+def host_copies(arena: Arena, host: Arena) -> PieceCopies:
+    """REQUIRES: on a GPU, host is arena_below()."""
+    if arena.bytes.device.type == "cpu":
+        return HostCopies(arena, host)
+    from .gpu.gpu_copies import GpuCopies
+
+    return GpuCopies(arena, host)
 
 
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:

@@ -171,7 +171,7 @@ def test_without_digests_the_same_turns_start_from_wrong_bytes(
     monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
     turns = Turns(seed=3, host_slabs=60, disk=FaultyDisk(tmp_path, LAYOUT, 800))
     turns.faults._one_of = 1 << 30
-    turns.play(150)
+    turns.play(600)
     assert turns.outcome.wrong > 0
     assert turns.tier.close(HANG_SECONDS)
 

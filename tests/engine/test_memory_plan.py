@@ -126,6 +126,19 @@ def test_what_is_gathered_is_counted_for_the_longest_context_that_the_arena_hold
     assert counted.gathered == gathered_bytes(NINE, tokens, torch.bfloat16)
 
 
+def test_what_is_computed_behind_a_load_has_a_workspace_of_its_own() -> None:
+    more = {}
+    for tokens in (2048, 8192):
+        alone = plan(prefill_chunk_tokens=tokens)
+        below = plan(prefill_chunk_tokens=tokens, host_cache_gib=64.0)
+        assert below.gathered == 2 * alone.gathered
+        assert below.fitting_arena < alone.fitting_arena
+        more[tokens] = below.workspace - alone.workspace
+    assert more[8192] == 4 * more[2048] > 0
+    # A decode node loads nothing.
+    assert plan(host_cache_gib=64.0, role=Role.DECODE) == plan(role=Role.DECODE)
+
+
 def test_a_longer_context_takes_a_longer_table_and_no_more_to_gather() -> None:
     long = plan(replace(NINE, max_position=1_010_000))
     assert long.context_tokens == 1_010_000

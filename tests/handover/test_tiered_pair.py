@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.handover.early.early_step import EarlySteps
 from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.engine.role import Role
 from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
@@ -59,6 +60,22 @@ def test_a_hand_over_begins_with_what_was_loaded(tiered: Tiered) -> None:
     hit = tiered.answered("next", NEXT)
     assert hit.usable_tokens == BEGINNING and hit.loaded == {"host": BEGINNING}
     assert hit.usable_tokens + sum(hit.causes.values()) == len(NEXT)
+    assert tiered.pair.prefill.engine.computed_behind_loads == 1
+
+
+def test_a_forward_that_breaks_behind_a_load_spoils_the_only_slot(
+    tiered: Tiered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have written over the state that was loaded: nothing starts from there."""
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    tiered.forget()
+    monkeypatch.setattr(EarlySteps, "_compute", broken)
+    hit = tiered.answered("next", NEXT)
+    assert hit.usable_tokens == 0 and hit.causes[LOAD_FAILED] == BEGINNING
+    assert tiered.pair.prefill.engine.computed_behind_loads == 0
 
 
 @pytest.mark.parametrize("fault", Fault)

@@ -16,6 +16,7 @@ from tasuki.engine.tiers.disk.disk_file import DiskFile
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.kept.kept_index import KeptIndex
+from tasuki.engine.tiers.layer_pieces import Piece
 from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
 from tasuki.engine.tiers.store.tier_store import HostSource, TierSource
@@ -38,7 +39,8 @@ class Fault(Enum):
 
 class FaultyCopies(HostCopies):
     """As HostCopies. fault: asked before each piece, of its name (slot_up and so on); what it
-    does to that piece, if anything."""
+    does to that piece, if anything. Who holds or breaks "last_up" does so to the last piece of each
+    load, whatever else that is called."""
 
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
@@ -84,15 +86,6 @@ class FaultyCopies(HostCopies):
             flip_page(self._below, pages[-1][1])
         return digests
 
-    def pages_up(self, pages: PagePairs) -> list[int]:
-        fault = self._begin("pages_up")
-        if fault is None:
-            return super().pages_up(pages)
-        if fault is Fault.FLIP:
-            super().pages_up(pages)
-            flip_page(self._arena, pages[-1][1])
-        return self._digests.of_pages([page for _, page in pages])
-
     def slot_down(self, slot: tuple[int, int]) -> int:
         fault = self._begin("slot_down")
         if fault is Fault.SKIP:
@@ -102,14 +95,16 @@ class FaultyCopies(HostCopies):
             flip_slot(self._below, slot[1])
         return digest
 
-    def slot_up(self, slot: tuple[int, int]) -> int:
-        fault = self._begin("slot_up")
-        if fault is None:
-            return super().slot_up(slot)
+    def move_up(self, piece: Piece) -> None:
+        fault = self._begin("slot_up" if piece.region is None else "pages_up")
+        if piece.layers == len(self._arena.layout.layer_kinds):
+            fault = self._begin("last_up") or fault
+        if fault is Fault.SKIP:
+            return
+        super().move_up(piece)
         if fault is Fault.FLIP:
-            super().slot_up(slot)
-            flip_slot(self._arena, slot[1])
-        return self._digests.of_slot(slot[1])
+            _, first, length = piece.moves[:, -1].tolist()
+            self._arena.bytes[first + length - 1] ^= 1
 
 
 def flip_page(arena: Arena, page: int) -> None:

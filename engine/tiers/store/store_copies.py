@@ -1,7 +1,10 @@
 """`PieceCopies` of a store below host memory: down from the tier above it, up to the arena."""
 
+from tasuki.engine.tiers.copy_job import CopyJob
 from tasuki.engine.tiers.digests import ArenaDigests, TierDigests
+from tasuki.engine.tiers.piece_copies import PIECE_BYTES
 from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
+from tasuki.engine.tiers.up_copy import WholeCopy
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.place_copies import PagePairs
 
@@ -11,6 +14,8 @@ from .tier_store import TierSource, TierStore
 
 class StoreCopies:
     """An arena in host memory, above them all."""
+
+    piece_bytes = PIECE_BYTES
 
     def __init__(
         self, arena: Arena, above: TierSource, written: TierDigests, store: TierStore
@@ -31,6 +36,9 @@ class StoreCopies:
         self._above.get_pages(sources, rows)
         self._store.put_pages(targets, rows)
         return digests
+
+    def up(self, job: CopyJob) -> WholeCopy:
+        return WholeCopy(self, job, max(1, PIECE_BYTES // self._arena.layout.page_bytes))
 
     def pages_up(self, pages: PagePairs) -> list[int]:
         sources, targets = zip(*pages, strict=True)

@@ -1,16 +1,16 @@
-"""The first decode step of a request whose prompt is still landing, on a thread of its own.
+"""A forward of a request whose prompt, or the beginning of it, is still landing, on a thread of its
+own: the first decode step behind a hand-over, or the prompt's rest behind a load.
 
 Owns that thread, and on a GPU its stream; one step runs at a time. Knows slots and pages as ids and
-the room as a barrier; decides nothing: early_start.py does. Its model shares the weights with the
-engine's; calls of both may overlap, since no page or slot is written by both.
+what is awaited as a barrier; decides nothing: who begins it does. Its model shares the
+weights with the engine's; calls of both may overlap, since no page or slot is written by both.
 Thread rule: the engine loop begins and cancels steps; a step waits and computes on the thread here.
 On a GPU that thread waits for each layer's window on the host and then launches the layer on its
 own stream.
 Invariants:
-1. Layer l is computed after the barrier let it through, that is when nothing remote writes l.
-2. A step reads the received working slot and writes the other one, and KV at one position: just
-   what a step of the batch would write for the same token. A step that is dropped is forgotten by
-   forgetting its result.
+1. Layer l is computed after the barrier let it through, that is when nobody else writes l.
+2. A step writes the slots of its sequence and KV at its positions: just what a step of the batch
+   would write for the same tokens. A step that is dropped is forgotten by forgetting its result.
 3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer, and what
    it launched may run long after the host gave it up. So `ended` is set in one place, behind a wait
    for the stream, whichever way the step went; where that wait fails the ids are kept for good.
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -34,7 +35,6 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.receiving.layer_barrier import LayerBarrier
 from tasuki.utils.os_threads import name_this_thread
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,24 @@ class _Shut(Exception):
     """The barrier will not open any more."""
 
 
+class Barrier(Protocol):
+    """Of the layers of what is landing."""
+
+    def wait(self, layer: int) -> bool:
+        """Block until all that is awaited of the layer is here; False if it never will be."""
+
+    def close(self) -> None:
+        """Let nobody through any more. Idempotent."""
+
+
 @dataclass
 class EarlyStep:
-    """sequence: one token, the last one known. adjuster: of the logits behind it, if any. seconds:
-    of computing, without what was waited."""
+    """sequence: the last tokens known. sampling: of the one behind them; None: none is drawn.
+    adjuster: of the logits behind them, if any. seconds: of computing, without what was waited."""
 
-    barrier: LayerBarrier
+    barrier: Barrier
     sequence: SequenceSlice
-    sampling: SamplingParams
+    sampling: SamplingParams | None
     adjuster: LogitAdjuster | None = None
     sampled: Sampled | None = None
     seconds: float | None = None
@@ -62,6 +72,11 @@ class EarlyStep:
         """From then on it touches nothing; sampled is its token, None where it was dropped."""
         return self._ended.is_set()
 
+    @property
+    def computed(self) -> bool:
+        """Whether all layers were. REQUIRES: it has ended."""
+        return self.seconds is not None
+
     def cancel(self) -> None:
         """It ends before the next layer. Idempotent."""
         self.barrier.close()
@@ -70,7 +85,7 @@ class EarlyStep:
 class _Gate(LayerHooks):
     """No layer before its window."""
 
-    def __init__(self, barrier: LayerBarrier) -> None:
+    def __init__(self, barrier: Barrier) -> None:
         self._barrier = barrier
         self.waited = 0.0
 
@@ -117,9 +132,13 @@ class EarlySteps:
             self._running.cancel()
         self._thread.shutdown()
 
+    @property
+    def is_free(self) -> bool:
+        return self._running is None or self._running.ended
+
     def begin(self, step: EarlyStep) -> bool:
         """Start it, unless another one runs."""
-        if self._running is not None and not self._running.ended:
+        if not self.is_free:
             return False
         self._running = step
         self._thread.submit(self._run, step)
@@ -155,11 +174,16 @@ class EarlySteps:
         sequence = step.sequence
         with torch.inference_mode():
             logits = self._model.forward(Batch.pack([sequence]), self._arena, gate)
-            position = sequence.start + len(sequence.token_ids)
-            scores = None
-            if step.adjuster is not None:
-                scores = adjusted(logits, AdjustedRows.of([step.adjuster]).to(logits.device))
-            # Reads the token on the host, which on a GPU waits for the stream.
-            (sampled,) = sample(logits, [step.sampling], [position], scores)
+            if step.sampling is not None:
+                step.sampled = self._drawn(step, step.sampling, logits)
         step.seconds = time.monotonic() - began - gate.waited
-        step.sampled = sampled
+
+    @staticmethod
+    def _drawn(step: EarlyStep, sampling: SamplingParams, logits: torch.Tensor) -> Sampled:
+        position = step.sequence.start + len(step.sequence.token_ids)
+        scores = None
+        if step.adjuster is not None:
+            scores = adjusted(logits, AdjustedRows.of([step.adjuster]).to(logits.device))
+        # Reads the token on the host, which on a GPU waits for the stream.
+        (sampled,) = sample(logits, [sampling], [position], scores)
+        return sampled
