@@ -32,8 +32,8 @@ _CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
 # Of what remains, so that fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
-_SHARES = 160
-"""Of attention's parts at most: as many as a GPU has multiprocessors."""
+_SHARES = 2 * 160
+"""Of attention's parts at most: two for each of a GPU's multiprocessors."""
 _MOST_REQUESTS = 256
 """Of a forward where `max_batch` is auto: each more has its logits and rows kept ready."""
 _PAGES_OF_A_REQUEST = 4
