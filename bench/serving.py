@@ -51,6 +51,8 @@ _WORKING = 2
 _SLOTS = 8
 """Checkpoints that there is room for, beside its working slots, for every session."""
 _LEAST_ARENA_MIB = 64
+_AS_ON_A_GPU = ("--engine-process", "process")
+"""Where the free model stands for a GPU's, and its figures for that arrangement."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -202,8 +204,11 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
         own += ["--token-us", f"{config.token_us}"]
     sessions = config.load.sessions
     flags = ["--model", str(model), "--max-batch", str(sessions), "--prefill-chunk-tokens", "8192"]
+    # No weights are in the folder, which a node whose engine is apart would look into for one.
+    flags += ["--draft-layer", "off"]
     if config.free_model:
         flags += ["--arena-mib", str(_free_arena_mib(config))]
+        flags += _AS_ON_A_GPU if role == "serve" else ()
     flags += [*shlex.split(config.node_flags), *more]
     with node_process(role, own, flags, folder / f"{role}.log") as node:
         yield node

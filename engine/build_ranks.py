@@ -13,6 +13,11 @@ from pathlib import Path
 import torch
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs
+from tasuki.engine.messages.types import Message
+from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
+from tasuki.engine.tiers.host_memory import available_bytes, host_slabs
+from tasuki.engine.tiers.kept.known_weights import digest_of_weights
+from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -20,21 +25,24 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey
+from tasuki.pycache.arena_key import ArenaKey, Place
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
 from tasuki.utils.progress import Progress, no_progress
 
-from .build import EngineParts, asked_model, build_parts, count_idle_plan
+from .build import EngineParts, asked_model, build_parts, count_idle_plan, kept_contract
 from .config import EngineConfig, EngineConfigError
 from .parallel.agreed_steps import Report, ReportedSteps
 from .parallel.collectives import Collectives
 from .parallel.follower import follow
 from .parallel.leader_draws import LeaderDraws
+from .parallel.messages import Join
 from .parallel.rank_process import RankProcess, start_ranks
 from .parallel.ranks import Ranks
 from .parallel.shared_arenas import SharedArenas, open_arena
+from .parallel.tiers.follower_tiers import FollowerTiers
 from .role import Role
 from .runner.base import Runner
 from .runner.cpu_runner import CpuRunner
@@ -72,8 +80,9 @@ def build_leader_parts(
             leader = RankInMemory(config, role, 0, meeting, progress)
             slabs = min(leader.slabs, *ranks.loaded())
             shared = leader.share(slabs, ranks)
-            ranks.join(slabs)
-            leader.meet(slabs, partial(ranks.agreed.report, 0))
+            join = leader.tiers_of(slabs)
+            ranks.join(join)
+            leader.meet(join, partial(ranks.agreed.report, 0))
             ranks.joined()
             if shared is not None:
                 shared.met()
@@ -87,6 +96,8 @@ def build_leader_parts(
         leader.model,
         leader.arena,
         leader.steps,
+        host=leader.host,
+        disk=leader.disk,
         grammars=GrammarCompiler(vocabulary),
         ranks=ranks,
         together=leader.draws,
@@ -138,6 +149,24 @@ class RankInMemory:
         self.draws: LeaderDraws
         self.model: Qwen35Model
         self.arena: Arena
+        self.host: Arena | None = None
+        self.disk: DiskMemory | None = None
+
+    def tiers_of(self, slabs: int) -> Join:
+        """As the leader: how much every rank has. Raises EngineConfigError."""
+        settings = self._settings
+        host = 0
+        if settings.host_cache_gib is not None:
+            host = host_slabs(settings, self._layout, available_bytes())
+        weights = ""
+        if settings.disk_cache is not None:
+            weights = digest_of_weights(settings.model, settings.disk_cache)
+        return Join(slabs, host, weights)
+
+    @property
+    def _layout(self) -> CacheLayout:
+        settings = self._settings
+        return self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
 
     def share(self, slabs: int, ranks: Ranks) -> SharedArenas | None:
         """As the leader, before the followers join: memory for all arenas. None where nothing is
@@ -160,11 +189,11 @@ class RankInMemory:
         layout = self.config.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
         return RankSpans(layout, self._shard.ranks, slabs)
 
-    def meet(self, slabs: int, report: Report) -> None:
+    def meet(self, join: Join, report: Report) -> None:
         """Connect to the other ranks, and have so many slabs. report: as join()'s."""
         from .parallel.gloo import GlooCollectives
 
-        settings, shard = self._settings, self._shard
+        settings, shard, slabs = self._settings, self._shard, join.slabs
         # A step that takes longer than this ends the node anyway.
         collectives: Collectives = GlooCollectives(
             self._meeting, shard.rank, shard.ranks, settings.watchdog_timeout
@@ -172,7 +201,7 @@ class RankInMemory:
         backend = TorchBackend(self._part, collectives.sum)
         self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
         self.draws = LeaderDraws(collectives, shard.rank)
-        layout = self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
+        layout = self._layout
         self.steps = ReportedSteps(report) if self._hands_over else StepCounter()
         if self._hands_over and self._memory is None:
             spans = self._spans(slabs)
@@ -180,12 +209,37 @@ class RankInMemory:
             self._memory = open_arena(self._meeting.parent, spans, shard.rank)
         key = ArenaKey(rank=shard.rank, ranks=shard.ranks)
         self.arena = Arena(layout, slabs, key=key, memory=self._memory)
+        if join.host_slabs:
+            below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
+            self.host = Arena(layout, join.host_slabs, key=below)
+            self.disk = disk_memory(settings, layout, partial(self._contract, join.weights))
+
+    def _contract(self, weights: str) -> dict[str, str]:
+        """Of this rank of so many: another number of them finds nothing of it."""
+        shard = self._shard
+        whole = kept_contract(weights, self.config, self._weights, self._layout)
+        return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
+
+    @property
+    def kept(self) -> bytes:
+        standing = None if self.disk is None else self.disk.index.standing
+        return b"" if standing is None else standing.kept_of()
+
+    def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
+        """As a follower."""
+        if self.host is None:
+            return None
+        copiers = tier_copiers(self.arena, self.host, self.disk)
+        if self.disk is not None:
+            # The leader's tree has what stands.
+            self.disk.index.standing = None
+        return FollowerTiers(copiers, send)
 
     def idle_plan_ended(self) -> None:
         count_idle_plan(self.steps)
 
-    def join(self, slabs: int, report: Report) -> Runner:
+    def join(self, join: Join, report: Report) -> Runner:
         """As a follower."""
-        self.meet(slabs, report)
+        self.meet(join, report)
         # The leader alone has grammars.
         return CpuRunner(self.model, self.arena, self.steps, GrammarCompiler(None), self.draws)

@@ -55,8 +55,10 @@ def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig, draft_lay
 
 def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> None:
     model = replace(NINE, draft_layers=1)
-    graphs = [plan(model, speculate=name).graphs for name in ("auto", "prediction", "mtp")]
+    graphs = [plan(model, speculate=name).graphs for name in ("off", "prediction", "mtp")]
     assert graphs == sorted(set(graphs))
+    assert plan(model, speculate="auto").graphs == graphs[2]
+    assert plan(NINE, speculate="auto").graphs == plan(NINE, speculate="off").graphs
     # Its logits, twice, of 64 rows, of which each keeps a hidden state too.
     assert graphs[2] - graphs[1] > 64 * 2 * (2 * NINE.vocab + NINE.hidden)
     assert plan(model, role=Role.PREFILL, speculate="mtp") == plan(model, role=Role.PREFILL)
@@ -122,6 +124,19 @@ def test_what_is_gathered_is_counted_for_the_longest_context_that_the_arena_hold
     counted = plan(arena_mib=arena_mib)
     assert counted.context_tokens == tokens
     assert counted.gathered == gathered_bytes(NINE, tokens, torch.bfloat16)
+
+
+def test_what_is_computed_behind_a_load_has_a_workspace_of_its_own() -> None:
+    more = {}
+    for tokens in (2048, 8192):
+        alone = plan(prefill_chunk_tokens=tokens)
+        below = plan(prefill_chunk_tokens=tokens, host_cache_gib=64.0)
+        assert below.gathered == 2 * alone.gathered
+        assert below.fitting_arena < alone.fitting_arena
+        more[tokens] = below.workspace - alone.workspace
+    assert more[8192] == 4 * more[2048] > 0
+    # A decode node loads nothing.
+    assert plan(host_cache_gib=64.0, role=Role.DECODE) == plan(role=Role.DECODE)
 
 
 def test_a_longer_context_takes_a_longer_table_and_no_more_to_gather() -> None:

@@ -19,6 +19,7 @@ from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.random_weights import RandomSource, random_weights
 from tasuki.model.weights.safetensors_folder import (
     Checkpoint,
+    has_draft_layer,
     load_weights,
     weight_files,
     weights_digest,
@@ -87,6 +88,33 @@ def test_both_name_layouts(config: ModelConfig, prefix: str, tmp_path: Path) -> 
     extra = {"model.visual.patch.weight": torch.zeros(2), "mtp.fc.weight": torch.zeros(2)}
     save_file(published(config, prefix) | extra, tmp_path / FILE)
     assert_loads_as_random_weights(tmp_path, config)
+
+
+@pytest.mark.parametrize("outer", ["", "language_model."])
+def test_a_language_model_beside_a_tower(outer: str, tmp_path: Path) -> None:
+    """Exports that name the whole before the text model: their head stands beside it."""
+    prefix = "language_model.model."
+    tensors = published(DENSE, prefix)
+    tensors[f"{outer}lm_head.weight"] = tensors.pop("lm_head.weight")
+    tensors[f"{outer}mtp.fc.weight"] = torch.zeros(2)
+    save_file(tensors | {"visual.patch.weight": torch.zeros(2)}, tmp_path / FILE)
+    assert_loads_as_random_weights(tmp_path, DENSE)
+    assert has_draft_layer(tmp_path)
+    name = f"{outer}lm_head.weight_scale_inv"
+    save_file(tensors | {name: torch.ones(1)}, tmp_path / FILE)
+    with pytest.raises(WeightsError, match=name):
+        load(tmp_path, DENSE)
+
+
+def test_a_tensor_of_two_files_is_named_with_both(tmp_path: Path) -> None:
+    """Whichever is read, it may be the wrong one."""
+    tensors = published(DENSE)
+    save_file(tensors, tmp_path / FILE)
+    other = {"model.norm.weight": tensors["model.norm.weight"] + 1}
+    save_file(other, tmp_path / "older.safetensors")
+    named = r"older\.safetensors: tensor model\.norm\.weight is in model\.safetensors too"
+    with pytest.raises(WeightsError, match=named):
+        load(tmp_path, DENSE)
 
 
 def test_split_experts_equal_fused(tmp_path: Path) -> None:
@@ -233,9 +261,11 @@ def test_absent_files(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"holds no \*.safetensors file"):
         load(tmp_path, DENSE)
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text("{}")
-    with pytest.raises(WeightsError, match="has no readable weight_map"):
-        load(tmp_path, DENSE)
+    deep = "[" * 100_000
+    for damaged in ("{", "{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": ["b"]}}', deep):
+        index.write_text(damaged)
+        with pytest.raises(WeightsError, match="has no readable weight_map"):
+            load(tmp_path, DENSE)
     index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     with pytest.raises(WeightsError, match=r"gone\.safetensors: cannot be read"):
         load(tmp_path, DENSE)

@@ -150,7 +150,7 @@ def test_start_and_meeting(cast: Callable[..., Cast]) -> None:
     for slabs, puppet in zip((40, 30), found.puppets, strict=True):
         puppet.say(r.Beat(), r.Loaded(slabs))
     assert found.ranks.loaded() == [40, 30]
-    found.ranks.join(30)
+    found.ranks.join(r.Join(30))
     for puppet in found.puppets:
         assert next(puppet.hears()) == r.Join(30)
         puppet.say(r.Joined())

@@ -25,7 +25,14 @@ class StoredTensors:
         self._files: dict[str, SafetensorsFile] = {}
         for path in files:
             file = SafetensorsFile(path)
-            self._files.update(dict.fromkeys(file, file))
+            for name in file:
+                if name in self._files:
+                    raise WeightsError(
+                        f"{path}: tensor {name} is in {self.path(name).name} too, and only one of "
+                        "the two can be meant: move files that are not of the model out of the "
+                        "folder"
+                    )
+                self._files[name] = file
         self._unread = dict.fromkeys(self._files)
         self._closed = False
 
