@@ -62,7 +62,7 @@ class QuantisedSource:
         return self._recipe.codec(module)
 
 
-def _stacked(segments: list[Fp8] | list[NvFp4]) -> Segment:
+def _stacked(segments: list[Fp8 | NvFp4]) -> Segment:
     together = [vars(segment) for segment in segments]
     stacked: dict[str, Tensor] = {}
     for name, first in together[0].items():
@@ -71,7 +71,7 @@ def _stacked(segments: list[Fp8] | list[NvFp4]) -> Segment:
             dtype = first.dtype
             kept = torch.uint8 if dtype.itemsize == 1 else dtype
             stacked[name] = torch.stack([of[name].view(kept) for of in together]).view(dtype)
-    return replace(segments[0], **stacked)  # type: ignore[type-var]
+    return replace(segments[0], **stacked)  # type: ignore[arg-type]
 
 
 def _segment(made: dict[str, Tensor]) -> Fp8 | NvFp4:

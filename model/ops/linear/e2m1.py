@@ -118,9 +118,7 @@ def group_products(
         # 2^-126 of a value times an input would lose bits of the product.
         low_inputs *= 1.2676506002282294e30
         high_inputs *= 1.2676506002282294e30
-        unit: tl.constexpr = 524288.0
-    else:
-        unit: tl.constexpr = 0.0078125
+    unit: tl.constexpr = 524288.0 if PACKED else 0.0078125
     return (
         run_sums(low * low_inputs[None, :], 16) * (low_scales.to(tl.float32) * unit)
         + run_sums(high * high_inputs[None, :], 16) * (high_scales.to(tl.float32) * unit)

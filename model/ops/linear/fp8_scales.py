@@ -49,7 +49,7 @@ class Operand:
         if not isinstance(segment, Fp8):
             return Operand(matrix.plain, None, 1, matrix.shape[-1])
         sizes = scale_sizes(segment)
-        return Operand(segment.values, segment.scales, *sizes.values())
+        return Operand(segment.values, segment.scales, sizes["SCALE_ROWS"], sizes["SCALE_COLUMNS"])
 
     @property
     def least_columns(self) -> int:

@@ -33,9 +33,11 @@ from .shared_gate import fused_gate_sigmoid_mul_add
 
 # Where the two paths cross on an H200 with the shapes of 35B-A3B (docs/kernels.md).
 MOST_GEMV_TOKENS = 64
-MOST_CODED_GEMV_TOKENS = 32
-"""Of FP8 and NVFP4 experts: on an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens, and 1.24
-times as fast by grouped products at 64."""
+MOST_FP8_GEMV_TOKENS = 32
+"""On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens, 1.24 times as fast by grouped
+products at 64."""
+MOST_NVFP4_GEMV_TOKENS = 16
+"""On an H100 gemv.py takes at 32 tokens what grouped products take at 64."""
 
 
 def moe(
@@ -54,7 +56,7 @@ def moe(
     """
     assert isinstance(config.feed_forward, MoeShape)
     chosen = config.feed_forward.chosen
-    few = x.shape[0] <= (MOST_GEMV_TOKENS if weights.gate_up.is_plain else MOST_CODED_GEMV_TOKENS)
+    few = x.shape[0] <= _most_gemv_tokens(weights)
     few = few and (phase is Phase.STEP or not _is_quantised_by_phase(weights))
     if x.dtype is not torch.bfloat16 or few:
         return moe_gemv(x, weights, chosen, rows)
@@ -70,6 +72,15 @@ def moe(
         # Memory of `shared` is reused by `side` alone, which waits for this stream first.
         current.wait_stream(side)
     return fused_gate_sigmoid_mul_add(x, weights.shared_gate, shared, routed, rows)
+
+
+def _most_gemv_tokens(weights: MoeWeights) -> int:
+    match weights.gate_up.segments[0]:
+        case Fp8():
+            return MOST_FP8_GEMV_TOKENS
+        case NvFp4Halves():
+            return MOST_NVFP4_GEMV_TOKENS
+    return MOST_GEMV_TOKENS
 
 
 def _is_quantised_by_phase(weights: MoeWeights) -> bool:

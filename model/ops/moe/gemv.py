@@ -433,7 +433,8 @@ def _specs(stored: str) -> list[KernelSpec]:
             )
             if name in arguments
         }
-        types, absent = {}, {}
+        types: dict[str, str] = {}
+        absent: dict[str, None] = {}
         for part, given in names.items():
             here = [name for name in given if name in arguments]
             if part in kinds:
