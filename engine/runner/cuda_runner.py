@@ -267,9 +267,10 @@ class CudaRunner:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
             return rows
         later = rows.lanes[rows.verifies].tolist()
-        changed = {*plan.left, *(item.lane for item in plan.joined)}
-        # A copy may be of a slot that would be written only behind it.
-        self._verifier.fold(plan.folds, () if plan.copies else {*later} - changed)
+        apart = {*plan.left, *(item.lane for item in plan.joined)}
+        # Guesses before a forward begin with what a slot carries; a copy may be of any slot.
+        apart.update(rows.lanes[[guess.row for guess in plan.first_guesses]].tolist())
+        self._verifier.fold(plan.folds, () if plan.copies else {*later} - apart)
         self._verifier.drop(plan.left)
         if self._on_lanes is not None:
             self._on_lanes.drop(plan.left)

@@ -4,6 +4,7 @@ All but the mixers are those of a decode step with T times as many rows. Waits f
 allocates only through PyTorch, so that a CUDA graph may capture it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
+from tasuki.model.ops.draft.carry import carry_folded
+from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
@@ -85,6 +88,17 @@ class TritonVerify(TritonDecode):
         self._kept = scratch.kept
         self._hidden = scratch.hidden
         self._layer = 0
+
+    def fold(self, conv: Sequence[Tensor], carry: Tensor | None) -> None:
+        """What of the rows' last step is folded, but for the states, which gdn() stores: before any
+        layer runs. conv: all layers' views; carry: of the draft layer, where there is one."""
+        batch = self._verified
+        rows = FoldRows(batch.fold_places, batch.fold_counts, batch.fold_slots, batch.read_slots)
+        fold_columns(self._kept, self._config, conv, rows, batch.turn)
+        if carry is not None and self._hidden is not None:
+            carry_folded(
+                self._hidden, batch.fold_places, batch.fold_counts, carry, batch.read_slots
+            )
 
     def entries(self) -> VerifyEntries:
         batch = self._verified

@@ -172,7 +172,8 @@ def test_a_fold_is_as_many_decode_steps(
     tolerance: float,
     device: torch.device,
 ) -> None:
-    """States bit by bit; outputs but for the order in which a norm's squares are added."""
+    """States bit by bit where no compiler fuses products and sums, those of two kernels apart;
+    outputs but for the order in which a norm's squares are added."""
     held = max(COUNTS)
     case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
     stepped = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
@@ -196,7 +197,7 @@ def test_a_fold_is_as_many_decode_steps(
             one,
         )
         close(output, together[token : token + 1].cpu().float(), tolerance)
-    assert torch.equal(case.ssm[1], stepped.ssm[1])
+    close(case.ssm[1], stepped.ssm[1].cpu().float(), 0 if device.type == "cpu" else tolerance)
     assert torch.equal(case.conv[1], stepped.conv[1])
 
 
@@ -222,13 +223,12 @@ def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
     verify(apart, projected, first, [3, 2], own)
     # In the order of the rows that come next: the second row of before, a new one, the first.
     places, held, before, behind = [1, 0, 0], [1, 0, 3], [4, 3, 0], [5, 3, 2]
-    folding = [0, 2]
-    tables = [[column[row] for row in folding] for column in (places, held, before, behind)]
-    columns = FoldRows(*(int32(values, device) for values in tables))
-    fold_columns(kept.of(0), case.config, [case.conv], columns)
+    tables = [[column[row] for row in (0, 2)] for column in (places, held, before, behind)]
     folds = RowFolds(
-        int32([*held, 2], device), int32([*places, 0], device), int32([*before, 7], device)
+        int32([*held, 0], device), int32([*places, 0], device), int32([*before, 7], device)
     )
+    columns = FoldRows(folds.places, folds.counts, folds.slots, int32([*behind, 8], device))
+    fold_columns(kept, case.config, [case.conv], columns, int32([1], device))
     slots, counts = [*behind, 8], [3, 2, 1, 3]
     output = verify(case, after, slots, counts, kept, rows=3, turn=1, folds=folds)
     fold(apart, own, *tables)

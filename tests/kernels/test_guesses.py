@@ -15,6 +15,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.draft_tokens import DraftStart, draft_tokens
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.rope import rotary_cache
+from tasuki.model.ops.draft.carry import carry_folded
 from tasuki.model.ops.draft.chain import Chain, ChainStarts, chain_advance, chain_begin
 from tasuki.model.ops.draft.reference_chain import ChainPlaces, accepted
 from tasuki.model.ops.draft.take_drafts import take_drafts
@@ -241,3 +242,13 @@ def test_rows_take_the_drafts_of_their_lanes(device: torch.device) -> None:
     taken, lanes = ints([1, 0, 1, 0], device), ints([5, 0, 2, 0], device)
     take_drafts(ids, 4, ints([4, 3, 2, 4], device), taken, lanes, drafts)
     assert ids.view(4, 4).tolist() == [[1, 35, 36, 37], [2, 7, 7, 0], [3, 20, 0, 0], [4, 9, 9, 9]]
+
+
+def test_what_is_carried_behind_tokens_that_hold_goes_to_their_slots(device: torch.device) -> None:
+    """Of rows in any order; one that folds nothing writes nothing."""
+    hidden = torch.randn(3, 4, 48, device=device)
+    carry = torch.full((6, 48), torch.nan, device=device)
+    places, counts, slots = [2, 1, 0], [4, 0, 1], [5, 3, 1]
+    carry_folded(hidden, ints(places, device), ints(counts, device), carry, ints(slots, device))
+    assert torch.equal(carry[5], hidden[2, 3]) and torch.equal(carry[1], hidden[0, 0])
+    assert carry[[0, 2, 3, 4]].isnan().all()

@@ -82,5 +82,5 @@ def test_tens_of_thousands_of_tensors_load_in_a_few_times_what_reading_each_take
     ours = time.process_time() - began
     assert count > 62_000 and weights.formats == "fp8_block+plain"
     assert opened == files and len(files) == 42
-    # Of processor time, so that others on the machine decide nothing; 4 where this was written.
-    assert ours < 8 * alone
+    # Of processor time, so that others on the machine decide nothing; 1.9 at most where measured.
+    assert ours < 3 * alone

@@ -21,7 +21,7 @@ from tasuki.engine.runner.eager_sampler import EagerSampler
 from tasuki.engine.runner.sequence_states import ResolvedRows, SequenceStates
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_entries import fold_carry
-from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, fold_states
+from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.ops.sampling.top_k_top_p import cut
@@ -114,7 +114,7 @@ class DraftVerifier:
         if not len(others):
             return self._joined(rows)
         waiting = [self._later.pop(lane, None) for lane in rows.lanes[others].tolist()]
-        self._fold_states([fold for fold in waiting if fold is not None])
+        self._fold_now([fold for fold in waiting if fold is not None])
         verifies, decodes, lengths = rows.verifies.copy(), rows.decodes.copy(), rows.lengths.copy()
         verifies[others], decodes[others], lengths[others] = False, True, 1
         self._alone |= set(rows.lanes[others].tolist())
@@ -239,7 +239,7 @@ class DraftVerifier:
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
         """Store what they ask for. later: lanes whose rows come next, if there is room for them:
-        these store their states then, and what else is in a slot now. Raises PlanError."""
+        these do it themselves. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
@@ -252,9 +252,8 @@ class DraftVerifier:
                     f"{0 if row is None else row.tokens}"
                 )
             found[fold.lane] = row.fold(fold.count)
-        self._fold_the_rest([*found.values()])
         self._later = {lane: fold for lane, fold in found.items() if lane in later}
-        self._fold_states([fold for lane, fold in found.items() if lane not in later])
+        self._fold_now([fold for lane, fold in found.items() if lane not in later])
 
     def drop(self, lanes: Iterable[int]) -> None:
         for lane in lanes:
@@ -263,27 +262,12 @@ class DraftVerifier:
 
     def _store(self, rows: Sequence[_Held]) -> None:
         """The states behind rows of a token, which holds whatever is drawn."""
-        folds = [row.fold(1) for row in rows]
-        self._fold_the_rest(folds)
-        self._fold_states(folds)
+        self._fold_now([row.fold(1) for row in rows])
 
     @torch.inference_mode()
-    def _fold_states(self, folds: Sequence[HeldFold]) -> None:
-        if folds:
-            kept, rows = self._scratch.kept.of(self._turn), self._fold_rows(folds)
-            fold_states(kept, self._model.config, self._arena.ssm, rows)
-
-    @torch.inference_mode()
-    def _fold_the_rest(self, folds: Sequence[HeldFold]) -> None:
-        """The conv columns and what is carried: little, and read by other kernels than states."""
+    def _fold_now(self, folds: Sequence[HeldFold]) -> None:
         if not folds:
             return
-        rows, arena, hidden = self._fold_rows(folds), self._arena, self._scratch.hidden
-        fold_columns(self._scratch.kept.of(self._turn), self._model.config, arena.conv, rows)
-        if hidden is not None:
-            fold_carry(hidden, rows, arena.carry[0])
-
-    def _fold_rows(self, folds: Sequence[HeldFold]) -> FoldRows:
         host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
         host.numpy()[:] = (
             [fold.place for fold in folds],
@@ -291,4 +275,9 @@ class DraftVerifier:
             [fold.read_slot for fold in folds],
             [fold.write_slot for fold in folds],
         )
-        return FoldRows(*host.to(self._device, non_blocking=True))
+        rows = FoldRows(*host.to(self._device, non_blocking=True))
+        arena, hidden = self._arena, self._scratch.hidden
+        kept = self._scratch.kept.of(self._turn)
+        gdn_fold(kept, self._model.config, arena.conv, arena.ssm, rows)
+        if hidden is not None:
+            fold_carry(hidden, rows, arena.carry[0])

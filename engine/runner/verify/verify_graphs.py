@@ -82,6 +82,8 @@ class VerifyGraphs:
     def _step(self, size: int, width: int) -> None:
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
+        carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
+        operators.fold(self._arena.conv, carry)
         if self._drafts is None:
             tokens = self._rows.ids(size, width)
         else:

@@ -72,8 +72,9 @@ def in_halves(parts: Sequence[NvFp4]) -> NvFp4Halves:
 def _packed(published: Tensor) -> Tensor:
     filled = functional.pad(published, (0, -published.shape[-1] % (COLUMNS // 2)))
     codes = torch.stack([filled & 15, filled >> 4], dim=-1).flatten(-2)
-    low, high = codes.unflatten(-1, (-1, 2, COLUMNS // 2)).unbind(-2)
-    return (low | high << 4).flatten(-2)
+    halves = codes.view(*codes.shape[:-1], -1, 2, COLUMNS // 2)
+    packed: Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
+    return packed.flatten(-2)
 
 
 def _groups(published: Tensor) -> Tensor:
