@@ -31,6 +31,12 @@ class BenchConfig:
         "measure with weights in this format too, in the same run as plain ones",
         ("", *SERVED_ON_GPUS),
     )
+    tensor_parallel: int = option(
+        1, "measure so many ranks too, a GPU each, in the same run as one", aliases=("--tp-size",)
+    )
+    ranks_alone: bool = option(
+        False, "measure no single rank beside tensor_parallel, as where one does not fit"
+    )
     out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
     commit: str = option("", "of the source, where it is no git tree")
 
@@ -66,6 +72,18 @@ class BenchConfig:
             return config
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
         return replace(config, arena_mib=self._plan(config, quantization).arena // MIB)
+
+    @property
+    def rank_counts(self) -> list[int]:
+        """In the order in which they are measured."""
+        every = [1, self.tensor_parallel] if self.tensor_parallel > 1 else [1]
+        return every[1:] if self.ranks_alone else every
+
+    def of_ranks(self) -> EngineConfig:
+        """Of a node of tensor_parallel ranks, of which each plans its own GPU."""
+        return replace(
+            self._engine(self.arena_mib), speculate="off", tensor_parallel=self.tensor_parallel
+        )
 
     def drafting_model(self, engine: EngineConfig) -> ModelConfig:
         """With the draft layer that its drafts need, if they need one. Raises ModelConfigError."""

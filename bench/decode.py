@@ -1,6 +1,6 @@
 """`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean, median
@@ -9,6 +9,7 @@ from tasuki.bench.measure.beside_plain import beside_plain, free_memory
 from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.drafted_turns import DraftedTurns, DraftGain
 from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.rank_parts import beside_one_rank, rank_rig
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
@@ -33,6 +34,7 @@ from .workload import (
     MOST_DRAFTED,
     MOST_ENTRIES_OF_A_STEP,
     MOST_SLOWER_BY_DRAFTS,
+    RANK_DECODE_TARGETS,
     Point,
 )
 
@@ -86,6 +88,16 @@ def main(argv: Sequence[str]) -> int:
     config, own = parse_configs(
         "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
     )
+    if config.tensor_parallel > 1 and (
+        config.quantization
+        or own.constrained
+        or own.draft_layer == "auto"
+        or own.speculate != "off"
+    ):
+        raise BenchError(
+            "tensor_parallel is measured with plain weights and steps alone: leave out "
+            "quantization, constrained, draft_layer and speculate"
+        )
     if config.quantization and (own.draft_layer == "auto" or own.speculate != "off"):
         raise BenchError(
             f"quantization {config.quantization} is measured without drafts alone: leave out "
@@ -106,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         if own.peer and point.batch == 1
     }
     plain: dict[Point, float] = {}
-    for quantization in config.formats:
+    for quantization in config.formats if 1 in config.rank_counts else []:
         engine = config.engine_config(quantization)
         rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
         floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
@@ -126,7 +138,24 @@ def main(argv: Sequence[str]) -> int:
             report.note(config.memory_note(engine, quantization))
         del rig
         free_memory(config.torch_device)
+    if config.tensor_parallel > 1:
+        _ranks(config, own, report, plain)
     return 0
+
+
+def _ranks(
+    config: BenchConfig, own: DecodeConfig, report: Report, alone: Mapping[Point, float]
+) -> None:
+    """alone: seconds of a step of one rank."""
+    with rank_rig(config.of_ranks()) as (rig, part):
+        floor = ModelFloor.of(part, rig.parts.layout, report.floors)
+        for point in own.parsed():
+            answers = _start(rig, point)
+            row = _row("", point, _steps(rig, answers, own), floor, own, {})
+            least = RANK_DECODE_TARGETS.get((config.model, point))
+            report.add(beside_one_rank(row, config.tensor_parallel, alone.get(point), least))
+            rig.abort(answers)
+            rig.flush()
 
 
 def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:

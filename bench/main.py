@@ -13,6 +13,7 @@ _BENCHES = {
     "prefill": "cold prompts of a whole model",
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
+    "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",
     "gateway": "smg before simulated nodes: latency, hit rate, restart",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         module = _IN_FOLDERS.get(bench, bench)
         return int(importlib.import_module(f".{module}", __package__).main(rest))
     asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
-    rows = [f"  {name:<10}{text}" for name, text in _BENCHES.items()]
+    rows = [f"  {name:<13}{text}" for name, text in _BENCHES.items()]
     text = "\n".join(["usage: tasuki bench BENCH [FLAGS] (BENCH --help lists them)", "", *rows])
     print(text, file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2

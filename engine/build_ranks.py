@@ -7,16 +7,17 @@ them load at once, meet, and have arenas of as many slabs: an id means the same 
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs
-from tasuki.model.backends.torch_backend import TorchBackend
+from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tasuki.pycache.arena import Arena
@@ -26,7 +27,17 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
 from tasuki.utils.progress import Progress, no_progress
 
-from .build import EngineParts, asked_model, build_parts, count_idle_plan
+from .build import (
+    EngineParts,
+    RunnerSizes,
+    asked_model,
+    build_model,
+    build_parts,
+    build_runner,
+    count_idle_plan,
+    torch_device,
+    use_device,
+)
 from .config import EngineConfig, EngineConfigError
 from .parallel.agreed_steps import Report, ReportedSteps
 from .parallel.collectives import Collectives
@@ -37,9 +48,56 @@ from .parallel.ranks import Ranks
 from .parallel.shared_arenas import SharedArenas, open_arena
 from .role import Role
 from .runner.base import Runner
-from .runner.cpu_runner import CpuRunner
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
+
+
+LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], ModelWeights]
+"""A rank's slices of the weights; the model's config is of the whole. Can be pickled."""
+
+
+def load_shard(
+    config: EngineConfig,
+    model: ModelConfig,
+    shard: Shard,
+    device: torch.device,
+    progress: Progress,
+) -> ModelWeights:
+    """From the checkpoint's folder. Raises WeightsError."""
+    dtype = getattr(torch, config.dtype)
+    return load_weights(config.model, model, dtype, device, progress, shard=shard)
+
+
+def rank_device(config: EngineConfig, rank: int) -> torch.device:
+    """`cuda` is a GPU for each rank, in the order in which they are visible; `cuda:N` that one for
+    all of them, which is slow and for tests. Raises EngineConfigError where there are too few."""
+    device = torch_device(config)
+    if device.type == "cpu":
+        return device
+    index = rank if device.index is None else device.index
+    seen = torch.cuda.device_count()
+    if index >= seen:
+        raise EngineConfigError(
+            f"tensor_parallel is {config.tensor_parallel}, and {seen} GPUs are visible here, of "
+            "which each rank takes one: give a lower --tensor-parallel, or more GPUs in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)
+
+
+def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
+    """From the checkpoint's folder."""
+    return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
+
+
+@dataclass(frozen=True)
+class RankSource:
+    """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
+    texts. Can be pickled."""
+
+    model: Callable[[EngineConfig], ModelConfig] = asked_model
+    weights: LoadShard = load_shard
+    vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary] = load_vocabulary
 
 
 def build_node_parts(
@@ -56,51 +114,65 @@ def build_leader_parts(
     progress: Progress = no_progress,
     role: Role = Role.FUSED,
     start: StartRanks = start_ranks,
+    source: RankSource | None = None,
 ) -> EngineParts:
-    """start: of the followers' processes. REQUIRES: more than one rank; the calling thread lives as
-    long as the engine."""
-    if not config.model:
-        raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
+    """start: of the followers' processes. source: of the model; the config's folder by default.
+    REQUIRES: more than one rank; the calling thread lives as long as the engine."""
+    if source is None:
+        if not config.model:
+            raise EngineConfigError(
+                "model is not set: give the folder of a checkpoint with --model"
+            )
+        source = RankSource()
     # Before anything is started.
-    shard_of(config, 0).part(asked_model(config))
+    shard_of(config, 0).part(source.model(config))
+    on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
+    if on_gpus and role is not Role.FUSED:
+        raise EngineConfigError(
+            f"tensor_parallel is {config.tensor_parallel}, and what several ranks on GPUs hold is "
+            "not handed over, as yet: serve the model with `tasuki serve`, or give "
+            "--tensor-parallel 1 or --device cpu"
+        )
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
-        jobs = [partial(run_follower, config, role, rank, meeting) for rank in followers]
+        jobs = [partial(run_follower, config, role, rank, meeting, source) for rank in followers]
         ranks = Ranks(start(jobs), config.rank_timeout)
         try:
-            leader = RankInMemory(config, role, 0, meeting, progress)
+            leader = RankInMemory(config, role, 0, meeting, source, progress)
             slabs = min(leader.slabs, *ranks.loaded())
             shared = leader.share(slabs, ranks)
             ranks.join(slabs)
-            leader.meet(slabs, partial(ranks.agreed.report, 0))
-            ranks.joined()
+            parts = leader.meet(slabs, partial(ranks.agreed.report, 0))
+            if not on_gpus:
+                # On GPUs all capture their graphs together, later.
+                ranks.joined()
             if shared is not None:
                 shared.met()
         except BaseException:
             ranks.close()
             raise
-    whole = leader.config
-    vocabulary = Vocabulary.load(Path(config.model), whole.vocab, whole.eos_ids)
-    return EngineParts(
-        whole,
-        leader.model,
-        leader.arena,
-        leader.steps,
-        grammars=GrammarCompiler(vocabulary),
+    assert parts.collectives is not None
+    ranks.abandon_by(parts.collectives.abandon)
+    return replace(
+        parts,
+        grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
         ranks=ranks,
-        together=leader.draws,
         shared=shared,
     )
 
 
 def run_follower(
-    config: EngineConfig, role: Role, rank: int, meeting: Path, connection: socket.socket
+    config: EngineConfig,
+    role: Role,
+    rank: int,
+    meeting: Path,
+    source: RankSource,
+    connection: socket.socket,
 ) -> int:
     """A follower's main. Returns the exit status."""
-    return follow(
-        connection, partial(RankInMemory, config, role, rank, meeting), config.rank_timeout
-    )
+    load = partial(RankInMemory, config, role, rank, meeting, source)
+    return follow(connection, load, config.rank_timeout)
 
 
 def shard_of(config: EngineConfig, rank: int) -> Shard:
@@ -117,27 +189,30 @@ class RankInMemory:
         role: Role,
         rank: int,
         meeting: Path,
+        source: RankSource,
         progress: Progress = no_progress,
     ) -> None:
         """Loads. meeting: as of GlooCollectives. Raises as build_parts()."""
         torch.set_num_threads(config.threads)
         self._settings = config
+        self._role = role
         self._meeting = meeting
         self._shard = shard_of(config, rank)
-        self.config = asked_model(config)
+        self._device = rank_device(config, rank)
+        use_device(self._device)
+        self.config = source.model(config)
         self._part = self._shard.part(self.config)
-        self.slabs = arena_slabs(config, self._part, role, None)
-        dtype = getattr(torch, config.dtype)
-        self._weights = load_weights(
-            config.model, self.config, dtype, "cpu", progress, shard=self._shard
-        )
+        self.slabs = arena_slabs(config, self._part, role, self._free())
+        self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         # Somebody waits for the ranks of a node that hands over.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
-        self.steps: StepCounter
-        self.draws: LeaderDraws
-        self.model: Qwen35Model
-        self.arena: Arena
+        self._parts: EngineParts
+
+    def _free(self) -> int | None:
+        if self._device.type == "cpu":
+            return None
+        return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
 
     def share(self, slabs: int, ranks: Ranks) -> SharedArenas | None:
         """As the leader, before the followers join: memory for all arenas. None where nothing is
@@ -160,32 +235,60 @@ class RankInMemory:
         layout = self.config.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
         return RankSpans(layout, self._shard.ranks, slabs)
 
-    def meet(self, slabs: int, report: Report) -> None:
+    def meet(self, slabs: int, report: Report) -> EngineParts:
         """Connect to the other ranks, and have so many slabs. report: as join()'s."""
-        from .parallel.gloo import GlooCollectives
-
         settings, shard = self._settings, self._shard
-        # A step that takes longer than this ends the node anyway.
-        collectives: Collectives = GlooCollectives(
-            self._meeting, shard.rank, shard.ranks, settings.watchdog_timeout
-        )
-        backend = TorchBackend(self._part, collectives.sum)
-        self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
-        self.draws = LeaderDraws(collectives, shard.rank)
+        collectives = self._collectives()
         layout = self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
-        self.steps = ReportedSteps(report) if self._hands_over else StepCounter()
         if self._hands_over and self._memory is None:
             spans = self._spans(slabs)
             assert spans.part == layout, "slices of weights and of arenas differ"
             self._memory = open_arena(self._meeting.parent, spans, shard.rank)
         key = ArenaKey(rank=shard.rank, ranks=shard.ranks)
-        self.arena = Arena(layout, slabs, key=key, memory=self._memory)
+        self._parts = EngineParts(
+            self.config,
+            build_model(
+                self._part, self._weights, reduce=collectives.sum, gather=collectives.gather
+            ),
+            Arena(layout, slabs, self._device, key=key, memory=self._memory),
+            ReportedSteps(report) if self._hands_over else StepCounter(),
+            together=LeaderDraws(collectives, shard.rank),
+            collectives=collectives,
+        )
+        return self._parts
+
+    def _collectives(self) -> Collectives:
+        """Once all have met."""
+        from .parallel.gloo import GlooCollectives
+
+        settings, shard = self._settings, self._shard
+        # A step that takes longer than this ends the node anyway.
+        seconds = settings.watchdog_timeout
+        host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
+        if self._device.type == "cpu":
+            return host
+        from .parallel.device.mailboxes import Mailboxes
+        from .parallel.device.peer_collectives import PeerCollectives
+
+        mailboxes = Mailboxes.met(host.exchange, shard.rank, self._device)
+        return PeerCollectives(mailboxes, seconds)
+
+    def check(self) -> None:
+        assert self._parts.collectives is not None
+        self._parts.collectives.check()
 
     def idle_plan_ended(self) -> None:
-        count_idle_plan(self.steps)
+        count_idle_plan(self._parts.steps)
 
     def join(self, slabs: int, report: Report) -> Runner:
         """As a follower."""
-        self.meet(slabs, report)
         # The leader alone has grammars.
-        return CpuRunner(self.model, self.arena, self.steps, GrammarCompiler(None), self.draws)
+        parts = self.meet(slabs, report)
+        sizes = RunnerSizes.of(self._settings, self._role, parts)
+        return build_runner(
+            parts,
+            sizes.batch,
+            hands_on=self._role is Role.PREFILL,
+            drafts=sizes.drafts,
+            guesses=sizes.guesses,
+        )

@@ -19,3 +19,11 @@ class Collectives(Protocol):
 
     def of_leader(self, own: Tensor) -> Tensor:
         """Rank 0's."""
+
+    def check(self) -> None:
+        """Once what was exchanged has been computed: raises what the carrier does where a rank did
+        not come, and it could not be raised before."""
+
+    def abandon(self) -> None:
+        """Have nothing wait for another rank any more, what is under way neither: one is lost. From
+        any thread."""

@@ -284,6 +284,9 @@ def test_ranks_are_as_far_as_the_slowest_and_a_forward_ends_with_its_last() -> N
 class Loading:
     slabs = 5
 
+    def check(self) -> None:
+        raise AssertionError("no forward was launched")
+
     def join(self, slabs: int, report: object) -> None:
         raise OSError("no route")
 
