@@ -56,6 +56,7 @@ ALLOWED = (
     AllowedSkip(
         "tests/gpu/test_gpu_*", "PyTorch sees no GPU here", NO_GPU, "whole models on a GPU"
     ),
+    AllowedSkip("tests/gpu/test_gpu_ranks.py*", "*", ONE_GPU, "models that two GPUs share"),
     AllowedSkip("tests/gpu/test_peer_copy.py*", "*", ONE_GPU, "copies between two GPUs"),
     AllowedSkip("tests/kernels/*", "*needs a GPU*", NO_GPU, "what Triton's interpreter lacks"),
     AllowedSkip(

@@ -1,0 +1,86 @@
+"""Models that two GPUs share: tokens of the goldens in float32, samplers, grammars and drafts as on
+one GPU, and the end of a node whose other rank is gone."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasuki.engine import messages as m
+from tasuki.engine.parallel.ranks import RankLost
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import SamplingParams
+from tests.gpu import shapes
+from tests.harness.engines import Lone, engine_config, submit
+from tests.harness.goldens import BESIDE
+from tests.harness.random_checkpoint import write_random_weights
+from tests.harness.rank_engines import rank_engine
+from tests.harness.rank_play import as_goldens_have_it, play
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
+    reason="needs two GPUs of one host that can access each other",
+)
+
+ON_GPUS = {"device": "cuda"}
+GOLDENS = [
+    (name, by_expert)
+    for name, by_expert in (("tp4-dense", False), ("tiny-dense", False), ("tiny-moe", True))
+    if (BESIDE / name).is_dir()
+]
+
+
+@pytest.mark.parametrize(("name", "expert_parallel"), GOLDENS)
+def test_goldens(name: str, expert_parallel: bool) -> None:
+    as_goldens_have_it(name, 2, expert_parallel, **ON_GPUS)
+
+
+@pytest.fixture(scope="module", params=["dense", "moe"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("random")
+    raw = shapes.dense_raw() if request.param == "dense" else shapes.moe_raw()
+    write_random_weights(folder, raw)
+    return folder
+
+
+def test_samplers_and_turns(model: Path) -> None:
+    settings = {"arena_mib": 256, "prefill_chunk_tokens": 64, **ON_GPUS}
+    expected = play(Lone(engine_config(model, **settings)), shapes.VOCAB)
+    with rank_engine(model, tensor_parallel=2, **settings) as engine:
+        assert play(engine, shapes.VOCAB) == expected
+
+
+def test_drafts_of_predictions(model: Path) -> None:
+    settings = {"arena_mib": 256, "speculate": "prediction", "draft_tokens": 3, **ON_GPUS}
+    expected = play(Lone(engine_config(model, **settings)), shapes.VOCAB)
+    with rank_engine(model, tensor_parallel=2, **settings) as engine:
+        assert play(engine, shapes.VOCAB) == expected
+        assert engine.finished("predicted").usage.accepted_tokens > 0
+
+
+def test_a_grammar(model: Path) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
+    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
+    found = []
+    with rank_engine(model, tensor_parallel=2, **ON_GPUS) as engine:
+        for node in (Lone(engine_config(model, **ON_GPUS)), engine):
+            node.post(submit("r", [5, 6, 7], 0, sampling=sampling))
+            node.engine._grammars.wait()
+            while not node.all_said(m.Finished):
+                node.step()
+                node.engine._grammars.wait()
+            found.append(node.tokens("r"))
+    assert found[0] == found[1]
+
+
+def test_a_rank_that_is_killed_ends_the_node(model: Path) -> None:
+    with pytest.raises(RankLost), rank_engine(model, tensor_parallel=2, **ON_GPUS) as engine:
+        ranks = engine.parts.ranks
+        assert ranks is not None
+        engine.post(submit("long", [5, 6, 7], 4000))
+        engine.steps(20)
+        os.kill(ranks.pids[0], signal.SIGKILL)
+        while True:
+            engine.step()
