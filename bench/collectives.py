@@ -15,7 +15,7 @@ import torch
 from tasuki.bench.measure.exchange import ExchangeRank
 from tasuki.bench.measure.report import Row, reported
 from tasuki.engine.parallel.rank_process import RankProcess, start_ranks
-from tasuki.utils.config.flags import parse_configs
+from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
 from .errors import BenchError
@@ -48,7 +48,7 @@ class CollectivesConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    (config,) = parse_configs(
+    config = parse_config(
         "tasuki bench collectives", "Time what ranks exchange.", argv, CollectivesConfig
     )
     if torch.cuda.device_count() < config.ranks:

@@ -85,7 +85,7 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
+def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
     """From the checkpoint's folder."""
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
 
@@ -93,11 +93,11 @@ def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
 @dataclass(frozen=True)
 class RankSource:
     """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
-    texts. Can be pickled."""
+    texts, if they are known. Can be pickled."""
 
     model: Callable[[EngineConfig], ModelConfig] = asked_model
     weights: LoadShard = load_shard
-    vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary] = load_vocabulary
+    vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary | None] = load_vocabulary
 
 
 def build_node_parts(

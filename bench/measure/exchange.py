@@ -18,6 +18,8 @@ from tasuki.engine.parallel.device.mailboxes import Mailboxes
 from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
 from tasuki.engine.parallel.gloo import GlooCollectives
 
+from .timing import once_seconds
+
 _SECONDS = 30.0
 _CALLS = 40
 """In a graph: its own launch must not show."""
@@ -127,12 +129,7 @@ class ExchangeRank:
         for _ in range(_REPLAYS):
             torch.cuda.synchronize()
             self._host.exchange(bytes(1))
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) / 1000 / _CALLS)
+            found.append(once_seconds(run, self.device) / _CALLS)
         return median(found)
 
     def differences(self, replays: int, sizes: list[int]) -> int:
@@ -161,7 +158,7 @@ class ExchangeRank:
         order, delays = random.Random(1), random.Random(2 + self.rank)
         for replay in range(replays):
             if delays.random() < 0.5:
-                torch.cuda._sleep(delays.randrange(_MOST_DELAY_CYCLES))
+                torch.cuda._sleep(delays.randrange(_MOST_DELAY_CYCLES))  # type: ignore[no-untyped-call]
             graphs[order.randrange(len(graphs))].replay()
             if replay % 1000 == 999:
                 torch.cuda.synchronize()

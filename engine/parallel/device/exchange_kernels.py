@@ -6,9 +6,9 @@ program b of all peers: programs of other numbers it never waits for. A flag is 
 by one a round, and is released and acquired at system scope.
 
 Rounds take turns with two halves of the mailbox. A peer's data of round n is overwritten in round
-n + 2, which begins once that peer's flag of round n + 1 is seen; the peer raised that one behind its
-own reads of round n. So nothing waits but for data; tests/parallel/test_exchange_model.py has
-every interleaving.
+n + 2, which begins once that peer's flag of round n + 1 is seen; the peer raised that behind its
+own reads of round n. So nothing waits but for data; tests/parallel/test_exchange_model.py has every
+interleaving.
 
 Sums are added in rank order in float32 and rounded once: the same bits on every rank. A wait has a
 bound: behind it a rank sets its error word, takes what there is, and waits for nothing any more.
