@@ -5,6 +5,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tasuki.engine.runner.base import DeviceLost
+
+
+class RankSilent(DeviceLost):
+    """Another rank did not come to a collective in time; restart the node."""
+
 
 class Collectives(Protocol):
     """Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
@@ -21,8 +27,8 @@ class Collectives(Protocol):
         """Rank 0's."""
 
     def check(self) -> None:
-        """Once what was exchanged has been computed: raises what the carrier does where a rank did
-        not come, and it could not be raised before."""
+        """Once what was exchanged has been computed: raises RankSilent where a rank did not come,
+        and the carrier did not raise before."""
 
     def abandon(self) -> None:
         """Have nothing wait for another rank any more, what is under way neither: one is lost. From

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tasuki.engine.parallel.collectives import RankSilent
 from tasuki.engine.parallel.device.exchange_kernels import (
     CHUNK_BYTES,
     FLAGS_BYTES,
@@ -15,7 +16,7 @@ from tasuki.engine.parallel.device.exchange_kernels import (
     data_offset,
     mailbox_bytes,
 )
-from tasuki.engine.parallel.device.mailboxes import Mailboxes, RankSilent
+from tasuki.engine.parallel.device.mailboxes import Mailboxes
 from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
 
 RANKS = 3

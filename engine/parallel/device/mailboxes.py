@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tasuki.engine.runner.base import DeviceLost
+from tasuki.engine.parallel.collectives import RankSilent
 from tasuki.transfer.transports.nvlink.cuda_ipc import HANDLE_BYTES, CudaIpc, Export
 
 from .exchange_kernels import PLACES, mailbox_bytes
@@ -19,10 +19,6 @@ _OFFSET_BYTES = 8
 
 Exchange = Callable[[bytes], list[bytes]]
 """Gives these bytes to all ranks, and returns all ranks', as many of each, in rank order."""
-
-
-class RankSilent(DeviceLost):
-    """Another rank did not come to an exchange in time; restart the node."""
 
 
 @dataclass(frozen=True)
