@@ -63,6 +63,7 @@ ALLOWED = (
         "tests/engine/test_engine.py*", "there is a GPU here", A_GPU, "the refusal without one"
     ),
     AllowedSkip("tests/bench/test_bench.py*", "a GPU is here", A_GPU, "the refusal without one"),
+    AllowedSkip("tests/bench/test_bench.py*", "two GPUs are here", TWO_GPUS, "the refusal"),
     AllowedSkip(
         "tests/bench/test_bench_transfer.py*", "two GPUs are here", TWO_GPUS, "the refusal"
     ),
