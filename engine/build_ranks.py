@@ -17,6 +17,7 @@ from tasuki.engine.accounting.auto_sizes import arena_slabs
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
@@ -25,6 +26,7 @@ from tasuki.pycache.arena_key import ArenaKey
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
+from tasuki.utils.config.auto import Auto
 from tasuki.utils.progress import Progress, no_progress
 
 from .build import (
@@ -88,6 +90,18 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
 def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
     """From the checkpoint's folder."""
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
+
+
+def _check_countable(config: EngineConfig, device: torch.device) -> None:
+    """Raises EngineConfigError where nobody can say how large an arena fits."""
+    if device.type == "cpu" or not isinstance(config.arena_mib, Auto):
+        return
+    if QuantizationConfig.load(Path(config.model)).method is not None:
+        raise EngineConfigError(
+            f"model {config.model} is quantised and tensor_parallel is {config.tensor_parallel}: "
+            "what a rank holds of its files is not counted, so that no arena is known to fit: give "
+            "--arena-mib"
+        )
 
 
 @dataclass(frozen=True)
@@ -202,6 +216,7 @@ class RankInMemory:
         use_device(self._device)
         self.config = source.model(config)
         self._part = self._shard.part(self.config)
+        _check_countable(config, self._device)
         self.slabs = arena_slabs(config, self._part, role, self._free())
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         # Somebody waits for the ranks of a node that hands over.

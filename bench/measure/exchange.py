@@ -7,6 +7,7 @@ rank calls the same methods in the same order. Multicast stays off, as in the en
 import os
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,12 @@ _CALLS = 40
 _REPLAYS = 9
 _MOST_DELAY_CYCLES = 40_000
 _OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+
+
+def captured(graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
+    """NCCL's own thread asks after events meanwhile, which ends any stricter capture."""
+    found: AbstractContextManager[None] = torch.cuda.graph(graph, capture_error_mode="thread_local")
+    return found
 
 
 class ExchangeRank:
@@ -121,7 +128,7 @@ class ExchangeRank:
         run = calls
         if in_graph:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with captured(graph):
                 calls()
             run = graph.replay
         run()
@@ -152,14 +159,15 @@ class ExchangeRank:
             step()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with captured(graph):
                 step()
-            graphs.append(graph)
+            # A graph keeps no tensor that it was captured over.
+            graphs.append((graph, step))
         order, delays = random.Random(1), random.Random(2 + self.rank)
         for replay in range(replays):
             if delays.random() < 0.5:
                 torch.cuda._sleep(delays.randrange(_MOST_DELAY_CYCLES))  # type: ignore[no-untyped-call]
-            graphs[order.randrange(len(graphs))].replay()
+            graphs[order.randrange(len(graphs))][0].replay()
             if replay % 1000 == 999:
                 torch.cuda.synchronize()
                 self.own.check()
