@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_IN_FOLDERS = {"gateway": "gateway.main"}
+_IN_FOLDERS = {"gateway": "gateway.main", "collectives": "ranks.collectives"}
 """Modules of benches that are more than one."""
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",

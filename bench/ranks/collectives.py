@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 
-from tasuki.bench.measure.exchange import ExchangeRank
+from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row, reported
 from tasuki.engine.parallel.rank_process import RankProcess, start_ranks
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
-from .errors import BenchError
+from .exchange import ExchangeRank
 
 _KINDS = {
     "nccl": "NCCL in a graph",

@@ -15,11 +15,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from tasuki.bench.measure.timing import once_seconds
 from tasuki.engine.parallel.device.mailboxes import Mailboxes
 from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
 from tasuki.engine.parallel.gloo import GlooCollectives
-
-from .timing import once_seconds
 
 _SECONDS = 30.0
 _CALLS = 40

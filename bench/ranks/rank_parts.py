@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
+from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.rig import SEED, Rig
 from tasuki.engine.build_ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
@@ -16,10 +19,6 @@ from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.sharding.shard import Shard
 from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.utils.progress import Progress
-
-from .made_up_vocabulary import made_up_vocabulary
-from .report import Row
-from .rig import SEED, Rig
 
 
 def published(config: EngineConfig) -> ModelConfig:
