@@ -1,5 +1,5 @@
 """Models that two GPUs share: tokens of the goldens in float32, samplers, grammars and drafts as on
-one GPU, and the end of a node whose other rank is gone."""
+a CPU, and the end of a node whose other rank is gone."""
 
 import os
 import signal
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(
     reason="needs two GPUs of one host that can access each other",
 )
 
-ON_GPUS = {"device": "cuda"}
+ON_GPUS = {"device": "cuda", "tensor_parallel": 2, "max_batch": 4}
+PLAY = {"arena_mib": 256, "prefill_chunk_tokens": 64, "max_batch": 4}
 SECONDS = 20.0
 GOLDENS = [
     (name, by_expert)
@@ -36,28 +37,26 @@ GOLDENS = [
 
 @pytest.mark.parametrize(("name", "expert_parallel"), GOLDENS)
 def test_goldens(name: str, expert_parallel: bool) -> None:
-    as_goldens_have_it(name, 2, expert_parallel, **ON_GPUS)
+    as_goldens_have_it(name, 2, expert_parallel, device="cuda", max_batch=4)
 
 
-@pytest.fixture(scope="module", params=["dense", "moe"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("random")
-    raw = shapes.dense_raw() if request.param == "dense" else shapes.moe_raw()
-    write_random_weights(folder, raw)
+    write_random_weights(folder, shapes.dense_raw())
     return folder
 
 
 def test_samplers_and_turns(model: Path) -> None:
-    settings = {"arena_mib": 256, "prefill_chunk_tokens": 64, **ON_GPUS}
-    expected = play(Lone(engine_config(model, **settings)), shapes.VOCAB)
-    with rank_engine(model, tensor_parallel=2, **settings) as engine:
+    expected = play(Lone(engine_config(model, **PLAY)), shapes.VOCAB)
+    with rank_engine(model, **(PLAY | ON_GPUS)) as engine:
         assert play(engine, shapes.VOCAB) == expected
 
 
 def test_drafts_of_predictions(model: Path) -> None:
-    settings = {"arena_mib": 256, "speculate": "prediction", "draft_tokens": 3, **ON_GPUS}
-    expected = play(Lone(engine_config(model, **settings)), shapes.VOCAB)
-    with rank_engine(model, tensor_parallel=2, **settings) as engine:
+    expected = play(Lone(engine_config(model, **PLAY)), shapes.VOCAB)
+    drafts = {"speculate": "prediction", "draft_tokens": 3}
+    with rank_engine(model, **(PLAY | ON_GPUS | drafts)) as engine:
         assert play(engine, shapes.VOCAB) == expected
         assert engine.finished("predicted").usage.accepted_tokens > 0
 
@@ -66,8 +65,8 @@ def test_a_grammar(model: Path) -> None:
     grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
     sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
     found = []
-    with rank_engine(model, tensor_parallel=2, **ON_GPUS) as engine:
-        for node in (Lone(engine_config(model, **ON_GPUS)), engine):
+    with rank_engine(model, **ON_GPUS) as engine:
+        for node in (Lone(engine_config(model)), engine):
             node.post(submit("r", [5, 6, 7], 0, sampling=sampling))
             node.engine._grammars.wait()
             while not node.all_said(m.Finished):
@@ -78,7 +77,7 @@ def test_a_grammar(model: Path) -> None:
 
 
 def test_a_rank_that_is_killed_ends_the_node(model: Path) -> None:
-    with pytest.raises(RankLost), rank_engine(model, tensor_parallel=2, **ON_GPUS) as engine:
+    with pytest.raises(RankLost), rank_engine(model, **ON_GPUS) as engine:
         ranks = engine.parts.ranks
         assert ranks is not None
         engine.post(submit("long", [5, 6, 7], 4000))
