@@ -26,7 +26,6 @@ from tasuki.pycache.arena_key import ArenaKey
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
-from tasuki.utils.config.auto import Auto
 from tasuki.utils.progress import Progress, no_progress
 
 from .build import (
@@ -92,15 +91,20 @@ def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | No
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
 
 
-def _check_countable(config: EngineConfig, device: torch.device) -> None:
-    """Raises EngineConfigError where nobody can say how large an arena fits."""
-    if device.type == "cpu" or not isinstance(config.arena_mib, Auto):
-        return
-    if QuantizationConfig.load(Path(config.model)).method is not None:
+def _check_tried_on_gpus(config: EngineConfig, role: Role) -> None:
+    """Raises EngineConfigError for what ranks on GPUs have not been shown to do right."""
+    asked = f"tensor_parallel is {config.tensor_parallel}, and"
+    mend = "--tensor-parallel 1 or --device cpu"
+    if role is not Role.FUSED:
         raise EngineConfigError(
-            f"model {config.model} is quantised and tensor_parallel is {config.tensor_parallel}: "
-            "what a rank holds of its files is not counted, so that no arena is known to fit: give "
-            "--arena-mib"
+            f"{asked} what several ranks on GPUs hold is not handed over, as yet: serve the model "
+            f"with `tasuki serve`, or give {mend}"
+        )
+    method = QuantizationConfig.load(Path(config.model)).method
+    if method is not None:
+        raise EngineConfigError(
+            f"{asked} model {config.model} is quantised ({method}), which ranks on GPUs do not "
+            f"compute, as yet: give a checkpoint that is not, or {mend}"
         )
 
 
@@ -141,12 +145,8 @@ def build_leader_parts(
     # Before anything is started.
     shard_of(config, 0).part(source.model(config))
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
-    if on_gpus and role is not Role.FUSED:
-        raise EngineConfigError(
-            f"tensor_parallel is {config.tensor_parallel}, and what several ranks on GPUs hold is "
-            "not handed over, as yet: serve the model with `tasuki serve`, or give "
-            "--tensor-parallel 1 or --device cpu"
-        )
+    if on_gpus:
+        _check_tried_on_gpus(config, role)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
@@ -216,7 +216,6 @@ class RankInMemory:
         use_device(self._device)
         self.config = source.model(config)
         self._part = self._shard.part(self.config)
-        _check_countable(config, self._device)
         self.slabs = arena_slabs(config, self._part, role, self._free())
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         # Somebody waits for the ranks of a node that hands over.

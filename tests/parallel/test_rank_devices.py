@@ -1,5 +1,6 @@
 """Which GPU a rank takes, and what is refused of ranks on GPUs before anything is started."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,3 +56,18 @@ def test_more_ranks_than_gpus_are_refused(model: Path, monkeypatch: pytest.Monke
 def test_what_ranks_on_gpus_hold_is_not_handed_over(role: Role, model: Path) -> None:
     with pytest.raises(EngineConfigError, match="not handed over, as yet: serve the model with"):
         build_leader_parts(config(model), role=role, start=nobody)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_quantised_weights_are_not_computed(model: Path) -> None:
+    read = json.loads((model / "config.json").read_text())
+    read["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    (model / "config.json").write_text(json.dumps(read))
+    with pytest.raises(
+        EngineConfigError, match=r"is quantised \(fp8\), which ranks on GPUs do not"
+    ):
+        build_leader_parts(config(model), start=nobody)
