@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs
-from tasuki.model.config import ModelConfig
+from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.quantization_config import QuantizationConfig
@@ -91,7 +91,7 @@ def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | No
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
 
 
-def _check_tried_on_gpus(config: EngineConfig, role: Role) -> None:
+def _check_tried_on_gpus(config: EngineConfig, model: ModelConfig, role: Role) -> None:
     """Raises EngineConfigError for what ranks on GPUs have not been shown to do right."""
     asked = f"tensor_parallel is {config.tensor_parallel}, and"
     mend = "--tensor-parallel 1 or --device cpu"
@@ -105,6 +105,15 @@ def _check_tried_on_gpus(config: EngineConfig, role: Role) -> None:
         raise EngineConfigError(
             f"{asked} model {config.model} is quantised ({method}), which ranks on GPUs do not "
             f"compute, as yet: give a checkpoint that is not, or {mend}"
+        )
+    if isinstance(model.feed_forward, MoeShape):
+        raise EngineConfigError(
+            f"{asked} ranks on GPUs have not been tried with experts, as yet: give {mend}"
+        )
+    if config.drafts_on_gpu:
+        raise EngineConfigError(
+            f"{asked} ranks on GPUs have not been tried with drafts, as yet: give --speculate off, "
+            f"or {mend}"
         )
 
 
@@ -143,10 +152,11 @@ def build_leader_parts(
             )
         source = RankSource()
     # Before anything is started.
-    shard_of(config, 0).part(source.model(config))
+    whole = source.model(config)
+    shard_of(config, 0).part(whole)
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
     if on_gpus:
-        _check_tried_on_gpus(config, role)
+        _check_tried_on_gpus(config, whole, role)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)

@@ -1,5 +1,5 @@
-"""Models that two GPUs share: tokens of the goldens in float32, samplers, grammars and drafts as on
-a CPU, and the end of a node whose other rank is gone."""
+"""Models that two GPUs share: tokens of the goldens in float32, samplers and grammars as on a
+CPU, and the end of a node whose other rank is gone."""
 
 import os
 import signal
@@ -28,16 +28,12 @@ pytestmark = pytest.mark.skipif(
 ON_GPUS = {"device": "cuda", "tensor_parallel": 2, "max_batch": 4}
 PLAY = {"arena_mib": 256, "prefill_chunk_tokens": 64, "max_batch": 4}
 SECONDS = 20.0
-GOLDENS = [
-    (name, by_expert)
-    for name, by_expert in (("tp4-dense", False), ("tiny-dense", False), ("tiny-moe", True))
-    if (BESIDE / name).is_dir()
-]
+GOLDENS = [name for name in ("tp4-dense", "tiny-dense") if (BESIDE / name).is_dir()]
 
 
-@pytest.mark.parametrize(("name", "expert_parallel"), GOLDENS)
-def test_goldens(name: str, expert_parallel: bool) -> None:
-    as_goldens_have_it(name, 2, expert_parallel, device="cuda", max_batch=4)
+@pytest.mark.parametrize("name", GOLDENS)
+def test_goldens(name: str) -> None:
+    as_goldens_have_it(name, 2, False, device="cuda", max_batch=4)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +47,6 @@ def test_samplers_and_turns(model: Path) -> None:
     expected = play(Lone(engine_config(model, **PLAY)), shapes.VOCAB)
     with rank_engine(model, **(PLAY | ON_GPUS)) as engine:
         assert play(engine, shapes.VOCAB) == expected
-
-
-def test_drafts_of_predictions(model: Path) -> None:
-    expected = play(Lone(engine_config(model, **PLAY)), shapes.VOCAB)
-    drafts = {"speculate": "prediction", "draft_tokens": 3}
-    with rank_engine(model, **(PLAY | ON_GPUS | drafts)) as engine:
-        assert play(engine, shapes.VOCAB) == expected
-        assert engine.finished("predicted").usage.accepted_tokens > 0
 
 
 def test_a_grammar(model: Path) -> None:

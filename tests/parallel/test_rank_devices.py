@@ -12,7 +12,7 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.parallel.rank_process import RankProcess
 from tasuki.engine.role import Role
 from tasuki.utils.child_process import Job
-from tests.harness.model_shapes import dense_raw
+from tests.harness.model_shapes import dense_raw, moe_raw
 from tests.harness.random_checkpoint import write_random_weights
 
 
@@ -71,3 +71,14 @@ def test_quantised_weights_are_not_computed(model: Path) -> None:
         EngineConfigError, match=r"is quantised \(fp8\), which ranks on GPUs do not"
     ):
         build_leader_parts(config(model), start=nobody)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_experts_and_drafts_have_not_been_tried(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineConfigError, match="tried with drafts, as yet: give --speculate off"):
+        build_leader_parts(config(model, speculate="prediction"), start=nobody)
+    experts = tmp_path / "experts"
+    experts.mkdir()
+    write_random_weights(experts, moe_raw())
+    with pytest.raises(EngineConfigError, match="tried with experts, as yet"):
+        build_leader_parts(config(experts), start=nobody)
