@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(filter-out cpp_cache/tests/%,$(wildcard cpp_cache/*/*.h cpp_cache/*/*.cpp))
+SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(filter-out cpp_cache/tests/% cpp_cache/dataplane_tests/%,$(wildcard cpp_cache/*/*.h cpp_cache/*/*.cpp))
 
 SECONDS ?= 3600
 REQUESTS ?= 10000

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tasuki.bench.measure.report import Report, reported
+from tasuki.bench.measure.stored_form import StoredForm
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
@@ -15,6 +16,7 @@ from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import option
 
 _LEFT_BY_THE_FIRST = 4 * 2**30
+PLAIN = StoredForm()
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,17 @@ class BenchConfig:
         "measure with weights in this format too, in the same run as plain ones",
         ("", *SERVED_ON_GPUS),
     )
+    kv_dtype: str = option(
+        "",
+        "measure with keys and values as FP8 rows too, beside those weights, in the same run as "
+        "plain ones",
+        ("", "fp8"),
+    )
     tensor_parallel: int = option(
         1, "measure so many ranks too, a GPU each, in the same run as one", aliases=("--tp-size",)
     )
-    ranks_alone: bool = option(
-        False, "measure no single rank beside tensor_parallel, as where one does not fit"
+    alone: bool = option(
+        False, "measure what the three before this ask for alone, where one GPU holds no plain one"
     )
     out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
     commit: str = option("", "of the source, where it is no git tree")
@@ -58,26 +66,28 @@ class BenchConfig:
         return published_or_folder(self.model)
 
     @property
-    def formats(self) -> list[str]:
-        """Of weights, in the order in which they are measured; "" is plain."""
-        return ["", self.quantization] if self.quantization else [""]
+    def asked_form(self) -> StoredForm:
+        return StoredForm(self.quantization, self.kv_dtype)
+
+    @property
+    def forms(self) -> list[StoredForm]:
+        """Of one rank, in the order in which they are measured."""
+        asked = self.asked_form
+        if self.alone and self.tensor_parallel > 1:
+            return []
+        return [asked] if self.alone or asked.is_plain else [StoredForm(), asked]
 
     def engine_config(
-        self, quantization: str = "", *, speculate: str = "off", draft_tokens: int = 1
+        self, form: StoredForm = PLAIN, *, speculate: str = "off", draft_tokens: int = 1
     ) -> EngineConfig:
-        """quantization: of the weights. Raises EngineConfigError, and ModelConfigError."""
+        """Raises EngineConfigError, and ModelConfigError."""
         config = self._engine(self.arena_mib)
-        config = replace(config, speculate=speculate, draft_tokens=draft_tokens)
+        kv_dtype = form.kv_dtype or config.kv_dtype
+        config = replace(config, kv_dtype=kv_dtype, speculate=speculate, draft_tokens=draft_tokens)
         if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
             return config
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
-        return replace(config, arena_mib=self._plan(config, quantization).arena // MIB)
-
-    @property
-    def rank_counts(self) -> list[int]:
-        """In the order in which they are measured."""
-        every = [1, self.tensor_parallel] if self.tensor_parallel > 1 else [1]
-        return every[1:] if self.ranks_alone else every
+        return replace(config, arena_mib=self._plan(config, form).arena // MIB)
 
     def of_ranks(self) -> EngineConfig:
         """Of a node of tensor_parallel ranks, of which each plans its own GPU."""
@@ -100,20 +110,21 @@ class BenchConfig:
         others = plan.beside - plan.weights - plan.context
         return self._engine((plan.arena - others) // 2 // MIB)
 
-    def memory_note(self, engine: EngineConfig, quantization: str = "") -> str:
+    def memory_note(self, engine: EngineConfig, form: StoredForm = PLAIN) -> str:
         """What the plan foresaw beside the arena, and what is taken now. REQUIRES: a GPU."""
-        plan = self._plan(engine, quantization)
+        plan = self._plan(engine, form)
         free, total = torch.cuda.mem_get_info()
         return (
             f"GPU memory beside the arena: {plan.beside / MIB:.0f} MiB planned, "
             f"{(total - free - plan.arena) / MIB:.0f} MiB taken"
         )
 
-    def _plan(self, engine: EngineConfig, quantization: str) -> MemoryPlan:
+    def _plan(self, engine: EngineConfig, form: StoredForm) -> MemoryPlan:
         memory = torch.cuda.get_device_properties(0).total_memory
         # What an engine before this one leaves to the process: cuBLAS and cuDNN keep theirs.
-        memory -= _LEFT_BY_THE_FIRST if self.quantization else 0
-        return MemoryPlan.of(self.drafting_model(engine), engine, memory, Role.FUSED, quantization)
+        memory -= _LEFT_BY_THE_FIRST if len(self.forms) > 1 else 0
+        model = self.drafting_model(engine)
+        return MemoryPlan.of(model, engine, memory, Role.FUSED, form.quantization)
 
     def _engine(self, arena_mib: int | Auto) -> EngineConfig:
         return EngineConfig(
@@ -124,4 +135,5 @@ class BenchConfig:
             arena_mib=arena_mib,
             max_batch=self.max_batch,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
+            speculate="off",
         )

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean, median
 
-from tasuki.bench.measure.beside_plain import beside_plain, free_memory
 from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.drafted_turns import DraftedTurns, DraftGain
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
+from tasuki.bench.measure.stored_form import free_memory
 from tasuki.bench.measure.turn_limit import Turn
 from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
@@ -89,19 +89,19 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
     )
     if config.tensor_parallel > 1 and (
-        config.quantization
+        not config.asked_form.is_plain
         or own.constrained
         or own.draft_layer == "auto"
         or own.speculate != "off"
     ):
         raise BenchError(
             "tensor_parallel is measured with plain weights and steps alone: leave out "
-            "quantization, constrained, draft_layer and speculate"
+            "quantization, kv_dtype, constrained, draft_layer and speculate"
         )
-    if config.quantization and (own.draft_layer == "auto" or own.speculate != "off"):
+    if not config.asked_form.is_plain and (own.draft_layer == "auto" or own.speculate != "off"):
         raise BenchError(
-            f"quantization {config.quantization} is measured without drafts alone: leave out "
-            "draft_layer and speculate, or quantization"
+            f"{config.asked_form.name} is measured without drafts alone: leave out draft_layer and "
+            "speculate, or quantization and kv_dtype"
         )
     model = config.model_config()
     report = config.reported(f"decode {config.model}")
@@ -118,25 +118,26 @@ def main(argv: Sequence[str]) -> int:
         if own.peer and point.batch == 1
     }
     plain: dict[Point, float] = {}
-    for quantization in config.formats if 1 in config.rank_counts else []:
-        engine = config.engine_config(quantization)
-        rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
-        floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
+    for form in config.forms:
+        engine = config.engine_config(form)
+        parts = random_parts(model, engine, quantization=form.quantization)
+        rig = Rig(model, engine, parts)
+        floor = ModelFloor.of(model, parts.layout, report.floors, form.quantization)
         for point in own.parsed():
             answers = _start(rig, point)
             steps = _steps(rig, answers, own)
             row = _row(config.model, point, steps, floor, own, peers.get(point, {}))
-            report.add(beside_plain(row, quantization, plain.get(point)))
+            report.add(form.row(row, plain.get(point)))
             plain.setdefault(point, row.seconds)
-            if config.device == "cuda" and not quantization:
+            if config.device == "cuda" and form.is_plain:
                 _add_idle(report, rig, point)
             rig.abort(answers)
             rig.flush()
             if own.constrained:
                 _add_constrained(report, rig, point, own, fmean(steps))
         if config.device == "cuda":
-            report.note(config.memory_note(engine, quantization))
-        del rig
+            report.note(config.memory_note(engine, form))
+        del rig, parts
         free_memory(config.torch_device)
     if config.tensor_parallel > 1:
         _ranks(config, own, report, plain)

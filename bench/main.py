@@ -4,7 +4,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_IN_FOLDERS = {"gateway": "gateway.main", "collectives": "ranks.collectives"}
+_IN_FOLDERS = {
+    "gateway": "gateway.main",
+    "tiers": "tiers.main",
+    "collectives": "ranks.collectives",
+}
 """Modules of benches that are more than one."""
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",
@@ -12,6 +16,7 @@ _BENCHES = {
     "grammar": "what grammars of answers cost the host at a step",
     "prefill": "cold prompts of a whole model",
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
+    "tiers": "sessions that return from below the arena, copies beside steps",
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
     "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",

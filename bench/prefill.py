@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
 
-from tasuki.bench.measure.beside_plain import beside_plain, free_memory
 from tasuki.bench.measure.draft_pair import DraftPair
 from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig, random_parts
+from tasuki.bench.measure.stored_form import free_memory
 from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
@@ -50,15 +50,15 @@ def main(argv: Sequence[str]) -> int:
     config, own = parse_configs(
         "tasuki bench prefill", "Time cold prefills.", argv, BenchConfig, PrefillConfig
     )
-    if config.quantization and own.draft_layer == "auto":
+    if not config.asked_form.is_plain and own.draft_layer == "auto":
         raise BenchError(
-            f"quantization {config.quantization} is measured without a draft layer alone: "
-            "leave out draft_layer or quantization"
+            f"{config.asked_form.name} is measured without a draft layer alone: leave out "
+            "draft_layer, or quantization and kv_dtype"
         )
-    if config.tensor_parallel > 1 and (config.quantization or own.draft_layer == "auto"):
+    if config.tensor_parallel > 1 and (not config.asked_form.is_plain or own.draft_layer == "auto"):
         raise BenchError(
             "tensor_parallel is measured with plain weights and no draft layer: leave out "
-            "quantization and draft_layer"
+            "quantization, kv_dtype and draft_layer"
         )
     model = config.model_config()
     report = config.reported(f"prefill {config.model}")
@@ -72,20 +72,21 @@ def main(argv: Sequence[str]) -> int:
         if own.peer
     }
     plain: dict[int, float] = {}
-    for quantization in config.formats if 1 in config.rank_counts else []:
-        engine = config.engine_config(quantization)
-        rig = Rig(model, engine, random_parts(model, engine, quantization=quantization))
-        floor = ModelFloor.of(model, rig.parts.layout, report.floors, quantization)
+    for form in config.forms:
+        engine = config.engine_config(form)
+        parts = random_parts(model, engine, quantization=form.quantization)
+        rig = Rig(model, engine, parts)
+        floor = ModelFloor.of(model, parts.layout, report.floors, form.quantization)
         for length in own.lengths():
             seconds = _prefills(rig, length, own.repeats)
             row = _row(config.model, length, seconds, floor, peers.get(length, {}))
-            report.add(beside_plain(row, quantization, plain.get(length)))
+            report.add(form.row(row, plain.get(length)))
             plain.setdefault(length, row.seconds)
-        if config.device == "cuda" and not quantization:
+        if config.device == "cuda" and form.is_plain:
             report.add(_tick_row(rig, min(own.lengths())))
         if config.device == "cuda":
-            report.note(config.memory_note(engine, quantization))
-        del rig
+            report.note(config.memory_note(engine, form))
+        del rig, parts
         free_memory(config.torch_device)
     if config.tensor_parallel > 1:
         _ranks(config, own, report, plain)

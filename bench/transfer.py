@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.stored_form import free_memory
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
@@ -85,13 +86,19 @@ def _model_rows(
     from tasuki.bench.handover.gpu_rows import Workload, engine_rows, first_token_rows
 
     model = config.model_config()
-    engine = config.engine_config()
     work = Workload(own.prompt, own.turn, own.repeats)
-    layout = model.cache_layout(config.dtype, config.dtype, config.ssm_dtype)
-    slabs = own.receiver_mib * 2**20 // layout.slab_bytes
     sender, receiver = ("cuda:0", "cuda:1") if config.device == "cuda" else ("cpu", "cpu")
     kind = own.transport if config.device == "cuda" else "nixl"
-    if "engine" in parts:
-        yield from engine_rows(model, engine, receiver, kind, slabs, work)
-    if "nodes" in parts:
-        yield from first_token_rows(model, engine, (sender, receiver), kind, work)
+    for form in config.forms:
+        if form.quantization:
+            raise BenchError("transfer moves what pages hold: leave out quantization")
+        engine = config.engine_config(form)
+        layout = model.cache_layout(engine.stored_kv, config.dtype, config.ssm_dtype)
+        slabs = own.receiver_mib * 2**20 // layout.slab_bytes
+        if "engine" in parts:
+            for row in engine_rows(model, engine, receiver, kind, slabs, work):
+                yield form.row(row, None)
+        if "nodes" in parts:
+            for row in first_token_rows(model, engine, (sender, receiver), kind, work):
+                yield form.row(row, None)
+        free_memory(config.torch_device)

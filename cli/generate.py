@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from tasuki.client.answer import Answer
 from tasuki.client.prompt import Prompt, SamplingOptions
@@ -124,7 +124,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"answering {len(prompts)} prompts ...", file=sys.stderr, flush=True)
         answers = answer_all(client, prompts, predictions, config.sampling())
     if config.json:
-        print(json.dumps([as_json(answer) for answer in answers], indent=1))
+        objects = [as_json(answer) for answer in answers]
+        if config.prediction is not None:
+            count_predictions(objects)
+        print(json.dumps(objects, indent=1))
     else:
         for index, answer in enumerate(answers):
             print(as_text(index, answer))
@@ -182,8 +185,11 @@ def _read_ids(flag: str, file: str) -> list[list[int]]:
     path = Path(file)
     try:
         lists = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PromptFileError(f"{flag} {path}: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise PromptFileError(
+            f"{flag} {path}: cannot be read ({error}); write a JSON list of lists of token ids, as "
+            "[[1, 2], [3]]"
+        ) from error
     if not isinstance(lists, list) or not lists or not all(_is_ids(item) for item in lists):
         raise PromptFileError(
             f"{flag} {path}: write a non-empty list of lists of integers, as [[1, 2], [3]]"
@@ -206,12 +212,19 @@ def answer_all(
         return [*pool.map(answer, prompts, predictions)]
 
 
-def as_json(answer: Answer) -> dict[str, object]:
+def as_json(answer: Answer) -> dict[str, Any]:
     return {
         "token_ids": list(answer.token_ids),
         "text": answer.text,
         "usage": asdict(answer.usage),
     }
+
+
+def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
+    """Of an empty prediction, which a node takes for none, no token was accepted."""
+    for answer in answers:
+        accepted = answer["usage"]["accepted_prediction_tokens"]
+        answer["usage"]["accepted_prediction_tokens"] = accepted or 0
 
 
 def as_text(index: int, answer: Answer) -> str:

@@ -46,6 +46,7 @@ class EventParts:
                 prefix=event.prefix or None,
                 parent=event.parent or None,
                 namespace=event.namespace or None,
+                place=event.place,
                 checkpoint_kind=None,
                 page=(),
             )

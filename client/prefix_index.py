@@ -30,6 +30,8 @@ class PrefixIndex:
         self._sequence: int | None = None
         self.pages: set[bytes] = set()
         self.checkpoints: dict[bytes, int] = {}  # tokens by prefix
+        # Where each stands nearest: 0 in the arena, then the tiers below, which load it first.
+        self.places: dict[bytes, int] = {}
         # Of checkpoints inside a page: tokens by prefix, by the whole pages before it.
         self._tails: dict[bytes, dict[bytes, int]] = {}
 
@@ -71,10 +73,13 @@ class PrefixIndex:
             self.pages.remove(prefix)
         elif event.kind == "checkpoint_stored":
             self.checkpoints[prefix] = event.tokens
+            self.places[prefix] = event.place
             if event.tokens % PAGE_TOKENS:
                 self._tails.setdefault(parent, {})[prefix] = event.tokens
+        elif event.kind == "checkpoint_moved":
+            self.places[prefix] = event.place
         else:
-            del self.checkpoints[prefix]
+            del self.checkpoints[prefix], self.places[prefix]
             if event.tokens % PAGE_TOKENS:
                 del self._tails[parent][prefix]
                 if not self._tails[parent]:
@@ -83,4 +88,5 @@ class PrefixIndex:
     def _clear(self) -> None:
         self.pages.clear()
         self.checkpoints.clear()
+        self.places.clear()
         self._tails.clear()

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
-from tasuki.engine.accounting.loaded_hits import TIER_NAMES
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
+from tasuki.engine.handover.early.early_step import EarlySteps
+from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
 from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
-from tasuki.engine.handover.receiving.early_step import EarlySteps
 from tasuki.engine.messages import Targets
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner
@@ -32,12 +32,14 @@ from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.measured_limit import MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
-from tasuki.engine.tiers.disk_memory import DiskMemory, disk_memory
+from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
+from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
-from tasuki.engine.tiers.tier_copiers import cpu_copiers
-from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, TierPrices
+from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
+from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, GPU_LINK, REMOTE_LINK, TierPrices
 from tasuki.model.backends.base import Backend
 from tasuki.model.backends.reduce import Gather, Reduce, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend
@@ -52,11 +54,11 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import (
     check_kernels,
     load_weights,
-    weights_digest,
+    multiplies_fp8,
 )
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import CacheLayout
+from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.sending.sender import Sender
@@ -71,6 +73,7 @@ from .parallel.collectives import Collectives
 from .parallel.leader_runner import LeaderRunner
 from .parallel.ranks import Ranks
 from .parallel.shared_arenas import SharedArenas
+from .parallel.tiers.rank_copier import RankCopier
 from .role import Role
 
 log = logging.getLogger(__name__)
@@ -84,10 +87,10 @@ class EngineParts:
     long what travels is, where that is not as long as it lies. runner: makes what runs the plans;
     None: by the arena's device. speculation: what is drafted of answers, and drafts: how many of
     them a step has; None: as the config says. host: below the arena, where a tier is; disk: below
-    that. copiers: between them; None: a thread a tier. grammars: over the model's vocabulary.
-    clock: seconds, of the time that requests wait. ranks: the other ranks that share the model, and
-    together: how tokens are drawn with them; None: there are none. shared: what all their arenas
-    lie in, of a node that hands over. collectives: of this rank.
+    that; remote: below both. copiers: between them; None: a thread a tier. grammars: over the
+    model's vocabulary. clock: seconds, of the time that requests wait. ranks: the other ranks that
+    share the model, and together: how tokens are drawn with them; None: there are none. shared:
+    what all their arenas lie in, of a node that hands over. collectives: of this rank.
     """
 
     model_config: ModelConfig
@@ -102,6 +105,7 @@ class EngineParts:
     copiers: "Callable[[EngineParts], Sequence[Copier]] | None" = None
     host: Arena | None = None
     disk: DiskMemory | None = None
+    remote: RemoteMemory | None = None
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Callable[[], float] = time.monotonic
     ranks: Ranks | None = None
@@ -128,7 +132,9 @@ class EngineParts:
     def tier_prices(self) -> list[TierPrices]:
         """Of loads from each tier."""
         flops = PrefillFlops.for_model(self.model_config)
-        links = (CPU_LINK,) if self.disk is None else (CPU_LINK, DISK_LINK)
+        links = [CPU_LINK if self.arena.bytes.device.type == "cpu" else GPU_LINK]
+        links += [] if self.disk is None else [DISK_LINK]
+        links += [] if self.remote is None else [REMOTE_LINK]
         return [TierPrices.of(self.layout, flops.linear, link) for link in links]
 
     @property
@@ -142,6 +148,10 @@ class EngineParts:
             slabs, budget = self.disk.file.slabs, self.disk.pages_a_second
             # A restart finds what the disk has.
             found.append(prices[1].config(slabs, budget, "ahead"))
+        if self.remote is not None:
+            # Others find it, whatever becomes of this node.
+            slabs, budget = self.remote.slabs, self.remote.pages_a_second
+            found.append(prices[-1].config(slabs, budget, "ahead"))
         return found
 
 
@@ -170,11 +180,12 @@ def build_parts(
     check_kernels(config.model, device)
     model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
-    host = build_host_arena(config, arena.layout, role)
+    host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     contract = partial(_contract, config, model_config, weights, arena.layout)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
+    remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
     return EngineParts(
         model_config,
@@ -183,6 +194,7 @@ def build_parts(
         StepCounter(),
         host=host,
         disk=disk,
+        remote=remote,
         grammars=GrammarCompiler(vocabulary),
     )
 
@@ -190,8 +202,15 @@ def build_parts(
 def _contract(
     config: EngineConfig, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
 ) -> dict[str, str]:
-    """What two nodes must have equal, one after the other, to mean the same bytes."""
-    digest = weights_digest(config.model)
+    digest = digest_of_weights(config.model, config.disk_cache)
+    return kept_contract(digest, model, weights, layout)
+
+
+def kept_contract(
+    digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
+) -> dict[str, str]:
+    """What two nodes must have equal, one after the other, to mean the same bytes. digest: of the
+    weights."""
     return Contract(digest, layout, angles=model.angles, weights_format=weights.formats).flat()
 
 
@@ -217,12 +236,19 @@ def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
 
 
 def torch_device(config: EngineConfig) -> torch.device:
-    """The device that the config names. Raises EngineConfigError where there is none."""
+    """The device that the config names. Raises EngineConfigError where there is none, or it cannot
+    read what its pages are to hold."""
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineConfigError(
             "device is cuda, but PyTorch sees no GPU here: "
             "install a CUDA build of torch, or give --device cpu"
+        )
+    if device.type == "cuda" and config.stored_kv == FP8_ROWS and not multiplies_fp8(device):
+        raise EngineConfigError(
+            f"kv_dtype is fp8, and {torch.cuda.get_device_name(device)} has no instructions for "
+            "e4m3, which GPUs have from compute capability 8.9 on: leave --kv-dtype out, or give "
+            "--device cpu"
         )
     return device
 
@@ -250,19 +276,11 @@ def build_arena(
         ) from error
 
 
-def build_host_arena(config: EngineConfig, layout: CacheLayout, role: Role) -> Arena | None:
-    """Below the arena of an engine of that role. Raises EngineConfigError."""
-    if role is Role.DECODE and config.host_cache_gib is not None:
-        # What its prompts begin with its prefill nodes keep.
-        log.info("host_cache_gib and disk_cache mean nothing on a decode node")
-        return None
-    return host_arena(config, layout)
-
-
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
     """Ids of the tokens that the draft layer may propose, where it is to; None: all. Raises
     ModelConfigError."""
-    if not config.drafts_by_layer or not model.draft_layers:
+    on_gpu = torch_device(config).type != "cpu"
+    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
 
@@ -352,15 +370,22 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
+    config = _drafting(config, parts)
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
     return Speculation(most, from_tree=config.drafts_from_tree, by_layer=config.drafts_by_layer)
 
 
+def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
+    on_gpu = parts.runner is None and parts.arena.bytes.device.type != "cpu"
+    return config.drafting(parts.layout.draft_layers, on_gpu=on_gpu)
+
+
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Of a step and answer. Raises EngineConfigError where the config asks for drafts that cannot
     be verified, or by a layer that there is not."""
+    config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
@@ -415,6 +440,7 @@ def _assemble(
     side: Callable[[HandoverContext], Handover],
     progress: Progress,
 ) -> Engine:
+    config = _drafting(config, parts)
     model, arena = parts.model_config, parts.arena
     limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
     on_gpu = arena.bytes.device.type != "cpu"
@@ -446,6 +472,7 @@ def _assemble(
         per_token=per_token,
         clock=parts.clock,
         tiers=build_tiers(parts),
+        behind=build_behind(config, parts, cache),
     )
 
 
@@ -457,36 +484,57 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
     if parts.copiers is not None:
         copiers: Sequence[Copier] = parts.copiers(parts)
     else:
-        copiers = cpu_copiers(parts.arena, parts.host, disk)
-    tiers = [
-        LowerTier(name, copier, prices, disk=disks)
-        for name, copier, prices, disks in zip(
-            TIER_NAMES, copiers, parts.tier_prices, (None, disk), strict=False
-        )
-    ]
+        copiers = tier_copiers(parts.arena, parts.host, disk, parts.remote)
+        if parts.ranks is not None:
+            copiers = [RankCopier(own, tier, parts.ranks) for tier, own in enumerate(copiers)]
+    prices = parts.tier_prices
+    tiers = [LowerTier("host", copiers[0], prices[0])]
+    if disk is not None:
+        tiers.append(LowerTier("disk", copiers[1], prices[1], disk=disk))
+    if parts.remote is not None:
+        tiers.append(LowerTier("remote", copiers[-1], prices[-1], remote=parts.remote))
 
     def make(cache: HybridPrefixCache, recorder: EventRecorder) -> LowerTiers:
         if disk is not None:
-            restore(cache, TIER_NAMES.index("disk"), disk.index)
+            others = () if parts.ranks is None else parts.ranks.kept
+            restore(cache, 1, disk.index, others)
         return LowerTiers(cache, recorder, tiers, parts.clock)
 
     return make
+
+
+def build_behind(
+    config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
+) -> PrefillsBehind | None:
+    """None where nothing is loaded, or several ranks would have to compute behind it together."""
+    if parts.host is None or parts.ranks is not None:
+        return None
+    model, prepare = _model_beside(parts)
+    # The loop waits for copies, a millisecond at most, and looks by itself.
+    steps = EarlySteps(model, parts.arena, lambda: None, prepare)
+    return PrefillsBehind(cache, steps, parts.grammars, config.prefill_chunk_tokens)
+
+
+def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Callable[[], None]]:
+    """For forwards beside the engine's, of the same weights, and what is to be done on their
+    thread before the first."""
+    model = parts.model
+    if parts.arena.bytes.device.type == "cpu":
+        return model, lambda: None
+    from tasuki.model.backends.triton_backend import TritonBackend
+
+    assert isinstance(model.backend, TritonBackend)
+    # Of its own: forwards of one back end share streams.
+    backend = model.backend.beside()
+    return Qwen35Model(model.config, model.weights, backend), backend.prepare
 
 
 def build_early_start(
     parts: EngineParts, barriers: Barriers, on_end: Callable[[], None]
 ) -> EarlyStart:
     """on_end: called on the thread of the steps after each; must return at once."""
-    model = parts.model
-    if parts.arena.bytes.device.type == "cpu":
-        return EarlyStart(EarlySteps(model, parts.arena, on_end), barriers, parts.grammars)
-    from tasuki.model.backends.triton_backend import TritonBackend
-
-    assert isinstance(model.backend, TritonBackend)
-    # Of its own: forwards of one back end share streams.
-    backend = model.backend.beside()
-    apart = Qwen35Model(model.config, model.weights, backend)
-    steps = EarlySteps(apart, parts.arena, on_end, backend.prepare)
+    model, prepare = _model_beside(parts)
+    steps = EarlySteps(model, parts.arena, on_end, prepare)
     return EarlyStart(steps, barriers, parts.grammars)
 
 

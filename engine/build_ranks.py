@@ -14,6 +14,11 @@ from pathlib import Path
 import torch
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs
+from tasuki.engine.messages.types import Message
+from tasuki.engine.tiers.disk.disk_memory import disk_memory
+from tasuki.engine.tiers.host_memory import available_bytes, host_slabs
+from tasuki.engine.tiers.kept.known_weights import digest_of_weights
+from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -22,7 +27,8 @@ from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tasuki.pycache.arena import Arena
-from tasuki.pycache.arena_key import ArenaKey
+from tasuki.pycache.arena_key import ArenaKey, Place
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
@@ -36,6 +42,7 @@ from .build import (
     build_parts,
     build_runner,
     count_idle_plan,
+    kept_contract,
     torch_device,
     use_device,
 )
@@ -44,9 +51,11 @@ from .parallel.agreed_steps import Report, ReportedSteps
 from .parallel.collectives import Collectives
 from .parallel.follower import follow
 from .parallel.leader_draws import LeaderDraws
+from .parallel.messages import Join
 from .parallel.rank_process import RankProcess, start_ranks
 from .parallel.ranks import Ranks
 from .parallel.shared_arenas import SharedArenas, open_arena
+from .parallel.tiers.follower_tiers import FollowerTiers
 from .role import Role
 from .runner.base import Runner
 
@@ -110,6 +119,12 @@ def _check_tried_on_gpus(config: EngineConfig, model: ModelConfig, role: Role) -
         raise EngineConfigError(
             f"{asked} ranks on GPUs have not been tried with experts, as yet: give {mend}"
         )
+    if config.host_cache_gib is not None or config.stored_kv != config.dtype:
+        raise EngineConfigError(
+            f"{asked} ranks on GPUs have not been tried with tiers below the arena or with keys "
+            f"and values in another dtype, as yet: leave --host-cache-gib and --kv-dtype out, or "
+            f"give {mend}"
+        )
     if config.drafts_on_gpu:
         raise EngineConfigError(
             f"{asked} ranks on GPUs have not been tried with drafts, as yet: give --speculate off, "
@@ -166,8 +181,9 @@ def build_leader_parts(
             leader = RankInMemory(config, role, 0, meeting, source, progress)
             slabs = min(leader.slabs, *ranks.loaded())
             shared = leader.share(slabs, ranks)
-            ranks.join(slabs)
-            parts = leader.meet(slabs, partial(ranks.agreed.report, 0))
+            join = leader.tiers_of(slabs)
+            ranks.join(join)
+            parts = leader.meet(join, partial(ranks.agreed.report, 0))
             if not on_gpus:
                 # On GPUs all capture their graphs together, later.
                 ranks.joined()
@@ -238,6 +254,22 @@ class RankInMemory:
             return None
         return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
 
+    def tiers_of(self, slabs: int) -> Join:
+        """As the leader: how much every rank has. Raises EngineConfigError."""
+        settings = self._settings
+        host = 0
+        if settings.host_cache_gib is not None:
+            host = host_slabs(settings, self._layout, available_bytes())
+        weights = ""
+        if settings.disk_cache is not None:
+            weights = digest_of_weights(settings.model, settings.disk_cache)
+        return Join(slabs, host, weights)
+
+    @property
+    def _layout(self) -> CacheLayout:
+        settings = self._settings
+        return self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
+
     def share(self, slabs: int, ranks: Ranks) -> SharedArenas | None:
         """As the leader, before the followers join: memory for all arenas. None where nothing is
         handed over, and each rank allocates its own. Raises EngineConfigError."""
@@ -259,16 +291,21 @@ class RankInMemory:
         layout = self.config.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
         return RankSpans(layout, self._shard.ranks, slabs)
 
-    def meet(self, slabs: int, report: Report) -> EngineParts:
+    def meet(self, join: Join, report: Report) -> EngineParts:
         """Connect to the other ranks, and have so many slabs. report: as join()'s."""
-        settings, shard = self._settings, self._shard
+        settings, shard, slabs = self._settings, self._shard, join.slabs
         collectives = self._collectives()
-        layout = self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
+        layout = self._layout
         if self._hands_over and self._memory is None:
             spans = self._spans(slabs)
             assert spans.part == layout, "slices of weights and of arenas differ"
             self._memory = open_arena(self._meeting.parent, spans, shard.rank)
         key = ArenaKey(rank=shard.rank, ranks=shard.ranks)
+        host, disk = None, None
+        if join.host_slabs:
+            below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
+            host = Arena(layout, join.host_slabs, key=below)
+            disk = disk_memory(settings, layout, partial(self._contract, join.weights))
         self._parts = EngineParts(
             self.config,
             build_model(
@@ -276,6 +313,8 @@ class RankInMemory:
             ),
             Arena(layout, slabs, self._device, key=key, memory=self._memory),
             ReportedSteps(report) if self._hands_over else StepCounter(),
+            host=host,
+            disk=disk,
             together=LeaderDraws(collectives, shard.rank),
             collectives=collectives,
         )
@@ -297,6 +336,29 @@ class RankInMemory:
         mailboxes = Mailboxes.met(host.exchange, shard.rank, self._device)
         return PeerCollectives(mailboxes, seconds)
 
+    def _contract(self, weights: str) -> dict[str, str]:
+        """Of this rank of so many: another number of them finds nothing of it."""
+        shard = self._shard
+        whole = kept_contract(weights, self.config, self._weights, self._layout)
+        return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
+
+    @property
+    def kept(self) -> bytes:
+        disk = self._parts.disk
+        standing = None if disk is None else disk.index.standing
+        return b"" if standing is None else standing.kept_of()
+
+    def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
+        """As a follower."""
+        parts = self._parts
+        if parts.host is None:
+            return None
+        copiers = tier_copiers(parts.arena, parts.host, parts.disk)
+        if parts.disk is not None:
+            # The leader's tree has what stands.
+            parts.disk.index.standing = None
+        return FollowerTiers(copiers, send)
+
     def check(self) -> None:
         assert self._parts.collectives is not None
         self._parts.collectives.check()
@@ -304,10 +366,10 @@ class RankInMemory:
     def idle_plan_ended(self) -> None:
         count_idle_plan(self._parts.steps)
 
-    def join(self, slabs: int, report: Report) -> Runner:
+    def join(self, join: Join, report: Report) -> Runner:
         """As a follower."""
         # The leader alone has grammars.
-        parts = self.meet(slabs, report)
+        parts = self.meet(join, report)
         sizes = RunnerSizes.of(self._settings, self._role, parts)
         return build_runner(
             parts,

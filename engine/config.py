@@ -1,6 +1,6 @@
 """Everything that shapes an engine, fixed before it starts."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, get_args
 
 from tasuki.engine.speculation.speculation import SpeculateName
@@ -11,6 +11,10 @@ from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
 
 MOST_DRAFTS_ON_GPU = 7
 """Of a row: with its first token they fill a matrix instruction of most models' heads twice."""
+
+
+MOST_DRAFTS = 64
+"""Of a row anywhere: more never held that long, and each is a row of the model."""
 
 
 class EngineConfigError(ValueError):
@@ -32,7 +36,9 @@ class EngineConfig:
         ),
         "Memory and batches": (
             *("arena_mib", "gpu_memory_utilization", "host_cache_gib"),
-            *("disk_cache", "disk_cache_gib", "disk_write_mb"),
+            *("disk_cache", "disk_cache_gib", "disk_write_budget"),
+            *("remote_cache", "remote_cache_gib", "remote_write_budget"),
+            *("remote_endpoint", "remote_credentials"),
             *("max_batch", "prefill_chunk_tokens"),
             *("max_itl_ms", "queue_timeout", "ttft_target", "watchdog_timeout", "cache_policy"),
             *("speculate", "draft_tokens", "draft_count", "threads"),
@@ -62,8 +68,8 @@ class EngineConfig:
     kv_dtype: str = option(
         "auto",
         "keys and values in pages, of the draft layer too; auto: as dtype; fp8: a byte a number "
-        "and one a row, half of bf16, rounded once where they are written; on a CPU, as yet; alike "
-        "on nodes of a pair",
+        "and one a row, half of bf16, rounded once where they are written; alike on nodes of a "
+        "pair",
         ("auto", "bf16", "fp8"),
     )
     ssm_dtype: str = option("float32", "recurrent state", ("float32", "bfloat16"))
@@ -89,19 +95,40 @@ class EngineConfig:
     )
     host_cache_gib: float | Auto | None = option(
         None,
-        "host memory below the arena, GiB, which keeps what the arena has no room for: of a fused "
-        "or a prefill node on a CPU, as yet; auto: half of what is available; not given: none",
+        "host memory below the arena, GiB of all ranks, which keeps what the arena has no room "
+        "for: of a node on a CPU, as yet; auto: half of what is available; not given: none",
     )
     disk_cache: str | None = option(
         None,
         "folder on a disk below host memory, for KV and tokens of prompts, which a restarted node "
         "with the same model finds again: needs disk_cache_gib and host_cache_gib",
     )
-    disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB")
-    disk_write_mb: float | None = option(
+    disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
+    disk_write_budget: float | None = option(
         None,
         "written to disk_cache in the long run, MB/s, as the drive's endurance allows; not given: "
         "whatever host memory gets",
+    )
+    remote_cache: str | None = option(
+        None,
+        "s3://BUCKET[/PREFIX] below host memory, and below disk_cache, which nodes of the same "
+        "model share: KV and tokens of prompts; needs remote_cache_gib, host_cache_gib and "
+        "tasuki[s3]",
+    )
+    remote_cache_gib: float | None = option(
+        None, "of remote_cache, GiB that this node knows at a time; what others put there it finds"
+    )
+    remote_write_budget: float | None = option(
+        None, "written to remote_cache in the long run, MB/s; not given: whatever comes there"
+    )
+    remote_endpoint: str | None = option(
+        None,
+        "URL of the store with remote_cache; not given: AWS_ENDPOINT_URL, or else AWS itself",
+    )
+    remote_credentials: str | None = option(
+        None,
+        "file as ~/.aws/credentials, its profile default, that its owner alone may read; not "
+        "given: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the environment",
     )
     max_batch: int | Auto = option(
         Auto.AUTO,
@@ -156,12 +183,13 @@ class EngineConfig:
         "the same as without: prediction, what a request says of its answer; mtp, that and the "
         "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
         "mtp+tree, all of these, the layer where nothing agrees that stands elsewhere; "
-        "auto: predictions, on a CPU; off: nothing",
+        "auto: on a GPU as mtp where the checkpoint has such a layer, on a CPU as prediction; off: "
+        "nothing",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(
         4,
-        "drafts of a step and answer at most; on a GPU 7 or fewer",
+        "drafts of a step and answer at most, 64 or fewer; on a GPU 7 or fewer",
         aliases=("--num-speculative-tokens",),
     )
     draft_count: str = option(
@@ -196,6 +224,10 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, Auto) and value < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {value}")
+        if self.draft_tokens > MOST_DRAFTS:
+            raise EngineConfigError(
+                f"draft_tokens must be at most {MOST_DRAFTS}, not {self.draft_tokens}"
+            )
         if self.max_model_len is not None and self.max_model_len < 2:
             raise EngineConfigError(f"max_model_len must be at least 2, not {self.max_model_len}")
         part = self.gpu_memory_utilization
@@ -205,11 +237,11 @@ class EngineConfig:
             raise EngineConfigError(
                 "gpu_memory_utilization decides arena_mib: give one of them, not both"
             )
-        if self.stored_kv != self.dtype and self.device.split(":")[0] != "cpu":
+        if self.stored_kv not in (self.dtype, FP8_ROWS) and self.device.split(":")[0] != "cpu":
             raise EngineConfigError(
                 f"kv_dtype is {self.kv_dtype} and dtype {self.dtype}, and a GPU keeps keys and "
-                f"values in its dtype, as yet: leave --kv-dtype out, or give --device cpu, not "
-                f"{self.device}"
+                "values in its dtype or as FP8 rows: leave --kv-dtype out, give --kv-dtype fp8, or "
+                f"give --device cpu, not {self.device}"
             )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(
@@ -218,12 +250,8 @@ class EngineConfig:
         host = self.host_cache_gib
         if host is not None and not isinstance(host, Auto) and not 0 < host < float("inf"):
             raise EngineConfigError(f"host_cache_gib must be auto or above 0, not {host}")
-        if host is not None and self.tensor_parallel > 1:
-            raise EngineConfigError(
-                "host_cache_gib is given, and what lies below the arena is of one rank, as yet: "
-                "leave --host-cache-gib out, or give --tensor-parallel 1"
-            )
         self._check_disk()
+        self._check_remote()
         for name in ("queue_timeout", "watchdog_timeout", "ttft_target", "rank_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= LONGEST_SECONDS:
@@ -250,9 +278,34 @@ class EngineConfig:
             raise EngineConfigError("disk_cache and disk_cache_gib need each other: give both")
         if self.disk_cache is not None and self.host_cache_gib is None:
             raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
-        if self.disk_write_mb is not None and self.disk_cache is None:
-            raise EngineConfigError("disk_write_mb is of disk_cache: give that too")
-        for name in ("disk_cache_gib", "disk_write_mb"):
+        if self.disk_cache is not None and self.device != "cpu":
+            raise EngineConfigError(
+                f"disk_cache is for a node on a CPU, as yet, not on {self.device}: leave it out"
+            )
+        if self.disk_write_budget is not None and self.disk_cache is None:
+            raise EngineConfigError("disk_write_budget is of disk_cache: give that too")
+        for name in ("disk_cache_gib", "disk_write_budget"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise EngineConfigError(f"{name} must be above 0, not {value}")
+
+    def _check_remote(self) -> None:
+        if (self.remote_cache is None) != (self.remote_cache_gib is None):
+            raise EngineConfigError("remote_cache and remote_cache_gib need each other: give both")
+        if self.remote_cache is not None and self.host_cache_gib is None:
+            raise EngineConfigError("remote_cache is below host memory: give host_cache_gib too")
+        if self.remote_cache is not None and self.device != "cpu":
+            raise EngineConfigError(
+                f"remote_cache is for a node on a CPU, as yet, not on {self.device}: leave it out"
+            )
+        if self.remote_cache is not None and self.tensor_parallel > 1:
+            raise EngineConfigError(
+                "remote_cache is of one rank, as yet: leave it out, or give --tensor-parallel 1"
+            )
+        for name in ("remote_write_budget", "remote_endpoint", "remote_credentials"):
+            if getattr(self, name) is not None and self.remote_cache is None:
+                raise EngineConfigError(f"{name} is of remote_cache: give that too")
+        for name in ("remote_cache_gib", "remote_write_budget"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise EngineConfigError(f"{name} must be above 0, not {value}")
@@ -261,6 +314,12 @@ class EngineConfig:
     def stored_kv(self) -> str:
         """dtype of keys and values in pages, as `pycache.layout` names it."""
         return {"auto": self.dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
+
+    def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
+        """What auto comes to where the arena has so many draft layers: a GPU gains by one, and has
+        no room for drafts that nobody asked for without."""
+        layer = on_gpu and draft_layers and self.tensor_parallel == 1
+        return replace(self, speculate="mtp") if self.speculate == "auto" and layer else self
 
     @property
     def drafts_by_layer(self) -> bool:

@@ -16,6 +16,7 @@ from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.admission.seats import Seats
 from tasuki.engine.handover.base import Handover, HandoverContext
+from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
@@ -76,11 +77,13 @@ class Engine:
         per_token: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         tiers: MakeTiers | None = None,
+        behind: PrefillsBehind | None = None,
     ) -> None:
         """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
         travels. drafts: of an answer in a step. max_batch: requests in one forward. per_token:
         seconds between two tokens that answers were promised; None: nothing was. clock: of the time
-        that requests wait, seconds. tiers: below the arena, where the cache has some."""
+        that requests wait, seconds. tiers: below the arena, where the cache has some; behind:
+        computes behind their loads, and is this engine's from here on."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -98,6 +101,7 @@ class Engine:
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
         self._tiers = None if tiers is None else tiers(cache, self._plans)
+        self._behind = behind
         router = Router(config, cache.arena.layout, wire)
         self._costs = router.costs
         self._handover = side(
@@ -113,6 +117,7 @@ class Engine:
                 grammars,
                 clock,
                 self._tiers,
+                behind,
             )
         )
         self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
@@ -125,9 +130,14 @@ class Engine:
         """Once, on the thread that will step, before it does; may take seconds on a GPU."""
         self._plans.prepare()
         self._grammars.prepare()
+        if self._behind is not None:
+            self._behind.prepare()
 
     def close(self) -> None:
-        """Once, after the last step: end the copies that are under way, within seconds."""
+        """Once, after the last step: end the copies that are under way, within seconds, and what is
+        computed behind them."""
+        if self._behind is not None:
+            self._behind.close()
         if self._tiers is not None and not self._tiers.close(_CLOSE_SECONDS):
             log.error("a copy between tiers has not ended within %g s", _CLOSE_SECONDS)
 
@@ -135,6 +145,11 @@ class Engine:
     def max_request_tokens(self) -> int:
         """Prompt and answer together, as far as the model and the arena allow. Any thread."""
         return self._intake.max_request_tokens
+
+    @property
+    def computed_behind_loads(self) -> int:
+        """Prompts whose rest was computed while their beginning was loaded, and counted."""
+        return 0 if self._behind is None else self._behind.counts["joined"]
 
     def handle(self, message: m.Inbox) -> None:
         """Raises ValueError for a message that an engine of another role takes."""
@@ -174,6 +189,8 @@ class Engine:
         try:
             if work:
                 self._flight = _Flight(self._plans.launch(work), goes_on, before is not None)
+            else:
+                self._plans.fold_now()
         except PlanError:
             # Engine and runner disagree, which is no request's fault: the loop ends.
             raise
@@ -230,6 +247,8 @@ class Engine:
         answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
         if request.refused_at == answer_depends_on or not self._has_grammar(request):
             return False
+        if not self._is_looked_up(request):
+            return False
         if self._scheduler.parked(request):
             return False
         try:
@@ -258,6 +277,14 @@ class Engine:
             refusal = m.RequestError(m.ErrorKind.INVALID, f"grammar: {error}")
             self._handover.reject(request, refusal)
             return False
+
+    def _is_looked_up(self, request: Request) -> bool:
+        """Whether it is known what a remote store has of its prompt, or nobody asks any more."""
+        if self._tiers is None or request.scoring is not None:
+            return True
+        if request.lookup is None:
+            request.lookup = self._tiers.look_up(request.prompt, request.salt, request.cursor)
+        return request.lookup.is_over
 
     def _land(self, flight: _Flight | None) -> None:
         if flight is None:

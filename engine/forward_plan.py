@@ -51,13 +51,16 @@ class UnknownLane(PlanError):
 class RowFlag(IntFlag):
     """ON_LANE: that value of the row is the lane's. DECODES: one token of an answer that this
     engine gives, so that it may run in a graph of such rows. VERIFIES: behind that token there are
-    drafts; a token is drawn behind each as far as the drafts before it are what was drawn."""
+    drafts; a token is drawn behind each as far as the drafts before it are what was drawn.
+    DRAFTS_ON_LANE: these are the first of those that a Guess of an earlier plan left on the lane,
+    and stand for nothing among the plan's tokens."""
 
     TOKENS_ON_LANE = 1
     POSITION_ON_LANE = 2
     LENGTH_ON_LANE = 4
     DECODES = 8
     VERIFIES = 16
+    DRAFTS_ON_LANE = 32
 
 
 ON_LANE = RowFlag.TOKENS_ON_LANE | RowFlag.POSITION_ON_LANE | RowFlag.LENGTH_ON_LANE

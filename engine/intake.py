@@ -92,6 +92,17 @@ class Intake:
             )
         return None
 
+    def prediction_refusal(self, prediction: m.Tokens) -> m.RequestError | None:
+        """Why an answer cannot be drafted from what the request says it is: drafts go through the
+        model as a prompt does."""
+        if not len(prediction):
+            return None
+        if self.is_token(int(prediction.min())) and self.is_token(int(prediction.max())):
+            return None
+        return m.RequestError(
+            m.ErrorKind.INVALID, f"prediction holds a token outside [0, {self._limits.vocab_size})"
+        )
+
     def sampling_refusal(self, sampling: SamplingParams) -> m.RequestError | None:
         """Why logits cannot be adjusted as the request asks: on a GPU a token that the model does
         not have would end the process."""

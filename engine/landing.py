@@ -14,6 +14,7 @@ from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -47,8 +48,7 @@ class Landing:
             if item.live:
                 sampled = drawn.at(row) if item.num_sampled else None
                 if item.guesses and item.request.drafting is not None:
-                    behind = len(item.request.output) + 1
-                    item.request.drafting.guessed(drawn.guessed.get(row, ()), behind)
+                    _guessed(item.request.drafting, drawn, row, len(item.request.output) + 1)
                 self._prompt(item, sampled, drawn.scores.get(row))
 
     def _answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
@@ -81,7 +81,7 @@ class Landing:
             assert request.drafting is not None
             if item.drafts:
                 request.drafting.verified(len(item.drafts), min(len(found) - 1, len(tokens)))
-            request.drafting.guessed(drawn.guessed.get(row, ()), len(request.output) + len(tokens))
+            _guessed(request.drafting, drawn, row, len(request.output) + len(tokens))
             item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
             counted.append((item, tokens))
         folds = tuple(Fold(item.lane, len(tokens)) for item, tokens in counted if item.drafts)
@@ -111,3 +111,11 @@ class Landing:
             self._handover.on_token(request, sampled)
         elif item.stop == request.length and not request.sampling.draws:
             self._handover.on_prompt_end(request)
+
+
+def _guessed(drafting: Drafting, drawn: DrawnTokens, row: int, behind: int) -> None:
+    """So many tokens of the answer stand before what the draft layer proposes of the row."""
+    if row in drawn.on_lane:
+        drafting.left_on_lane(drawn.on_lane[row], behind)
+    else:
+        drafting.guessed(drawn.guessed.get(row, ()), behind)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tasuki.model.weights.safetensors_folder import weights_digest
+from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.transports.base import Transport
@@ -52,7 +52,7 @@ def _plane(
     name: str,
     wire: WireSettings,
 ) -> DataPlane:
-    digest = weights_digest(config.model)
+    digest = digest_of_weights(config.model, config.disk_cache)
     angles, formats = parts.model_config.angles, parts.model.weights.formats
     shared = parts.shared
     if shared is None:

@@ -14,11 +14,12 @@ from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -33,6 +34,12 @@ class PlannedCheckpoint:
 
     position: int
     kind: CheckpointKind
+
+
+class Lookup(Protocol):
+    """Of what a remote store has of a prompt."""
+
+    is_over: bool
 
 
 class IllegalMove(Exception):
@@ -81,7 +88,17 @@ class Loading(State, phase=m.RequestPhase.LOADING):
     allocation: Allocation
     boundary: int
     before: int
-    brought: tuple[tuple[int, int], ...]
+    brought: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What was computed of a request behind its load. tokens: of it, from the first on, that need
+    no forward; the state behind them is in the allocation's last working slot. sampled: what was
+    drawn behind them, if anything."""
+
+    tokens: int
+    sampled: Sampled | None
 
 
 @dataclass(frozen=True)
@@ -229,6 +246,8 @@ class Request:
     pull_tried: bool = False
     fetch_tried: bool = False
     load_failed: int | None = None  # tokens that a load was to make usable, and did not
+    ahead: Ahead | None = None  # until it is to be computed on
+    lookup: Lookup | None = None  # of what a remote store has of it, once that was begun
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # of a prefill node

@@ -34,12 +34,15 @@ class DecodeBatch:
 @dataclass(frozen=True)
 class VerifyBatch:
     """T tokens of each of B sequences, of which the first counts[i] mean something: one of the
-    answer, and drafts behind it. No slot is written. All int32 on one device.
+    answer, and drafts behind it. The states behind them are not written. All int32 on one device.
 
     positions [B * T]: of each token, sequence by sequence; below 0 of those that mean nothing.
     owners [B * T]: the sequence of each. token_rows [1]: T times rows[0]. counts [B], 1 to T.
     context_lens [B]: what the query of a sequence's last token sees. page_table [B, pages] and rows
     [1] as in DecodeBatch; read_slots [B]: no row reads what another row of the same plan writes.
+    turn [1], 0 or 1: of forwards of such batches, one behind the other. Of each row fold_counts [B]
+    tokens of the one before are folded first: those kept at fold_places [B], from the state in
+    fold_slots [B] to the read slot; 0 of rows that fold nothing, whose fold slot is the read slot.
     """
 
     positions: Tensor
@@ -50,6 +53,10 @@ class VerifyBatch:
     page_table: Tensor
     read_slots: Tensor
     rows: Tensor
+    turn: Tensor
+    fold_counts: Tensor
+    fold_places: Tensor
+    fold_slots: Tensor
 
     @property
     def size(self) -> int:

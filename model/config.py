@@ -18,6 +18,9 @@ from .rope_settings import RopeSettings, Yarn
 _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
+_MOST_TOKENS = 2**31
+"""Ids are int32 everywhere."""
+
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
     ("attn_output_gate", True),
@@ -140,6 +143,8 @@ class ModelConfig:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ModelConfigError(f"{path}: is nested too deep; fetch the file again") from error
     except OSError as error:
         raise ModelConfigError(
             f"{path}: cannot be read ({error.strerror}); give a folder in Hugging Face layout"
@@ -189,7 +194,7 @@ class _Reader:
             conv_width=text.size("linear_conv_kernel_dim", 4),
             feed_forward=self._feed_forward(),
             norm_eps=text.number("rms_norm_eps", 1e-6),
-            tied=bool(self._either("tie_word_embeddings", False)),
+            tied=self._tied(),
             max_position=rope.positions,
             eos_ids=self._eos_ids(),
         )
@@ -245,9 +250,9 @@ class _Reader:
         for holder in (self._outer, self._text, self._generation):
             found = holder.get("eos_token_id")
             listed = found if isinstance(found, list) else [] if found is None else [found]
-            if not all(isinstance(item, int) for item in listed):
+            if not all(type(item) is int and abs(item) < _MOST_TOKENS for item in listed):
                 raise self._text.error(
-                    "eos_token_id", f"is {found!r}", "use an id or a list of ids"
+                    "eos_token_id", f"is {found!r:.80}", "use an id or a list of ids"
                 )
             ids.update(listed)
         return tuple(sorted(ids))
@@ -284,5 +289,6 @@ class _Reader:
         for name, only in _ONLY + (_ONLY_OF_EXPERTS if isinstance(shape, MoeShape) else ()):
             self._text.require(name, only)
 
-    def _either(self, name: str, default: object) -> object:
-        return self._outer.get(name, self._text.get(name, default))
+    def _tied(self) -> bool:
+        inner = self._text.flag("tie_word_embeddings", default=False)
+        return self._outer.flag("tie_word_embeddings", default=inner)

@@ -3,9 +3,12 @@
 Immutable, so free to share between threads.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_MOST = sys.float_info.max
 
 
 class ModelConfigError(ValueError):
@@ -36,13 +39,20 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Positive. Raises ModelConfigError."""
+        """Positive and finite. Raises ModelConfigError."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.error(name, f"is {value!r}", "use a positive number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
+            raise self.error(name, f"is {value!r:.40}", "use a positive, finite number")
         return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Raises ModelConfigError where it is anything but true, false or null."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(name, f"is {value!r:.40}", "use true or false")
+        return default if value is None else value
 
     def require(self, name: str, only: object) -> None:
         """Raises ModelConfigError where the field is there and is anything else."""

@@ -10,9 +10,8 @@ and no feed-forward, so a forward costs a product with two rows of heads more.
 """
 
 from torch import Tensor
-from torch.nn import functional
 
-from tasuki.model.backends.base import DraftOperators, EntryOperators, StepEntries
+from tasuki.model.backends.base import EntryOperators, StepEntries
 from tasuki.model.weights.layers import DraftWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
@@ -48,15 +47,3 @@ def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, aren
     draft = of_model(weights)
     with entries.beside():
         entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
-
-
-def mixture(
-    tokens: Tensor,
-    before: Tensor,
-    embedding: Tensor,
-    weights: DraftWeights,
-    operators: DraftOperators,
-) -> Tensor:
-    """The layer's input [T, hidden] of tokens [T] and the final hidden states before them."""
-    embedded = functional.embedding(tokens, embedding)
-    return operators.join(embedded, before, weights)

@@ -13,8 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tasuki.model.backends.base import DraftOperators
-
 from .config_fields import ModelConfigError
 from .weights.layers import for_device
 from .weights.matrix import Matrix
@@ -78,9 +76,8 @@ class DraftHead:
         rows = head.plain.index_select(0, ids.to(head.plain.device))
         return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
 
-    def logits(self, hidden: Tensor, operators: DraftOperators) -> Tensor:
-        """[T, vocab] float32 of hidden states [T, hidden], so that a draw has each token's own
-        noise; of tokens that no draft may be -inf."""
-        found = hidden.new_full((len(hidden), self.vocab), -torch.inf, dtype=torch.float32)
-        found[:, self.ids] = operators.head(hidden, self.head).float()
+    def spread(self, logits: Tensor) -> Tensor:
+        """[T, vocab] float32 of logits [T, n] of its tokens; of others -inf."""
+        found = logits.new_full((len(logits), self.vocab), -torch.inf, dtype=torch.float32)
+        found[:, self.ids] = logits.float()
         return found

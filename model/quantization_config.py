@@ -29,7 +29,7 @@ class QuantizationConfig:
         path = directory / "config.json"
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             # Whoever reads the shape says so; a folder of weights alone may be read too.
             return QuantizationConfig()
         return QuantizationConfig.from_dict(raw if isinstance(raw, dict) else {}, str(path))

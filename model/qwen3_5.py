@@ -27,7 +27,7 @@ from tasuki.pycache.arena import Arena
 
 from .batch import Batch
 from .config import ModelConfig
-from .draft_layer import NoDraftLayer, begin_step, keep_entries, mixture, of_model
+from .draft_layer import NoDraftLayer, begin_step, keep_entries, of_model
 from .draft_vocabulary import DraftHead
 from .hooks import LayerHooks, NullHooks
 
@@ -84,19 +84,26 @@ class Qwen35Model:
         if not isinstance(operators, TorchOperators):
             device = self.weights.embedding.device
             raise NoDraftLayer(f"a batch of the host is not drafted behind on {device}")
-        return self.guess(batch.token_ids, hidden, operators, arena)
+        logits, after = self.guess(batch.token_ids, hidden, operators, arena)
+        return logits.float() if self._drafts is None else self._drafts.spread(logits), after
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """[n] int64, ascending: the tokens that the draft layer may propose; None: any."""
+        return None if self._drafts is None else self._drafts.ids
 
     def guess(
         self, tokens: Tensor, hidden: Tensor, operators: DraftOperators, arena: Arena
     ) -> tuple[Tensor, Tensor]:
-        """As draft_logits(), of tokens [T] that the operators are bound to. A graph may capture it.
-        Raises NoDraftLayer."""
+        """As draft_logits(), of tokens [T] that the operators are bound to, but for the logits: in
+        the model's dtype, [T, n] of draft_ids where only these may be drafts. A graph may capture
+        it. Raises NoDraftLayer."""
         weights, draft = self.weights, of_model(self.weights)
-        mixed = mixture(tokens, hidden, weights.embedding, draft, operators)
+        mixed = operators.join(tokens, hidden, weights.embedding, draft)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
         if self._drafts is not None:
-            return self._drafts.logits(hidden, operators), hidden
-        return self._gather(operators.head(hidden, weights.head)).float(), hidden
+            return operators.head(hidden, self._drafts.head), hidden
+        return self._gather(operators.head(hidden, weights.head)), hidden
 
     def keep_entries(
         self,

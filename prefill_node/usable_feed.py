@@ -108,6 +108,9 @@ class UsableFeed:
                 self._stands[stored.name] = stored
                 for reader in self._readers:
                     reader.came(stored)
+            elif event.kind == "checkpoint_moved":
+                # It stands: what is believed of it is that it is found here, from wherever.
+                continue
             elif (removed := self._stands.pop(event.prefix, None)) is not None:
                 for reader in self._readers:
                     reader.went(removed)

@@ -655,17 +655,19 @@ class EventGap(_message.Message):
     def __init__(self, first_lost: _Optional[int] = ..., resync_from: _Optional[int] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
-    __slots__ = ("sequence", "kind", "tokens", "prefix", "parent", "namespace")
+    __slots__ = ("sequence", "kind", "tokens", "prefix", "parent", "namespace", "place")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     kind: str
     tokens: int
     prefix: bytes
     parent: bytes
     namespace: bytes
-    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., tokens: _Optional[int] = ..., prefix: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., namespace: _Optional[bytes] = ...) -> None: ...
+    place: int
+    def __init__(self, sequence: _Optional[int] = ..., kind: _Optional[str] = ..., tokens: _Optional[int] = ..., prefix: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., place: _Optional[int] = ...) -> None: ...

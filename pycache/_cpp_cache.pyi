@@ -5,7 +5,7 @@ Single-threaded: only the engine loop calls it; digests may be taken on any thre
 one-dimensional, C-contiguous int32. What is Final here is read-only; an allocation's values may
 change."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Final, TypeAlias
 
@@ -302,7 +302,8 @@ class CacheEvent:
     sequence: Final[int]
     """1, 2, 3, ... in its stream; in a snapshot the batch's."""
     kind: Final[str]
-    """page_stored, page_removed, checkpoint_stored, checkpoint_removed or cleared."""
+    """page_stored, page_removed, checkpoint_stored, checkpoint_removed, cleared, or in the usable
+    stream checkpoint_moved."""
     checkpoint_kind: Final[CheckpointKind | None]
     """Of checkpoint_stored."""
     tokens: Final[int]
@@ -310,6 +311,9 @@ class CacheEvent:
     page comes and goes with it."""
     prefix: Final[bytes | None]
     """16 bytes; None of cleared."""
+    place: Final[int]
+    """Of checkpoint_stored and checkpoint_moved: the nearest place that has it, 0 for the arena,
+    then the tiers below it."""
     page: Final[list[int]]
     """Tokens of a stored page in the spelled stream; empty elsewhere."""
     parent: Final[bytes | None]
@@ -598,6 +602,13 @@ class PrefixCache:
         """The tier has the state behind these tokens, and their KV, from before a restart. False:
         an id is another's, or the state stands already. InvalidArgument where the counts do not
         fit, or requests came before."""
+    def adopt(
+        self, tier: int, tokens: NDArray[np.int32], *, salt: bytes, kind: CheckpointKind
+    ) -> tuple[list[int], int, int] | None:
+        """The tier has the state behind these tokens, and their KV, since somebody else wrote them:
+        its pages of the path in logical order, a tail's last, how many of them it had before, and
+        its slot. None: no room, the state stands somewhere already, or KV of it is being written.
+        InvalidArgument without tokens."""
     def acknowledge(self, transfer: int, is_good: bool) -> None:
         """Once for each rank, all of which are awaited. After the last one what was written is of
         use, or what was loaded is the tree's, if all are good; an allocation whose load did not
@@ -673,3 +684,235 @@ class WindowDigester:
     def digest_all(self, windows: Sequence[_PlacedWindow]) -> list[int]:
         """The digest [0, 2^64) of each. Raises IndexError on what is not in the arena, before
         anything outside of it is read. REQUIRES: ids are those of an arena."""
+
+class Bell:
+    """Wakes one thread that waits for any of several things: any thread rings, one waits. A ring
+    that comes before wait() ends that wait; rings that nobody waited for are one."""
+
+    def __init__(self) -> None:
+        """Raises RuntimeError where the process has no descriptor left."""
+    def ring(self) -> None: ...
+    def watch(self, descriptor: int) -> None:
+        """End a wait too while something can be read from it. REQUIRES: forget() before it is
+        closed."""
+    def forget(self, descriptor: int) -> None: ...
+    def wait(self, seconds: float) -> bool:
+        """Until somebody rings, something watched can be read, or `seconds` are over; whether it
+        was one of the former. Holds no GIL."""
+
+class StepCounter:
+    """Of how many layers, of any kind, an engine has written KV and state for good since it
+    started. One thread ticks; any thread reads, waits and sets alarms. The value only grows."""
+
+    def __init__(self, report: Callable[[int, bool], None] | None = None) -> None:
+        """report: called on the ticking thread with the value at each tick, and with True where a
+        forward ended with it."""
+    @property
+    def value(self) -> int: ...
+    def tick(self) -> None:
+        """One more layer's KV and state are written: others may read them from now on."""
+    def end_forward(self) -> None:
+        """The forward whose layers ticked last has computed its last layer."""
+    def end_of(self, tick: int) -> float:
+        """When the forward that ticked it had ended, on the monotonic clock: inf while it runs. The
+        tick's own time where nobody has reported an end yet; -inf where that is forgotten too."""
+    def wait_for(self, tick: int, timeout: float) -> bool:
+        """Block until the value is at least `tick` or `timeout` seconds are over; whether it
+        is."""
+    def time_of(self, tick: int) -> float | None:
+        """When the value became `tick`, on the monotonic clock; None if too long ago or yet to
+        come."""
+    def times_of(self, first: int, end: int) -> list[float | None]:
+        """time_of() of ticks [first, end)."""
+    def ring_at(self, bell: Bell, tick: int | None) -> bool:
+        """Ring it at every tick from `tick` on, instead of from where it did before; None:
+        never. Whether that tick has come already: one that comes after this rings."""
+
+class CudaContext:
+    """A GPU's primary context, which torch uses too."""
+
+    def __init__(self, device: int) -> None:
+        """device: its index in this process. Raises RuntimeError where there is no such GPU."""
+
+class StreamTicks:
+    """Ticks a counter on a thread of its own, which holds no GIL, once what a stream was given has
+    ended, in the order of the calls. One thread calls."""
+
+    def __init__(self, context: CudaContext, steps: StepCounter) -> None: ...
+    def tick_behind(self, stream: int) -> None:
+        """Raises RuntimeError, also where an earlier call's work failed."""
+    def end_behind(self, stream: int) -> None:
+        """Likewise, for the end of a forward."""
+
+_Kernel: TypeAlias = tuple[int, int, int]
+"""The driver's handle, warps, bytes of shared memory."""
+
+class GpuDigester:
+    """Digests windows out of an arena in a GPU's memory; holds no GIL. Any thread, one at a
+    time."""
+
+    def __init__(
+        self,
+        context: CudaContext,
+        sum: _Kernel,
+        mix: _Kernel,
+        parts: int,
+        words: int,
+        keys: int,
+        geometry: WindowGeometry,
+    ) -> None:
+        """sum, mix, parts: the kernels of digest_kernel.py, and programs for a row. words, keys:
+        addresses on the device, of the arena and of keys of the longest row, which outlive this.
+        Raises RuntimeError."""
+    def digest_all(self, windows: Sequence[_PlacedWindow]) -> list[int]:
+        """The digest [0, 2^64) of each, once the GPU has answered, on a stream of its own. Raises
+        IndexError on a layer that there is not, RuntimeError where the GPU fails. REQUIRES: ids are
+        those of the arena."""
+    def digest(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], seeds: NDArray[np.int64]
+    ) -> int:
+        """The same of rows anywhere in the arena, as RowDigester.digest takes them."""
+
+def piece_table_words(pieces: int) -> int:
+    """Length of the table of that many pieces, in int64 words."""
+
+def fill_piece_table(table: NDArray[np.int64], pieces: NDArray[np.int64], chunk_bytes: int) -> int:
+    """Write what a launch of the store kernel reads; how many chunks of `chunk_bytes` it has.
+
+    table [at least piece_table_words(len(pieces))]: how many programs are done, padding, then
+    columns: local, remote and length of each piece in units of 16 bytes, and the chunk it begins
+    with, to which the number of chunks is added. pieces [n, 3]. Raises ValueError. REQUIRES: pieces
+    are multiples of 16."""
+
+class Mailbox:
+    """The reading end of datagrams between processes of one host. One thread at a time; nothing
+    blocks. What does not bear the secret is dropped; a writer's datagrams arrive in order, each
+    once."""
+
+    def __init__(self, name: str, secret: bytes) -> None:
+        """name: abstract, of no file. Raises RuntimeError."""
+    @property
+    def descriptor(self) -> int:
+        """Readable while something has come; -1 once closed."""
+    @property
+    def dropped(self) -> int: ...
+    def read(self) -> list[bytes]:
+        """All that has come since the last call."""
+    def close(self) -> None:
+        """Idempotent; writers see it with their next word."""
+
+class WriteLease:
+    """Until when a peer wants to be written to."""
+
+    def __init__(self) -> None:
+        """It has ended."""
+    @property
+    def holds(self) -> bool:
+        """At this moment."""
+    def extend(self, until: float) -> None:
+        """On the monotonic clock."""
+
+class AskedDigest:
+    """A window's digest, now or later."""
+
+    @property
+    def done(self) -> bool: ...
+    def result(self) -> int:
+        """Raises RuntimeError where it could not be digested. REQUIRES: done."""
+
+class DigestQueue:
+    """Digests windows that leave on a thread of its own, which holds no GIL: all that wait, in one
+    call."""
+
+    def __init__(self, digester: GpuDigester) -> None: ...
+    def ring_at_answers(self, bell: Bell) -> None:
+        """Also ring this from now on, whenever some of what was asked is answered."""
+
+class PeerEndpoint:
+    """A peer's arena, mapped here, and its mailbox."""
+
+    def __init__(
+        self,
+        mailbox: str,
+        secret: bytes,
+        arena: int,
+        arena_bytes: int,
+        gate: int,
+        permission: int,
+    ) -> None:
+        """arena, gate: addresses in this process. Raises RuntimeError where nobody reads the
+        mailbox."""
+
+class PeerOutcome(Enum):
+    """REFUSED, CANCELLED, UNLEASED, OUTSIDE, MISALIGNED: nothing of it was given to the GPU.
+    FAILED: it may have landed, or land. DONE: stored, and announced."""
+
+    PENDING = ...
+    DONE = ...
+    REFUSED = ...
+    CANCELLED = ...
+    UNLEASED = ...
+    OUTSIDE = ...
+    MISALIGNED = ...
+    FAILED = ...
+
+class PeerTransfer:
+    """A posted window. Any thread reads."""
+
+    @property
+    def outcome(self) -> PeerOutcome: ...
+    @property
+    def why(self) -> str:
+        """It was refused or failed; empty otherwise."""
+    @property
+    def ended_at(self) -> float | None:
+        """On the monotonic clock; None while it is pending."""
+    @property
+    def posted_at(self) -> float | None:
+        """When it was given to the GPU, on the monotonic clock; None before that."""
+    @property
+    def digest(self) -> AskedDigest | None:
+        """Of what was held."""
+    def release(self) -> None:
+        """Nobody asks any more: what was not announced yet never is."""
+
+class PeerWriter:
+    """Stores windows into peers' memory by a GPU's kernel, sees when they are stored and announces
+    them, on a thread of its own, which holds no GIL. Any thread calls."""
+
+    def __init__(
+        self,
+        context: CudaContext,
+        store: _Kernel,
+        programs: int,
+        turn: int,
+        chunk_bytes: int,
+        source: int,
+        source_bytes: int,
+    ) -> None:
+        """store, programs, turn, chunk_bytes: as store_kernel.py. source: the arena's address.
+        Raises RuntimeError."""
+    def ring_at_ends(self, bell: Bell) -> None:
+        """Also ring this from now on, whenever something posted has ended."""
+    def post(
+        self, endpoint: PeerEndpoint, writes: Sequence[tuple[NDArray[np.int64], bytes]]
+    ) -> list[PeerTransfer]:
+        """Pieces [n, 3] and what announces them, of each window; in order. No piece: a notification
+        alone. What fits one table is stored by one launch; what could not be posted has ended."""
+    def hold(
+        self,
+        endpoint: PeerEndpoint,
+        writes: Sequence[tuple[NDArray[np.int64], bytes, int, _PlacedWindow]],
+        steps: StepCounter,
+        lease: WriteLease,
+        digests: DigestQueue,
+    ) -> list[PeerTransfer]:
+        """The same with the tick from which on each may be posted, and what is digested then: the
+        thread here posts it once `steps` are there, where the lease holds at that moment."""
+    def cancel(self, transfer: PeerTransfer) -> None:
+        """Post it no more, if it was not yet."""
+    def disconnect(self, endpoint: PeerEndpoint) -> None:
+        """Block until no kernel writes to the peer. What was not announced fails. Idempotent.
+        Raises RuntimeError where the GPU fails."""
+    def stop(self) -> None:
+        """Block until nothing is on its way any more, or the GPU has failed. Idempotent."""

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from ._cpp_cache import CheckpointKind, EventBatch
 
-_KINDS = ("page_stored", "page_removed", "checkpoint_stored", "checkpoint_removed", "cleared")
+_KINDS = (
+    *("page_stored", "page_removed", "checkpoint_stored", "checkpoint_removed", "cleared"),
+    "checkpoint_moved",
+)
 _CLEARED = _KINDS.index("cleared")
 _CHECKPOINT_KINDS = (None, *(kind.value for kind in CheckpointKind))
 _NAMES = Struct("16s16s16s")
@@ -23,7 +26,8 @@ _ROWS_AT_ONCE = 256
 
 class CacheEvent(NamedTuple):
     """One change, named as the C++ CacheEvent. checkpoint_kind: why a state is kept; None unless it
-    is stored now. page: the tokens of a stored page in the stream `spelled`. prefix, parent and
+    is stored now. page: the tokens of a stored page in the stream `spelled`. place:
+    the nearest that has the state, 0 for the arena, then the tiers. prefix, parent and
     namespace are None of cleared."""
 
     sequence: int
@@ -34,6 +38,7 @@ class CacheEvent(NamedTuple):
     namespace: bytes | None
     checkpoint_kind: str | None
     page: tuple[int, ...]
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class PackedEvents:
         names = _NAMES.iter_unpack(self.names)
         for start in range(0, len(self.numbers), _ROWS_AT_ONCE):
             rows = self.numbers[start : start + _ROWS_AT_ONCE].tolist()
-            for (sequence, kind, checkpoint, tokens, length), named in zip(
+            for (sequence, kind, checkpoint, tokens, place, length), named in zip(
                 rows, islice(names, len(rows)), strict=True
             ):
                 prefix, parent, namespace = named if kind != _CLEARED else _UNNAMED
@@ -78,6 +83,7 @@ class PackedEvents:
                     namespace,
                     _CHECKPOINT_KINDS[checkpoint],
                     tuple(self.pages[page : page + length].tolist()) if length else (),
+                    place,
                 )
                 page += length
 

@@ -75,9 +75,12 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
 
 
 def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
-    """As of the Submit. What is no token of the model is never drawn. Raises PromptTooLong."""
+    """As of the Submit: what is proposed of it goes through the model, so all of it is tokens that
+    the model has. Raises PromptTooLong, InvalidField."""
     check_length("prediction", len(tokens), codec)
-    return np.array(tokens, dtype=np.int32)
+    found = np.array(tokens, dtype=np.int32)
+    check_vocabulary("prediction", found, codec.vocab_size)
+    return found
 
 
 def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:

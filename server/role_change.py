@@ -34,7 +34,8 @@ TUNING = frozenset(
     {
         *(
             "arena_mib",
-            *("host_cache_gib", "disk_cache_gib", "disk_write_mb"),
+            *("host_cache_gib", "disk_cache_gib", "disk_write_budget"),
+            *("remote_cache_gib", "remote_write_budget"),
             "gpu_memory_utilization",
             "max_batch",
             "prefill_chunk_tokens",

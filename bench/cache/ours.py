@@ -4,6 +4,7 @@ import json
 import sys
 from array import array
 from functools import partial
+from typing import Any
 
 import numpy as np
 from timing import CLOCK_NS, heap_bytes, median_us, now, percentile_us, quiet
@@ -25,24 +26,31 @@ from workloads import (
     short_prompts,
 )
 
-from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, PrefixCache, TreeConfig
+from tasuki.pycache._cpp_cache import (
+    Allocation,
+    CheckpointKind,
+    PrefixCache,
+    TierConfig,
+    TreeConfig,
+)
 
 PAGES_PER_SLAB = 24
 KIND = CheckpointKind.TURN_END
 Row = dict[str, float]
 
 
+def tree_shape(tokens: int, states: int, policy: str = "lru") -> dict[str, Any]:
+    return {
+        "slabs": tokens // (PAGE * PAGES_PER_SLAB) + states + 64,
+        "blocks_per_slab": PAGES_PER_SLAB * 8,
+        "pages_per_slab": PAGES_PER_SLAB,
+        "policy": policy,
+        "attention_cost": 3e-5,
+    }
+
+
 def tree_for(tokens: int, states: int, policy: str = "lru") -> PrefixCache:
-    slabs = tokens // (PAGE * PAGES_PER_SLAB) + states + 64
-    return PrefixCache(
-        TreeConfig(
-            slabs=slabs,
-            blocks_per_slab=PAGES_PER_SLAB * 8,
-            pages_per_slab=PAGES_PER_SLAB,
-            policy=policy,
-            attention_cost=3e-5,
-        )
-    )
+    return PrefixCache(TreeConfig(**tree_shape(tokens, states, policy)))
 
 
 def allocated_for(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> Allocation:
@@ -268,6 +276,39 @@ def crowds(row: Row, counts: tuple[int, ...]) -> None:
             crowded(row, CHILDREN, count, label=label, policy=policy)
 
 
+_BELOW_PAGES = 16
+_BELOW_PROMPTS = 400
+"""That the arena has room for, about."""
+
+
+def below(row: Row, *, tiers: int, label: str) -> None:
+    """tiers: how often as much as the arena holds stands below it."""
+    tokens = _BELOW_PAGES * PAGE
+    shape = tree_shape(_BELOW_PROMPTS * tokens, _BELOW_PROMPTS)
+    shape["tiers"] = [TierConfig(slabs=(tiers + 1) * shape["slabs"])] if tiers else []
+    tree = PrefixCache(TreeConfig(**shape))
+    prompts = [prompt(50_000 + i, tokens) for i in range(_BELOW_PROMPTS * max(1, tiers))]
+    for asked in prompts:
+        keep(tree, asked)
+        while (write := tree.next_write()) is not None:
+            tree.acknowledge(write.id, True)
+    held = tree.stats().tiers
+    if tiers:
+        copies = held[0].pages.tree / tree.stats().pages.tree
+        assert copies > 0.9 * tiers, copies
+    spent = []
+    for asked in prompts[-_BELOW_PROMPTS // 4 :] * 8:
+        # A match ends before the last token.
+        asked = np.append(asked, np.int32(1))
+        start = now()
+        tree.match(asked)
+        allocation = allocated_for(tree, asked)
+        spent.append(now() - start)
+        assert allocation.match.usable_tokens > 0
+        tree.release(allocation)
+    row[f"{label}: match + allocate p50, us"] = percentile_us(spent, 50)
+
+
 def main(full: bool) -> None:
     quiet()
     row: Row = {}
@@ -280,6 +321,8 @@ def main(full: bool) -> None:
     bushes(row, Bushes(1_000 if full else 100, 120), label="121K nodes")
     shorts(row)
     blocked(row)
+    below(row, tiers=0, label="16 pages, no tier")
+    below(row, tiers=10, label="16 pages, 10x below in the host")
     crowds(row, CROWDS if full else CROWDS[:2])
     for nodes in SCALES if full else SCALES[:2]:
         bushes(row, Bushes(max(1, nodes // 121), 120, PAGE, PAGE), label=f"{nodes} nodes")

@@ -1,5 +1,5 @@
-"""All GDN layers of rows with drafts, and their fold, beside those of decode steps of as many rows:
-what states that are read once more cost."""
+"""All GDN layers of rows with drafts, which fold what of their last tokens holds, beside those of
+decode steps of as many rows: a state is read once and written once in both."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,9 +7,9 @@ from functools import partial
 from torch import Tensor
 
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
-from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
-from tasuki.model.ops.gdn.verify.rows import gdn_verify
+from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns, kept_bytes
+from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import GdnWeights
 
 from .case import Case
@@ -36,7 +36,10 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
     conv = layers * batch * config.conv_channels * (config.conv_width - 1) * 2
     width = config.conv_channels + config.value_heads * (config.value_dim + 2)
     projected = stage.random(batch * _TOKENS, width)
-    kept = KeptInputs.empty(config, layers, batch, _TOKENS, projected.dtype, stage.device)
+    kept = KeptTurns.empty(config, layers, batch, _TOKENS, projected.dtype, stage.device)
+    for part in (kept.raw, kept.mixed, kept.scalars):
+        part.zero_()
+    turn = stage.ints([0])
     counts, rows = stage.ints([_TOKENS] * batch), stage.rows(batch)
     held, places = stage.ints([_HELD] * batch), stage.ints(list(range(batch)))
     runs = [
@@ -51,20 +54,32 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
         ]
 
     def verify(read: Tensor, write: Tensor) -> list[Tensor]:
-        outputs = [
-            gdn_verify(projected, weights, config, *views, read, counts, rows, kept.layer(layer))
+        # Of the step before, whose states are those in `read`.
+        columns = FoldRows(places, held, read, write)
+        fold_columns(kept.of(1), config, stage.arena.conv, columns)
+        folds = RowFolds(held, places, read)
+        return [
+            gdn_verify(
+                projected,
+                weights,
+                config,
+                *views,
+                write,
+                counts,
+                rows,
+                kept.layer(layer),
+                turn,
+                folds,
+            )
             for layer, views in enumerate(zip(stage.arena.conv, stage.arena.ssm, strict=True))
         ]
-        folds = FoldRows(places, held, read, write)
-        gdn_fold(kept, config, stage.arena.conv, stage.arena.ssm, folds)
-        return outputs
 
     inputs = batch * _TOKENS * kept_bytes(config, layers, projected.element_size())
     return Case(
         f"gdn of all layers, {batch} rows of {_TOKENS} tokens, and their fold",
         [partial(verify, *run) for run in runs],
-        # The states once more than a plain step; what is kept is written, and read twice.
-        bytes=3 * state + 2 * conv + 3 * inputs,
+        # What is kept is written, and read for this step and for the next one's fold.
+        bytes=2 * state + 2 * conv + 3 * inputs,
         captured={"plain steps": [partial(decode, *run) for run in runs]},
         ratios={"plain steps": 1 / _MOST},
     )

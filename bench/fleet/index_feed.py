@@ -64,7 +64,7 @@ class IndexFeed:
                 continue
             if event.kind == "checkpoint_stored":
                 self.index.store(node, event.prefix, event.parent, event.tokens)
-            else:
+            elif event.kind == "checkpoint_removed":
                 self.index.remove(node, event.prefix, event.parent, event.tokens)
             self._listed[node] = True
         return None

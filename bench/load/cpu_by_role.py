@@ -22,6 +22,7 @@ _ENGINE = (
     "tasuki-handover",
     "tasuki-early",
     "tasuki-ticks",
+    "tasuki-writes",
 )
 _NANOSECONDS = 1e-9
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")

@@ -124,6 +124,21 @@ class Rig:
             if not worked:
                 raise BenchError(f"{', '.join(waiting)}: cannot run: give a larger --arena-mib")
 
+    def rest(self) -> None:
+        """Until every answer has ended, and every copy below the arena."""
+        self.run()
+        while self.step():
+            pass
+
+    @property
+    def computed_behind_loads(self) -> int:
+        """Prompts whose rest was computed while their beginning was loaded."""
+        return self._engine.computed_behind_loads
+
+    def close(self) -> None:
+        """REQUIRES: nothing runs, or will."""
+        self._engine.close()
+
     def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
         """Until each of the answers has that many tokens."""
         while any(len(answer.tokens) < tokens for answer in answers):

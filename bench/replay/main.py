@@ -4,16 +4,19 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tasuki.model.known_models import PUBLISHED
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.utils.config.flags import FlagParser
 
+from .errors import ReplayError
 from .replay import CachedDtypes, replay, replay_tiers
 from .report import as_text
 from .tier_report import tier_text
 from .tiers import Tiers
 from .trace import load_trace
+from .what_if import more_host, what_if, what_if_text
 
 POLICIES = ("lru", "marconi", "value", "auto")
 
@@ -27,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--gb", type=float, default=32.0, help="bytes of the cache, GiB")
     parser.add_argument("--tiers", help="instead of --gb: arena, host[, disk] as 64,1024,8192, GiB")
     parser.add_argument(
-        "--disk-write-mb", type=float, help="the disk's write budget, MB/s; none by default"
+        "--disk-write-budget", type=float, help="the disk's write budget, MB/s; none by default"
     )
     parser.add_argument(
         "--draft-layer",
@@ -43,23 +46,39 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--policy", choices=POLICIES, default="auto", help="eviction policy")
     parser.add_argument("--limit", type=int, help="requests to replay; all by default")
+    parser.add_argument(
+        "--more-host", help="as 256,1024: what so many GiB more host memory would recover"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     values = parser.parse_args(argv)
 
-    tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_mb)
+    tiers = None if values.tiers is None else Tiers.parsed(values.tiers, values.disk_write_budget)
+    if not 0 < values.gb < 1 << 20:
+        raise ReplayError(f"--gb {values.gb:g}: give a size above 0 in GiB")
+    if tiers is None and values.disk_write_budget is not None:
+        raise ReplayError("--disk-write-budget is of a disk: give --tiers too, as 64,1024,8192")
     trace = load_trace(values.file, values.limit)
     kept = values.draft_layer
     names = {"bf16": "bfloat16", "fp8": FP8_ROWS, "float32": "float32"}
     dtypes = CachedDtypes(names[values.kv_dtype], names[values.state_dtype])
+    more = () if values.more_host is None else more_host(values.more_host)
+
+    def replayed(tiers: Tiers) -> dict[str, Any]:
+        return replay_tiers(
+            trace, values.model, tiers, values.policy, draft_layer=kept, dtypes=dtypes
+        )
+
     if tiers is None:
         result = replay(
             trace, values.model, values.gb, values.policy, draft_layer=kept, dtypes=dtypes
         )
         text = as_text(result)
     else:
-        result = replay_tiers(
-            trace, values.model, tiers, values.policy, draft_layer=kept, dtypes=dtypes
-        )
+        result = replayed(tiers)
         text = as_text(result) + tier_text(result)
+    if more:
+        base = Tiers(values.gb, ()) if tiers is None else tiers
+        result["what_if"] = what_if(result, base, more, replayed)
+        text += what_if_text(result["what_if"])
     sys.stdout.write(json.dumps(result) + "\n" if values.json else text)
     return 0

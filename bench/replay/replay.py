@@ -75,7 +75,6 @@ def replay_tiers(
     player = Player(tree, flops, rules or rules_of(policy, trace), transfers)
     tally = player.play(trace, prompts)
     result = outcome(trace, prompts, model, tiers.arena, policy, tally)
-    result["hit_rate"] = result["token_hit"]
     return result | tier_outcome(trace, layout, tiers, tree.stats())
 
 

@@ -21,6 +21,7 @@ def outcome(
         "refused": tally.refused,
         "recovered_answers": prompts.recovered_answers,
         "prompt_tokens": total,
+        "hit_rate": tally.usable_tokens / total,
         "token_hit": tally.usable_tokens / total,
         "flops_saved": tally.flops_saved / tally.flops,
         "requests_per_second": tally.requests / max(tally.cpu_seconds, 1e-9),

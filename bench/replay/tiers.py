@@ -34,10 +34,10 @@ class Tiers:
 
     arena: float
     below: tuple[float, ...]
-    disk_write_mb: float | None = None
+    disk_write_budget: float | None = None
 
     @staticmethod
-    def parsed(text: str, disk_write_mb: float | None = None) -> "Tiers":
+    def parsed(text: str, disk_write_budget: float | None = None) -> "Tiers":
         """`64,1024` or `64,1024,8192`. Raises ReplayError naming what is wrong."""
         try:
             sizes = [float(part) for part in text.split(",")]
@@ -47,7 +47,13 @@ class Tiers:
             raise ReplayError(
                 f"--tiers {text}: give two or three sizes above 0 in GiB: arena, host and disk"
             )
-        return Tiers(sizes[0], tuple(sizes[1:]), disk_write_mb)
+        if disk_write_budget is not None:
+            flag = f"--disk-write-budget {disk_write_budget}"
+            if not 0 < disk_write_budget < 1 << 40:
+                raise ReplayError(f"{flag}: give MB/s above 0, or leave it out")
+            if len(sizes) <= len(LINKS):
+                raise ReplayError(f"{flag} is of a disk: give --tiers {text} a third size")
+        return Tiers(sizes[0], tuple(sizes[1:]), disk_write_budget)
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -58,7 +64,7 @@ class Tiers:
         token_seconds = flops.linear / FLOPS_A_SECOND
         found = []
         for size, link in zip(self.below, self.links, strict=True):
-            budget = self.disk_write_mb if link.tier == "disk" else None
+            budget = self.disk_write_budget if link.tier == "disk" else None
             found.append(
                 TierConfig(
                     slabs=max(1, int(size * GIB) // layout.slab_bytes),

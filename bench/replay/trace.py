@@ -100,7 +100,14 @@ def _request(line: str, where: str) -> TraceRequest:
             stop=row.get("stop") or "",
         )
         hash(request.conversation)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ReplayError(f"{where}: is no request of a trace ({error!r})") from error
     if request.prompt_tokens < 1 or request.answer_tokens < 0 or not len(request.block_ids):
         raise ReplayError(f"{where}: a request needs prompt tokens and their block ids")

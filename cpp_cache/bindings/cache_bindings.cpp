@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -220,7 +221,21 @@ void bind_restarting(CacheClass& cache, const CheckpointKinds& kinds) {
             for (const std::int32_t page : pages) kept.pages.push_back(static_cast<PageId>(page));
             return self.restore(static_cast<TierId>(tier), kept);
           },
-          "tier"_a, "tokens"_a, py::kw_only(), "salt"_a, "pages"_a, "slot"_a, "kind"_a);
+          "tier"_a, "tokens"_a, py::kw_only(), "salt"_a, "pages"_a, "slot"_a, "kind"_a)
+      .def(
+          "adopt",
+          [kinds](PrefixCache& self, std::uint8_t tier, const py::object& tokens,
+                  const std::string& salt, const py::object& kind) {
+            std::optional<std::tuple<std::vector<std::int32_t>, std::int64_t, std::int32_t>> found;
+            const auto adopted = self.adopt(static_cast<TierId>(tier), salt, tokens_of(tokens),
+                                            kinds.value_of(kind));
+            if (!adopted) return found;
+            std::vector<std::int32_t> pages;
+            for (const PageId page : adopted->pages) pages.push_back(raw(page));
+            found.emplace(std::move(pages), adopted->first_new, raw(adopted->slot));
+            return found;
+          },
+          "tier"_a, "tokens"_a, py::kw_only(), "salt"_a, "kind"_a);
 }
 
 }  // namespace

@@ -28,10 +28,10 @@ py::bytes bytes_of(const PrefixHash& hash) {
 }
 
 // What pycache/packed_events.py unpacks: a row of numbers an event (its sequence, kind, 1 + the
-// checkpoint's kind or 0, tokens, tokens of its page), then three names each, then the tokens of
-// the pages.
+// checkpoint's kind or 0, tokens, place, tokens of its page), then three names each, then the
+// tokens of the pages.
 py::tuple packed(const EventBatch& batch) {
-  constexpr py::ssize_t kNumbers = 5;
+  constexpr py::ssize_t kNumbers = 6;
   std::size_t page_tokens = 0;
   for (const CacheEvent& event : batch.events) page_tokens += event.page.size();
   const auto events = static_cast<py::ssize_t>(batch.events.size());
@@ -46,6 +46,7 @@ py::tuple packed(const EventBatch& batch) {
     *row++ = static_cast<std::uint64_t>(event.kind);
     *row++ = event.checkpoint ? 1 + static_cast<std::uint64_t>(*event.checkpoint) : 0;
     *row++ = static_cast<std::uint64_t>(event.tokens);
+    *row++ = event.place;
     *row++ = event.page.size();
     for (const PrefixHash& hash : {event.prefix, event.parent, event.root}) {
       const auto bytes = hash.bytes();
@@ -87,6 +88,7 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
           "checkpoint_kind",
           [kinds](const CacheEvent& event) { return kinds.of(event.checkpoint); })
       .def_readonly("tokens", &CacheEvent::tokens)
+      .def_readonly("place", &CacheEvent::place)
       .def_readonly("page", &CacheEvent::page)
       .def_property_readonly("prefix", hash_or_none(&CacheEvent::prefix))
       .def_property_readonly("parent", hash_or_none(&CacheEvent::parent))

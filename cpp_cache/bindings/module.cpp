@@ -7,6 +7,7 @@
 #include "bindings/value_bindings.h"
 #include "bindings/view_bindings.h"
 #include "core/ids.h"
+#include "dataplane_bindings/dataplane_bindings.h"
 
 PYBIND11_MODULE(_cpp_cache, module) {
   using namespace tasuki::cache;
@@ -22,4 +23,5 @@ PYBIND11_MODULE(_cpp_cache, module) {
   bind_evictions(module, kinds);
   bind_views(module, cache, kinds);
   tasuki::digest::bind_digests(module);
+  tasuki::dataplane::bind_dataplane(module);
 }

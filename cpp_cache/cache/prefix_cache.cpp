@@ -277,6 +277,17 @@ bool PrefixCache::restore(TierId tier, const KeptState& kept) {
   return tiers_->restore(tier, kept, clock_);
 }
 
+std::optional<AdoptedState> PrefixCache::adopt(TierId tier, std::string_view salt, Tokens tokens,
+                                               CheckpointKind kind) {
+  if (raw(tier) >= config_.tiers.size()) {
+    throw InvalidArgument("adopt: there is no tier " + std::to_string(raw(tier)));
+  }
+  if (tokens.empty()) throw InvalidArgument("adopt: a state stands behind tokens");
+  ++clock_;
+  ++room_version_;
+  return tiers_->adopt(tier, salt, tokens, kind, clock_);
+}
+
 void PrefixCache::acknowledge(TransferId id, bool is_good) {
   if (!tiers_) throw InvalidArgument("there is no tier below the arena");
   ++clock_;
@@ -327,7 +338,8 @@ void PrefixCache::append(AllocationId id, Tokens tokens) {
 }
 
 std::optional<SlotId> PrefixCache::take_checkpoint_slot(AllocationId id) {
-  Allocation& allocation = allocations_.working(id, "take_checkpoint_slot");
+  Allocation& allocation = allocations_.at(id);
+  if (!allocation.load) allocations_.working(id, "take_checkpoint_slot");
   ++clock_;
   if (!reclaimer_.make_room(0, 1, id, clock_)) return std::nullopt;
   const SlotId slot = allocator_.take_slot();
@@ -449,10 +461,16 @@ void PrefixCache::accept_received(AllocationId id) {
 }
 
 QuarantineId PrefixCache::quarantine(AllocationId id) {
-  const Allocation& allocation = allocations_.granted(id, "quarantine");
+  Allocation& allocation = allocations_.granted(id, "quarantine");
   ++clock_;
   if (allocation.load) tiers_->abandon_load(allocation.load->plan.id);
   QuarantineTable::Quarantine held{{}, allocation.working_slots};
+  // Who computes behind a load may still write them.
+  for (const SlotId slot : allocation.destination_slots) {
+    allocator_.hand_over(slot, Owner::kWorking, Owner::kGranted);
+    held.slots.push_back(slot);
+  }
+  allocation.destination_slots.clear();
   allocation.for_each_own_page([&held](PageId page) { held.pages.push_back(page); });
   const QuarantineId quarantine = quarantines_.add(std::move(held));
   end(allocation);

@@ -107,6 +107,8 @@ class PrefixCache {
   std::optional<AllocationId> allocate_to_send(Tokens prompt, std::string_view salt);
   bool extend(AllocationId id, std::int64_t capacity_tokens);
   void append(AllocationId id, Tokens tokens);
+  // Also of one that is being loaded, for what is computed behind the load: it goes with the
+  // allocation, into quarantine too.
   std::optional<SlotId> take_checkpoint_slot(AllocationId id);
   // REQUIRES: boundary <= tokens and capacity; slot is a working or destination slot of the
   // allocation that holds exactly the state after boundary tokens; inside a page a slot is needed.
@@ -128,6 +130,11 @@ class PrefixCache {
   // A tier has this state and its KV from before a restart. False: an id of it is another's, or it
   // stands already. Throws InvalidArgument where the counts do not fit, or requests came before.
   bool restore(TierId tier, const KeptState& kept);
+  // A tier has this state and its KV by somebody else's hand, and has ids for them from now on.
+  // nullopt: there is no room, it stands somewhere already, or KV of it is being written. Throws
+  // InvalidArgument where there are no tokens, or no such tier.
+  std::optional<AdoptedState> adopt(TierId tier, std::string_view salt, Tokens tokens,
+                                    CheckpointKind kind);
   // Once for each rank, all of which are awaited. Throws InvalidArgument where the transfer has
   // ended.
   void acknowledge(TransferId id, bool is_good);

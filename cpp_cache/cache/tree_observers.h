@@ -30,12 +30,21 @@ class TreeObservers {
     census_.split(upper);
   }
   void state_stored(const StateKey& state) {
-    if (tree_.state_below(state).tiers == 0) journal_.state_stored(state);
+    if (tree_.state_below(state).tiers == 0) {
+      journal_.state_stored(state);
+    } else {
+      journal_.state_moved(state, 0);
+    }
     census_.state_stored(state.node);
   }
   // Called before.
   void evicting(const EvictionItem& item) {
-    if (!stands_below(item)) journal_.evicting(item);
+    if (!stands_below(item)) {
+      journal_.evicting(item);
+    } else if (item.kind != EvictionKind::kLeafPages) {
+      const StateKey state{item.node, item.tail};
+      journal_.state_moved(state, place_of(nearest_of(tree_.state_below(state).tiers)));
+    }
     census_.evicting(item);
   }
 

@@ -10,8 +10,8 @@ std::optional<EventStream> stream_named(std::string_view name) {
 }
 
 std::string_view name_of(EventKind kind) {
-  constexpr std::string_view kNames[] = {"page_stored", "page_removed", "checkpoint_stored",
-                                         "checkpoint_removed", "cleared"};
+  constexpr std::string_view kNames[] = {"page_stored",        "page_removed", "checkpoint_stored",
+                                         "checkpoint_removed", "cleared",      "checkpoint_moved"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -17,12 +17,13 @@ enum class EventKind : std::uint8_t {
   kPageRemoved,
   kCheckpointStored,  // of a tail: its partial page comes and goes with it
   kCheckpointRemoved,
-  kCleared,  // nothing stands any more
+  kCleared,          // nothing stands any more
+  kCheckpointMoved,  // it stands elsewhere now: a load brings it, or none is needed any more
 };
 
 enum class EventStream : std::uint8_t {
   kAll,
-  kUsable,   // only prefixes with a state, which alone save prefill; no pages
+  kUsable,   // only prefixes with a state, which alone save prefill, and where it is; no pages
   kSpelled,  // all, and the tokens of each stored page: for routers that hash for themselves
 };
 
@@ -38,6 +39,9 @@ struct CacheEvent {
   PrefixHash prefix{};
   PrefixHash parent{};  // the whole pages before the prefix's last page or part of one
   PrefixHash root{};    // the empty prefix: names the namespace, and reveals nothing of its salt
+  // Of kCheckpointStored and kCheckpointMoved: the nearest place that has it, 0 for the arena, then
+  // the tiers.
+  std::uint8_t place = 0;
   std::vector<Token> page{};  // of kPageStored in kSpelled
 };
 

@@ -19,6 +19,7 @@ Tokens page_of(const Node& node, const CacheEvent& event) {
 }
 
 bool carries(EventStream stream, EventKind kind) {
+  if (kind == EventKind::kCheckpointMoved) return stream == EventStream::kUsable;
   return stream != EventStream::kUsable ||
          (kind != EventKind::kPageStored && kind != EventKind::kPageRemoved);
 }
@@ -132,8 +133,10 @@ CacheEvent EventJournal::event_of(EventKind kind, const StateKey& ref) const {
   if (ref.tail)
     event.tokens += static_cast<std::int64_t>(node.tails.find(*ref.tail)->tokens.size());
   if (kind == EventKind::kCheckpointStored) {
-    event.checkpoint =
-        tree_.is_resident(ref) ? tree_.state(ref).kind : tree_.state_below(ref).checkpoint_kind();
+    const bool is_resident = tree_.is_resident(ref);
+    const StateBelow below = tree_.state_below(ref);
+    event.checkpoint = is_resident ? tree_.state(ref).kind : below.checkpoint_kind();
+    event.place = is_resident ? 0 : place_of(nearest_of(below.tiers));
   }
   const Known host = at(node);
   event.root = host.hasher.root();
@@ -149,6 +152,12 @@ CacheEvent EventJournal::event_of(EventKind kind, const StateKey& ref) const {
 
 void EventJournal::report_state(EventKind kind, const StateKey& ref) {
   report(event_of(kind, ref));
+}
+
+void EventJournal::report_moved(const StateKey& ref, std::uint8_t place) {
+  CacheEvent event = event_of(EventKind::kCheckpointMoved, ref);
+  event.place = place;
+  report(std::move(event));
 }
 
 void EventJournal::report_evicted(const EvictionItem& item) {

@@ -41,6 +41,10 @@ class EventJournal {
   void state_stored(const StateKey& state) {
     if (!watches_.empty()) report_state(EventKind::kCheckpointStored, state);
   }
+  // The state stands nearest there from now on, and did not before.
+  void state_moved(const StateKey& state, std::uint8_t place) {
+    if (!watches_.empty() && !clearing_) report_moved(state, place);
+  }
   // Called before: the tree will not hold the tokens any more.
   void evicting(const EvictionItem& item) {
     if (!watches_.empty() && !clearing_) report_evicted(item);
@@ -78,6 +82,7 @@ class EventJournal {
   void hash_all();
   void report_stored(NodeId node, std::int64_t start);
   void report_state(EventKind kind, const StateKey& state);
+  void report_moved(const StateKey& state, std::uint8_t place);
   void report_evicted(const EvictionItem& item);
   CacheEvent event_of(EventKind kind, const StateKey& state) const;
   // page: the tokens of a stored page, where somebody wants them.

@@ -418,3 +418,70 @@ TEST_CASE("what was labelled stands again in a cache that begins, and nothing tw
   after.release(id);
   CHECK_THROWS_AS(after.restore(static_cast<TierId>(1), one), InvalidArgument);
 }
+
+TEST_CASE("what somebody else wrote to a tier is of use here, once, and takes ids of its own") {
+  PrefixCache cache = make_prefix_cache(kept());
+  const auto first = prompt({1, 2, 3}, 20);
+  const auto second = prompt({1, 2, 7, 8}, 0);
+  const auto remote = static_cast<TierId>(1);
+  // A path that nobody here has, then one that parts from it.
+  const auto adopted = cache.adopt(remote, "", Tokens(first).first(202), CheckpointKind::kTurnEnd);
+  REQUIRE(adopted);
+  cache.check_integrity();
+  CHECK(adopted->pages.size() == 4);
+  CHECK(adopted->first_new == 0);
+  CHECK(!cache.adopt(remote, "", Tokens(first).first(202), CheckpointKind::kTurnEnd));
+  const auto other = cache.adopt(remote, "", second, CheckpointKind::kTurnEnd);
+  REQUIRE(other);
+  cache.check_integrity();
+  CHECK(other->first_new == 2);
+  CHECK(other->pages[1] == adopted->pages[1]);
+  CHECK(cache.stats().tiers[1].pages.tree == 6);
+
+  const AllocationId id = cache.allocate(first, "", loading(first)).value();
+  const PendingLoad load = cache.allocation(id).load.value();
+  CHECK(load.plan.state_from == remote);
+  CHECK(load.plan.source == adopted->slot);
+  CHECK(load.plan.pages.back().source == adopted->pages.back());
+  cache.acknowledge(load.plan.id, true);
+  cache.check_integrity();
+  CHECK(cache.allocation(id).cached_tokens == 202);
+  cache.release(id);
+  CHECK_THROWS_AS(cache.adopt(remote, "", {}, CheckpointKind::kTurnEnd), InvalidArgument);
+  CHECK_THROWS_AS(cache.adopt(static_cast<TierId>(2), "", first, CheckpointKind::kTurnEnd),
+                  InvalidArgument);
+}
+
+TEST_CASE("a tier is given what the tree remembers as gone, and the rest of a path that stands") {
+  PrefixCache cache = make_prefix_cache(tiered(8, {TierConfig{20}}));
+  const auto tokens = prompt({1, 2, 3}, 20);
+  serve(cache, tokens, 202);
+  // Nothing was written: the arena forgets it.
+  crowd_out(cache);
+  CHECK(cache.match(tokens, "", std::nullopt).stored.empty());
+  CHECK(cache.stats().ghost_nodes > 0);
+  const auto longer = prompt({1, 2, 3, 4}, 0);
+  for (const Tokens state : {Tokens(tokens).first(202), Tokens(longer)}) {
+    REQUIRE(cache.adopt(TierId{}, "", state, CheckpointKind::kTurnEnd));
+    cache.check_integrity();
+  }
+  const Match match = cache.match(tokens, "", std::nullopt);
+  REQUIRE(match.stored.size() == 1);
+  CHECK(match.stored.front().boundary == 202);
+  CHECK(cache.stats().ghost_nodes == 0);
+  // More than it could hold.
+  const auto endless = prompt({5}, 64 * 2000);
+  CHECK(!cache.adopt(TierId{}, "", endless, CheckpointKind::kTurnEnd));
+  cache.check_integrity();
+}
+
+TEST_CASE("what is given to a full tier displaces, and never what it builds on") {
+  PrefixCache cache = make_prefix_cache(tiered(8, {TierConfig{5}}));
+  for (Token turn = 1; turn < 60; ++turn) {
+    const auto tokens = prompt({1, 2, static_cast<Token>(turn + 10)}, static_cast<int>(turn) % 3);
+    cache.adopt(TierId{}, turn % 4 == 0 ? "salt" : "", tokens, CheckpointKind::kTurnEnd);
+    cache.check_integrity();
+  }
+  CHECK(cache.stats().tiers[0].slots.tree > 0);
+  CHECK(cache.stats().tiers[0].dropped_slots > 0);
+}

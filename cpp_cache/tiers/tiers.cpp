@@ -314,6 +314,12 @@ void Tiers::drop(TierId tier, const EvictionItem& item, Tick now) {
     journal_.evicting(item);
   }
   at(tier).drop(item, is_lost, now);
+  if (is_lost || item.kind == EvictionKind::kLeafPages) return;
+  const StateKey state{item.node, item.tail};
+  const TierId nearest = nearest_of(tree_.state_below(state).tiers);
+  if (!tree_.is_resident(state) && raw(nearest) > raw(tier)) {
+    journal_.state_moved(state, place_of(nearest));
+  }
 }
 
 TierLoad Tiers::begin_load(const StateKey& state, std::int64_t arena_tokens,

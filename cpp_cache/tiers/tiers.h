@@ -77,6 +77,11 @@ class Tiers {
   // The tier has it, from before a restart. False, and nothing has changed, where one of its ids is
   // another's, or the tier has the state by now. REQUIRES: a page for each of its tokens' pages.
   bool restore(TierId tier, const KeptState& kept, Tick now);
+  // The tier has it, since somebody else wrote it there: ids of its own are given to what it
+  // lacked. nullopt, and nothing of use has changed: there is no room, the state stands somewhere
+  // already, or KV of its path is being written. REQUIRES: tokens.
+  std::optional<AdoptedState> adopt(TierId tier, std::string_view salt, Tokens tokens,
+                                    CheckpointKind kind, Tick now);
   // Drops all that nobody reads, and what waits.
   void drop_all(Tick now);
 
@@ -103,8 +108,8 @@ class Tiers {
   void settle(const WriteInFlight& write, bool is_good, Tick now);
   // Reserves nothing for it any more; the ids are the caller's.
   std::vector<TierIds> cancel(const WriteInFlight& write);
-  // The node at whose end, and the tokens behind which, a restored run is to begin.
-  Position stands_to(NodeId root, const KeptState& kept);
+  // The node at whose end, and the tokens behind which, a run of these is to begin.
+  Position stands_to(NodeId root, Tokens tokens);
   void abandon(WriteInFlight& write);
   void end_unstarted(TransferId id, Tick now);
   WriteInFlight* write_of(TierId to, const StateKey& state);

@@ -56,6 +56,13 @@ struct KeptState {
   CheckpointKind kind;
 };
 
+// A state that a tier has from now on, with all KV of its path, since somebody else wrote it there.
+struct AdoptedState {
+  std::vector<PageId> pages{};  // of the path, in logical order; a tail's page is the last
+  std::int64_t first_new = 0;   // the pages before it the tier had already
+  SlotId slot{};
+};
+
 // A state and the runs of its path that the tier lacked.
 struct WriteInFlight {
   std::optional<TierId> from;

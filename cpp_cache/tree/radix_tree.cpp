@@ -407,6 +407,11 @@ void RadixTree::become_ghost(Node& node, Tick now) {
 
 void RadixTree::set_kv_below(NodeId id, TierBits tiers, Tick now) {
   Node& node = at(id);
+  if (node.is_ghost() && tiers != 0) {
+    // A tier was given it by somebody else.
+    const Ghost ghost{node.ghost_since, id, std::nullopt};
+    if (ghosts_.contains(ghost)) ghosts_.remove(ghost, node.depth - node.start());
+  }
   node.kv_below = tiers;
   if (!node.is_ghost()) return;
   become_ghost(node, now);
@@ -431,9 +436,15 @@ void RadixTree::set_state_below(const StateKey& state, StateBelow below, Tick no
   Node& node = at(state.node);
   candidates_.withdraw(node, state.tail);
   if (state.tail) {
+    const Tail& tail = *node.tails.find(*state.tail);
+    const Ghost ghost{tail.ghost_since, node.id, state.tail};
+    if (tail.is_ghost() && below.tiers != 0 && ghosts_.contains(ghost)) {
+      ghosts_.remove(ghost, length(tail));
+    }
     node.tails.set_below(*state.tail, below);
   } else {
     node.checkpoint_below = below;
+    if (below.tiers != 0) node.checkpoint_evicted = false;
   }
   if (below.tiers == 0 && !is_resident(state)) {
     if (state.tail) {

@@ -122,6 +122,8 @@ class RadixTree {
   // What a tier below still holds is no ghost.
   Freed evict(const EvictionItem& item, Tick now);
   void forget_ghosts();
+  // Forgets those that are too many: a split of a ghost makes two of one.
+  void trim_ghosts();
 
   // Copies below the arena, as who keeps them says. What stands nowhere then is a ghost.
   void set_kv_below(NodeId id, TierBits tiers, Tick now);
@@ -150,7 +152,6 @@ class RadixTree {
   void forget(const Ghost& ghost);
   void forget_tail(Node& host, const Tail& ghost);
   void forget_subtree(NodeId id);
-  void trim_ghosts();
 
   GhostList ghosts_;
   NodePool nodes_;

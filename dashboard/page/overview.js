@@ -34,7 +34,7 @@ export class Overview {
       : "No request has ended yet.";
     find("what-if").textContent = more.slots
       ? `+${count(more.slots)} slots would recover ${more.points.toFixed(1)} points `
-        + `(${count(more.tokens)} of the last ${count(more.of_tokens)} prompt tokens).`
+        + `(${count(more.tokens)} of the last ${count(more.of_tokens)} prompt tokens).${roomBelow(more, pools)}`
       : "";
     find("pace").textContent = pace.ended
       ? `In the last minute ${count(pace.ended)} requests ended: first token after ${seconds(pace.first_token_seconds)}, `
@@ -102,6 +102,14 @@ function placesOf({ slabs, slab_bytes: slab, tiers = [] }) {
     loaded: tier.bytes.loaded ?? 0, written: tier.bytes.written ?? 0, text: tierWords(tier),
   }));
   return [{ name: "arena", used: (whole - (slabs.free ?? 0)) * slab, size: whole * slab, text: "what prompts are computed in and resume from" }, ...below];
+}
+
+// As much memory in the host. A tier keeps what stands above it too, so that the first one begins with the arena's size.
+function roomBelow({ slots }, pools) {
+  if (!pools?.slabs || !pools.slab_bytes) return "";
+  const { slabs, slab_bytes: slab, tiers = [] } = pools;
+  const arena = (slabs.free ?? 0) + (slabs.pages ?? 0) + (slabs.slots ?? 0);
+  return tiers.length ? ` So would +${bytes(slots * slab)} of host memory.` : ` So would ${bytes((arena + slots) * slab)} of host memory below the arena.`;
 }
 
 function tierWords({ held, loads, writes, dropped }) {

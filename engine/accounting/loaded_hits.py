@@ -4,6 +4,7 @@ Pure. Invariant: usable + causes stay the prompt.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tasuki.engine.messages import HitBreakdown
@@ -11,30 +12,27 @@ from tasuki.engine.messages.evictions import CAUSES_IN_ORDER, LOAD_FAILED
 from tasuki.pycache._cpp_cache import TierLoad
 from tasuki.pycache.layout import PAGE_TOKENS
 
-TIER_NAMES = ("host", "disk")
-"""The nearest first."""
 
-
-def brought_by(load: TierLoad) -> tuple[tuple[int, int], ...]:
-    """By tier, tokens whose KV it brings; the last one brings the state."""
+def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """By tier, tokens whose KV it brings; the last one brings the state. names: of the tiers."""
     state_from = load.state[0]
     pages = Counter(tier for tier, *_ in load.pages)
     others = sorted(tier for tier in pages if tier != state_from)
-    return tuple((tier, pages[tier] * PAGE_TOKENS) for tier in (*others, state_from))
+    return tuple((names[tier], pages[tier] * PAGE_TOKENS) for tier in (*others, state_from))
 
 
 def with_loaded(
-    hit: HitBreakdown, before: int, brought: tuple[tuple[int, int], ...]
+    hit: HitBreakdown, before: int, brought: tuple[tuple[str, int], ...]
 ) -> HitBreakdown:
     """Of a prompt whose load has landed. before: tokens that were usable without it. brought: as of
     brought_by(). KV that stood already became usable by the state, where that is from."""
     left = hit.usable_tokens - before
     loaded = {}
     for tier, tokens in brought[:-1]:
-        loaded[TIER_NAMES[tier]] = min(tokens, left)
+        loaded[tier] = min(tokens, left)
         left -= min(tokens, left)
     if left > 0:
-        loaded[TIER_NAMES[brought[-1][0]]] = left
+        loaded[brought[-1][0]] = left
     return replace(hit, loaded={name: tokens for name, tokens in loaded.items() if tokens > 0})
 
 

@@ -70,6 +70,7 @@ class MemoryPlan:
     ) -> "MemoryPlan":
         """quantization: of the weights, where config names no folder that says so. Raises
         WeightsError and ModelConfigError where that folder cannot be read."""
+        config = config.drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization).total
@@ -146,11 +147,14 @@ class _Beside:
         dtype = getattr(torch, config.dtype)
         # A step's logits stay where its graph left them, each graph's in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
+        # A prompt's rest is computed behind its load, beside the engine's own forward.
+        beside = int(config.host_cache_gib is not None and role is not Role.DECODE)
         return _Beside(
             max_batch=batch,
             context_tokens=tokens,
-            workspace=_workspace(model, config, batch),
-            gathered=gathered_bytes(model, tokens, dtype),
+            workspace=_workspace(model, config, batch)
+            + beside * _activations(model, config.prefill_chunk_tokens, config.dtype),
+            gathered=gathered_bytes(model, tokens, dtype) * (1 + beside),
             graphs=_GRAPHS_BYTES
             + _activations(model, batch, config.dtype)
             + kept_logits
@@ -196,7 +200,8 @@ def _drafts(
     tokens = rows * width
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
-    kept = tokens * (kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
+    # Of a step and the one before.
+    kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
     activations = _activations(model, tokens, config.dtype)
     found = _GRAPHS_BYTES + activations + logits + attention + kept
     return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)
@@ -206,7 +211,7 @@ def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows
     """Of the draft layer's graphs, likewise (runner/guesses), and the part of the head that drafts
     are drawn from (model/draft_vocabulary.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.dtype)
-    logits = 2 * rows * model.vocab * 4
+    logits = 2 * rows * model.vocab * itemsize(config.dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
     activations = _activations(model, rows, config.dtype)
     return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.carry_bytes

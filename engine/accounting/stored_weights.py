@@ -9,8 +9,8 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.quantization_config import QuantizationConfig
+from tasuki.model.weights.files.stored_tensors import StoredShapes
 from tasuki.model.weights.safetensors_folder import Checkpoint
-from tasuki.model.weights.stored_tensors import StoredShapes
 from tasuki.model.weights.weight_sizes import ShapesOnly, WeightSizes
 
 

@@ -101,6 +101,7 @@ class Answers(Handover):
             or self._intake.refusal(first.prompt, first.final_length)
             or self._intake.sampling_refusal(first.sampling)
             or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
+            or self._intake.prediction_refusal(message.prediction)
             or self._refusal.reason(first, self.requests, elsewhere)
         )
         error = self._name_clash(message) or error
@@ -205,18 +206,29 @@ class Answers(Handover):
         return True
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        request.move(self._begin_prefill(request, allocation))
+        drawn = None if request.ahead is None else request.ahead.sampled
+        state = self._begin_prefill(request, allocation)
+        request.move(state)
+        if drawn is not None:
+            request.move(Decoding(allocation, state.progress))
         self._scheduler.start(request)
+        if drawn is not None:
+            self._go_on_with(request, drawn)
+
+    def _go_on_with(self, request: Request, drawn: Sampled) -> None:
+        """A token of it was drawn beside the batch."""
+        if all_sound([drawn]):
+            self.on_token(request, drawn)
+        else:
+            self.reject(request, unsound(request))
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
         """Decode a request whose prompt a hand-over brought. second: drawn by its early step."""
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)
-        elif not all_sound([second]):
-            self.reject(request, unsound(request))
         else:
-            self.on_token(request, second)
+            self._go_on_with(request, second)
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """Record them and emit them together; end the requests of which one was the last."""

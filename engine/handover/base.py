@@ -24,12 +24,15 @@ from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
+from tasuki.engine.tiers.load_barrier import LoadBarrier
 from tasuki.engine.tiers.lower_tiers import LoadEnd, LowerTiers
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+
+from .early.prefill_behind import PrefillBehind, PrefillsBehind
 
 
 class AllocationTerms(TypedDict):
@@ -49,7 +52,7 @@ RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInb
 class HandoverContext:
     """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
     world, in order. clock: of the time that requests wait, seconds. tiers: below the arena, if any
-    are."""
+    are; behind: computes behind their loads, if anything does."""
 
     cache: HybridPrefixCache
     runner: EventRecorder
@@ -62,6 +65,7 @@ class HandoverContext:
     grammars: GrammarCompiler
     clock: Callable[[], float] = time.monotonic
     tiers: LowerTiers | None = None
+    behind: PrefillsBehind | None = None
 
 
 class Handover(ABC):
@@ -71,6 +75,8 @@ class Handover(ABC):
 
     retries: bool = True
     """Whether requests of a forward that failed may be started over, each by itself."""
+    draws_behind: bool = True
+    """Whether an answer's first token may be drawn behind a load."""
 
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
@@ -81,6 +87,7 @@ class Handover(ABC):
         self._working_slots = context.working_slots
         self._emit = context.emit
         self._tiers = context.tiers
+        self._behind = context.behind
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
         """For a prefill here of all the request's tokens; None where there is no room for it now.
@@ -112,20 +119,33 @@ class Handover(ABC):
         has one."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
-        brought = brought_by(allocation.load)
+        brought = brought_by(allocation.load, self._tiers.names)
         state = Loading(allocation, allocation.load.boundary, before, brought)
         request.move(state)
-        self._tiers.load(allocation, partial(self._load_ended, request, state))
+        barrier, behind = LoadBarrier(), None
+        # A tier further down brings whole pages: all layers are there at once.
+        is_near = [name for name, _ in brought] == self._tiers.names[:1]
+        if self._behind is not None and is_near:
+            behind = self._behind.begin(request, allocation, barrier, draws=self.draws_behind)
+        on_end = partial(self._load_ended, request, state, behind)
+        self._tiers.load(allocation, on_end, None if behind is None else barrier, behind)
 
-    def _load_ended(self, request: Request, state: Loading, end: LoadEnd) -> None:
-        """What was late or wrong is computed: the request asks for no other load."""
+    def _load_ended(
+        self, request: Request, state: Loading, behind: PrefillBehind | None, end: LoadEnd
+    ) -> None:
+        """What was late or wrong is computed, and what was computed behind it again: the request
+        asks for no other load."""
         if end is LoadEnd.LANDED:
             is_first = request.hit is None
             self._note_hit(request, state.allocation)
             if is_first and request.hit is not None:
                 request.hit = with_loaded(request.hit, state.before, state.brought)
+            if behind is not None and self._behind is not None:
+                request.ahead = self._behind.take(behind, state.allocation)
             self._loaded(request, state.allocation)
             return
+        if behind is not None and self._behind is not None:
+            self._behind.drop()
         if end is LoadEnd.FAILED:
             self._cache.release(state.allocation)
         request.load_failed = state.boundary
@@ -148,19 +168,25 @@ class Handover(ABC):
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
         """The state to move to."""
-        request.started = time.monotonic(), allocation.cached_tokens
+        ahead, request.ahead = request.ahead, None
+        slots = tuple(allocation.working_slots)
+        computed, slot = allocation.cached_tokens, 0
+        if ahead is None:
+            request.started = time.monotonic(), computed
+        else:
+            # How long it took is not that of a prefill here.
+            request.started = None
+            computed, slot = ahead.tokens, len(slots) - 1
         planned = []
         if request.scoring is None:
             planned = plan_checkpoints(
                 request.length,
-                allocation.cached_tokens,
+                computed,
                 allocation.match,
                 request.marks,
                 request.branch_points,
             )
-        progress = self._scheduler.progress.begin(
-            tuple(allocation.working_slots), allocation.cached_tokens
-        )
+        progress = self._scheduler.progress.begin(slots, computed, slot)
         return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:

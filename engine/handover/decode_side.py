@@ -22,7 +22,7 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing.router import report
+from tasuki.engine.routing.router import report, usable_here
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
@@ -161,7 +161,7 @@ class DecodeHandover(Handover):
         if not (self._prefill_available and self._others_wait):
             return 0.0
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        new = match.prompt_tokens - match.usable_tokens
+        new = match.prompt_tokens - usable_here(match)
         return self._others_wait if new > self._router.local_tokens else 0.0
 
     def _fetch_first(self, message: m.FetchAdvised) -> None:

@@ -23,7 +23,7 @@ from tasuki.engine.request import (
 )
 from tasuki.engine.routing.prefill_load import PrefillLoad
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
-from tasuki.engine.routing.router import report
+from tasuki.engine.routing.router import report, usable_here
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
 from tasuki.engine.scheduling.turn_end import keep_landed
 from tasuki.model.ops.sampling.reference import Sampled
@@ -45,6 +45,8 @@ from .room_names import room_name
 class PrefillHandover(Handover):
     retries = False
     """Rooms cannot wait: their receivers prefill themselves."""
+    draws_behind = False
+    """The prompt's last token is in a forward whose windows are planned."""
 
     def __init__(self, context: HandoverContext, sender: Sender, speed: PrefillSpeed) -> None:
         """sender: over the cache's arena, counting the runner's steps. speed: learns from the
@@ -152,8 +154,7 @@ class PrefillHandover(Handover):
         if wait > 0:
             self._emit(m.PrefillQueued(room, wait))
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        usable = max(match.usable_tokens, _loadable(match))
-        self._load.enter(room, usable, len(request.prompt), peer)
+        self._load.enter(room, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
         """Of a room of one token, what was pulled is a session's that goes to another decode node,

@@ -1,56 +1,70 @@
 """The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
 
-Owns the allocations that pin them while they are sent. Emits what the decode node acts on; messages
-of pulls that are over are dropped. Invariant: what is being sent stays pinned and unchanged until
-end(), which the daemon posts after its sender has drained."""
+Owns the states that are pinned, or loaded from below, while they are sent. Emits what the decode
+node acts on; messages of pulls that are over are dropped. Invariant: what is being sent stays
+pinned and unchanged until end(), which the daemon posts after its sender has drained."""
+
+from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.engine.request import Request
-from tasuki.pycache._cpp_cache import Allocation
-from tasuki.pycache.layout import PAGE_TOKENS
 
 from .at_rest import AtRestQueue
 from .base import HandoverContext
+from .held_states import HeldState, HeldStates
 
 
 class PullSender:
     def __init__(self, context: HandoverContext) -> None:
-        self._cache = context.cache
         self._emit = context.emit
-        self._pinned: dict[m.RoomId, Allocation] = {}
+        self._states = HeldStates(context)
+        self._pinned: dict[m.RoomId, tuple[int, HeldState]] = {}
+        """With the first page that is asked for."""
         self.sources = AtRestQueue(context.runner, self._emit_source)
 
     def is_pinned(self, room: m.RoomId) -> bool:
-        """Whether what the room's prefill node asked for is held for it."""
+        """Whether what the room's prefill node asked for is held for it, or on its way up."""
         return room in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
         """request: the one whose room it is, None where that is over."""
-        if request is None or message.room in self._pinned:
-            self._emit(m.PullRefused(message.room, "the room is over, or is pulled already"))
+        room, tokens = message.room, message.tokens
+        if request is None or room in self._pinned:
+            self._emit(m.PullRefused(room, "the room is over, or is pulled already"))
             return
-        tokens, first = message.tokens, message.first_page
-        # A match ends before a prompt's last token, so one more than what is asked for.
-        allocation = self._cache.allocate_to_send(request.prompt[: tokens + 1], salt=request.salt)
-        if allocation is None or allocation.cached_tokens != tokens:
-            if allocation is not None:
-                self._cache.release(allocation)
-            reason = f"KV and state of the first {tokens} tokens are not here any more"
-            self._emit(m.PullRefused(message.room, reason))
+        held = None
+        if 0 < tokens < len(request.prompt):
+            beginning = request.prompt[:tokens]
+            held = self._states.hold(beginning, request.salt, partial(self._loaded, room, tokens))
+        if held is None:
+            self._refuse(room, tokens)
             return
-        pages: list[int] = allocation.pages.tolist()
-        if allocation.source_page is not None:
-            pages.append(allocation.source_page)
-        assert len(pages) == -(-tokens // PAGE_TOKENS) and allocation.cow_source_slot is not None
-        self._pinned[message.room] = allocation
-        source = m.PullSource(message.room, tuple(pages[first:]), allocation.cow_source_slot)
-        self.sources.put(source)
+        self._pinned[room] = message.first_page, held
+        if held.sent is not None:
+            self._put(room)
+
+    def _refuse(self, room: m.RoomId, tokens: int) -> None:
+        reason = f"KV and state of the first {tokens} tokens are not here any more"
+        self._emit(m.PullRefused(room, reason))
+
+    def _loaded(self, room: m.RoomId, tokens: int, landed: bool) -> None:
+        if landed:
+            self._put(room)
+        else:
+            del self._pinned[room]
+            self._refuse(room, tokens)
+
+    def _put(self, room: m.RoomId) -> None:
+        first, held = self._pinned[room]
+        assert held.sent is not None
+        pages, slot = held.sent
+        self.sources.put(m.PullSource(room, pages[first:], slot))
 
     def _emit_source(self, source: m.PullSource) -> None:
         if source.room in self._pinned:
             self._emit(m.PullPinned(source))
 
     def end(self, message: m.PullEnd) -> None:
-        allocation = self._pinned.pop(message.room, None)
-        if allocation is not None:
-            self._cache.release(allocation)
+        found = self._pinned.pop(message.room, None)
+        if found is not None:
+            self._states.let_go(found[1])

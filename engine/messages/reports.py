@@ -169,8 +169,11 @@ class TierReport(Message):
     """A tier below the arena. slabs: free, and all. held: pages and slots that are of use. loads,
     writes: counters, by how they ended. bytes: of those that were of use, counters; loaded and
     written. moving: loads and writes under way, and writes that wait. dropped: pages and slots,
-    counters. kept: of a tier that outlives its node, states that stood again at its start and those
-    whose path was not whole, records that were torn, and those that the disk did not take."""
+    counters. kept: of a tier that outlives its node, by what was done. On a disk: states that stood
+    again at its start and those whose path was not whole, records that were torn, and those that
+    it did not take. In a remote store: states that others may find from now on, and that were
+    found there; manifests that were torn; requests that failed; lookups, and those that were
+    late."""
 
     name: str
     slab_bytes: int

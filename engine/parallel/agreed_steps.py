@@ -19,16 +19,7 @@ class ReportedSteps(StepCounter):
 
     def __init__(self, report: Report) -> None:
         """report: called on the ticking thread."""
-        super().__init__()
-        self._report = report
-
-    def tick(self) -> None:
-        super().tick()
-        self._report(self.value, False)
-
-    def end_forward(self) -> None:
-        super().end_forward()
-        self._report(self.value, True)
+        super().__init__(report)
 
 
 class AgreedSteps:

@@ -23,6 +23,7 @@ from tasuki.utils.os_threads import name_this_thread
 from . import messages as r
 from .agreed_steps import Report
 from .results import ReportedResults
+from .tiers.follower_tiers import FollowerTiers
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,16 @@ class LoadedRank(Protocol):
     def slabs(self) -> int:
         """That it has room for."""
 
-    def join(self, slabs: int, report: Report) -> Runner:
+    def join(self, join: r.Join, report: Report) -> Runner:
         """Connect to the others, and have so many. report: how far this rank is, where somebody
         waits for that."""
+
+    def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
+        """Below its arena, once it has joined."""
+
+    @property
+    def kept(self) -> bytes:
+        """As of Joined."""
 
     def idle_plan_ended(self) -> None:
         """A plan without rows has been run: count it as a step."""
@@ -141,17 +149,25 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
 
 def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> None:
     runner: Runner | None = None
+    tiers: FollowerTiers | None = None
     for message in link.received():
         match message:
-            case r.Join(slabs):
-                runner = rank.join(slabs, lambda value, ended: link.send(r.Ticked(value, ended)))
+            case r.Join():
+                runner = rank.join(message, lambda value, ended: link.send(r.Ticked(value, ended)))
                 runner.prepare()
-                link.send(r.Joined())
+                kept = rank.kept
+                tiers = rank.tiers(link.send)
+                link.send(r.Joined(kept))
             case r.RunPlan(data):
                 assert runner is not None, "a plan came before the ranks had met"
                 plan = decode_plan(data)
                 results.follow(plan.number, runner.launch(plan))
                 if not len(plan.rows):
                     rank.idle_plan_ended()
+            case r.BeginCopy() | r.CancelCopy() | r.EmptyTier():
+                assert tiers is not None, "a copy for a rank without tiers"
+                tiers.handle(message)
             case r.EndRank():
+                if tiers is not None:
+                    tiers.close()
                 return

@@ -8,12 +8,16 @@ from typing import Any
 
 from tasuki.engine.apart.codec import FrameReader, framed, reader_of, values_of
 from tasuki.engine.messages.types import Message
+from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
 
 class Join(Message):
-    """To a follower that has loaded: every rank has so many slabs, and all meet now."""
+    """To a follower that has loaded: every rank has so many slabs, and so many in host memory
+    below, and all meet now. weights: their digest, where a disk is to know it."""
 
     slabs: int
+    host_slabs: int = 0
+    weights: str = ""
 
 
 class RunPlan(Message):
@@ -24,6 +28,37 @@ class RunPlan(Message):
 
 class EndRank(Message):
     """To a follower: nothing comes any more."""
+
+
+class BeginCopy(Message):
+    """To a follower: between its arena and its tier of that number, behind the plans before."""
+
+    tier: int
+    job: CopyJob
+
+
+class CancelCopy(Message):
+    """To a follower: nobody wants what it brings any more. It ends all the same."""
+
+    tier: int
+    transfer: int
+
+
+class EmptyTier(Message):
+    """To a follower: nothing that was kept is of use any more."""
+
+    tier: int
+
+
+class CopyEnded(Message):
+    """A copy has ended on that rank, and touches nothing any more."""
+
+    tier: int
+    transfer: int
+    end: JobEnd
+
+
+TierMessage = BeginCopy | CancelCopy | EmptyTier
 
 
 class Beat(Message):
@@ -37,7 +72,10 @@ class Loaded(Message):
 
 
 class Joined(Message):
-    """The follower is connected to all ranks and waits for plans."""
+    """The follower is connected to all ranks and waits for plans. kept: what stands whole on its
+    disk from before, as of kept_of()."""
+
+    kept: bytes = b""
 
 
 class Ticked(Message):
@@ -62,6 +100,7 @@ class RankFailed(Message):
 
 _KINDS: tuple[type[Message], ...] = (
     *(Join, RunPlan, EndRank),
+    *(BeginCopy, CancelCopy, EmptyTier, CopyEnded),
     *(Beat, Loaded, Joined, Ticked, PlanRun, RankFailed),
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from tasuki.engine.apart.codec import BrokenFrame
 from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import DeviceLost
+from tasuki.engine.tiers.copy_job import JobEnd
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.utils.error_lines import line_of
 from tasuki.utils.os_threads import name_this_thread
@@ -50,6 +51,7 @@ class _Follower:
         self.reader = r.frame_reader()
         self.slabs: int | None = None
         self.joined = False
+        self.kept = b""
         self.sending = threading.Lock()
 
     @property
@@ -79,6 +81,7 @@ class Ranks:
         self._closing = False
         self.agreed = AgreedSteps(1 + len(processes))
         self._checksums: dict[int, dict[int, int]] = {}
+        self._on_copy: dict[int, Callable[[int, JobEnd], None]] = {}
         self._wakes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._watch, name="tasuki-ranks", daemon=True)
         self._thread.start()
@@ -117,9 +120,9 @@ class Ranks:
         self._wait(lambda: all(follower.slabs is not None for follower in self._followers))
         return [follower.slabs or 0 for follower in self._followers]
 
-    def join(self, slabs: int) -> None:
+    def join(self, join: r.Join) -> None:
         """Have all followers meet; the caller must, next. Raises RankLost."""
-        self._send(r.Join(slabs))
+        self._send(join)
 
     def joined(self) -> None:
         """Once every follower waits for plans. Raises RankLost."""
@@ -133,6 +136,21 @@ class Ranks:
         """The next plan. Raises RankLost."""
         self.check()
         self._send(r.RunPlan(plan))
+
+    def post(self, message: r.TierMessage) -> None:
+        """Behind the plans that were sent before. Raises RankLost."""
+        self.check()
+        self._send(message)
+
+    def on_copy(self, tier: int, call: Callable[[int, JobEnd], None]) -> None:
+        """Call it with a transfer and its end for each copy with that tier that a follower has
+        ended, on the thread that reads."""
+        self._on_copy[tier] = call
+
+    @property
+    def kept(self) -> list[bytes]:
+        """What stood on each follower's disk when it joined, as of kept_of()."""
+        return [follower.kept for follower in self._followers]
 
     def settle(self, value: int) -> None:
         """Wait until every rank has counted that many steps. Raises RankLost."""
@@ -264,8 +282,10 @@ class Ranks:
                 with self._changed:
                     follower.slabs = slabs
                     self._changed.notify_all()
-            case r.Joined():
+            case r.CopyEnded(tier, transfer, end):
+                self._on_copy[tier](transfer, end)
+            case r.Joined(kept):
                 with self._changed:
-                    follower.joined = True
+                    follower.joined, follower.kept = True, kept
                     follower.silence = Silence(self._timeout, self._clock())
                     self._changed.notify_all()

@@ -27,7 +27,7 @@ class Router:
         self.costs.judged()
         return choose_prefill_place(
             rates,
-            match.prompt_tokens - match.usable_tokens,
+            match.prompt_tokens - usable_here(match),
             self.state_bytes(match.kv_tokens, match.prompt_tokens),
             self._config.local_prefill_tokens,
         )
@@ -71,6 +71,11 @@ class Router:
     def _state_bytes(self) -> int:
         states = self._layout.gdn_layers * self._wire.state_layer_bytes
         return states + self._wire.carry_bytes
+
+
+def usable_here(match: Match) -> int:
+    """Tokens that need not be computed here, with those that a load from below the arena brings."""
+    return max([match.usable_tokens, *(stored.boundary for stored in match.stored)])
 
 
 def report(decision: RoutingDecision) -> RouteReport:

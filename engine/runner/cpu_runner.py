@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tasuki.engine.forward_plan import ForwardPlan
+from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.draft_tokens import DraftStart, draft_tokens
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
@@ -162,7 +162,9 @@ class CpuRunner:
     def _make_drafts(
         self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
     ) -> None:
-        """Put what the plan's first guesses ask for into the rows."""
+        """Put what the plan's first guesses ask for into the rows. Raises PlanError."""
+        if rows.drafts_on_lane.any():
+            raise PlanError(f"plan {plan.number} has drafts on lanes, where a CPU leaves none")
         if not plan.first_guesses:
             return
         carry = self._arena.carry[0]

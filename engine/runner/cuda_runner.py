@@ -36,7 +36,6 @@ from .cuda_graphs import DecodeGraphs
 from .device_batch import DeviceBatch, SamplingTable, take_over
 from .drawn_tokens import DrawnTokens
 from .eager_sampler import EagerSampler, TopTokens
-from .guesses.guessed_rows import GuessedRows
 from .guesses.layer_drafter import LayerDrafter
 from .lane_adjustments import DrawnTogether, kept_adjustments
 from .last_tokens import LastTokens
@@ -44,6 +43,7 @@ from .layer_events import LayerEvents
 from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
 from .verify.draft_verifier import DraftVerifier
+from .verify.lane_drafts import LaneDrafts
 from .verify.verified_rows import VerifiedRows
 
 _FAR_TOKENS = 32 * 1024
@@ -59,27 +59,37 @@ class _Part:
 
 
 @dataclass(frozen=True)
+class _Ends:
+    """Of a forward: once all was drawn, and once what was guessed behind it was."""
+
+    drawn: torch.cuda.Event
+    guessed: torch.cuda.Event
+
+
+@dataclass(frozen=True)
 class CudaForward:
     """`InFlightForward` of a plan with so many rows. parts: a row of two is what the later one
-    has. verified: of rows with drafts. guessed: behind what was drawn. scores: on their way, by
-    rows."""
+    has. verified: of rows with drafts. guessed: drafts that are on the lanes of some rows once the
+    next forward begins; it ends before, and is busy with those of the one before. scores: on their
+    way, by rows."""
 
     rows: int
     parts: Sequence[_Part]
     verified: Sequence[VerifiedRows]
-    guessed: GuessedRows | None
+    guessed: Mapping[int, int]
     scores: Mapping[int, ScoredRows]
-    before: torch.cuda.Event
+    before: _Ends
     started: torch.cuda.Event
     ended: torch.cuda.Event
 
     @property
     def idle_seconds(self) -> float:
-        return float(self.before.elapsed_time(self.started)) / 1000
+        return float(self.before.guessed.elapsed_time(self.started)) / 1000
 
     @property
     def busy_seconds(self) -> float:
-        return float(self.started.elapsed_time(self.ended)) / 1000
+        guessing = self.before.drawn.elapsed_time(self.before.guessed)
+        return float(guessing + self.started.elapsed_time(self.ended)) / 1000
 
     def result(self) -> DrawnTokens:
         self.ended.synchronize()
@@ -95,8 +105,7 @@ class CudaForward:
             tops.update(first)
             behind.update(more)
         scores = {row: scored.values() for row, scored in self.scores.items()}
-        guessed = {} if self.guessed is None else self.guessed.tokens()
-        return replace(drawn, tops=tops, scores=scores, behind=behind, guessed=guessed)
+        return replace(drawn, tops=tops, scores=scores, behind=behind, on_lane=self.guessed)
 
 
 class CudaRunner:
@@ -146,6 +155,8 @@ class CudaRunner:
             device,
             together,
         )
+        on_lanes = LaneDrafts(arena.slabs + 1, guesses, device) if guesses else None
+        self._on_lanes = on_lanes
         self._verifier = None
         if drafts:
             self._verifier = DraftVerifier(
@@ -159,9 +170,10 @@ class CudaRunner:
                 rows=max_batch,
                 pages=pages,
                 drafts=drafts,
+                on_lanes=on_lanes,
             )
         self._drafter = None
-        if guesses:
+        if on_lanes is not None and self._verifier is not None:
             self._drafter = LayerDrafter(
                 model,
                 backend,
@@ -169,12 +181,14 @@ class CudaRunner:
                 self._sequences,
                 self._sampling,
                 self._lanes,
+                self._verifier,
+                on_lanes,
                 rows=max_batch,
                 pages=pages,
-                drafts=guesses,
             )
         self._warm_up()
-        self._ended = _recorded(timed=True)
+        begun = _recorded(timed=True)
+        self._ends = _Ends(begun, begun)
 
     def _warm_up(self) -> None:
         """Let the kernels of prompts be compiled for every kind of length before a client waits.
@@ -228,9 +242,9 @@ class CudaRunner:
         run_copies(self._arena, plan.copies)
         parts: list[_Part] = []
         scores: dict[int, ScoredRows] = {}
-        before, started = self._ended, _recorded(timed=True)
+        before, started = self._ends, _recorded(timed=True)
         if self._drafter is not None:
-            plan = self._drafter.first(plan, rows)
+            rows = self._drafter.first(plan, rows)
         if rows.decodes.any():
             parts += self._decode(plan, rows, rows.decodes.nonzero()[0])
         verified = []
@@ -239,13 +253,12 @@ class CudaRunner:
         prompts = ~(rows.decodes | rows.verifies)
         if prompts.any():
             parts += self._prefill(plan, rows, prompts.nonzero()[0], scores)
-        guessed = None
-        if self._drafter is not None and self._verifier is not None:
-            guessed = self._drafter.behind(plan, rows, self._verifier)
+        # What was drawn is read while the layer guesses: so much the host does meanwhile.
         ended = _recorded(timed=True)
+        guessed = {} if self._drafter is None else self._drafter.behind(plan, rows)
         if len(rows):
             # A plan of none, as of folds, is part of what the next forward waits for.
-            self._ended = ended
+            self._ends = _Ends(ended, _recorded(timed=True) if guessed else ended)
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
@@ -256,8 +269,14 @@ class CudaRunner:
             if rows.verifies.any() or plan.folds:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
             return rows
-        self._verifier.fold(plan.folds)
+        later = rows.lanes[rows.verifies].tolist()
+        apart = {*plan.left, *(item.lane for item in plan.joined)}
+        # Guesses before a forward begin with what a slot carries; a copy may be of any slot.
+        apart.update(rows.lanes[[guess.row for guess in plan.first_guesses]].tolist())
+        self._verifier.fold(plan.folds, () if plan.copies else {*later} - apart)
         self._verifier.drop(plan.left)
+        if self._on_lanes is not None:
+            self._on_lanes.drop(plan.left)
         return self._verifier.seated(rows)
 
     def _decode(

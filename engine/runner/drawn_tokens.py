@@ -18,7 +18,7 @@ class DrawnTokens:
     row of which nothing was to be drawn has zeros. tops: the likeliest tokens of those rows that
     want any. scores: of those rows whose prompts are scored. behind: of those rows that verify
     drafts, what was drawn behind each draft that held. guessed: of rows with a Guess, what may
-    follow."""
+    follow. on_lane: of such rows where that stays with the runner, how many tokens are there."""
 
     tokens: Ints
     logprobs: NDArray[np.float64]
@@ -27,6 +27,7 @@ class DrawnTokens:
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     behind: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)
     guessed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    on_lane: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, rows: int) -> "DrawnTokens":

@@ -14,6 +14,11 @@ class LastTokens:
         self.scratch = slots
         self._tokens = torch.zeros(slots + 1, dtype=torch.int32, device=device)
 
+    @property
+    def all(self) -> Tensor:
+        """[lanes] int32, where they stand."""
+        return self._tokens
+
     def tokens(self, lanes: Tensor) -> Tensor:
         """[n] int32 of lanes [n] int32."""
         return self._tokens.index_select(0, lanes)

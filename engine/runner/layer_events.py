@@ -1,20 +1,19 @@
 """Ticks the step counter when a GPU has written a layer's KV and state.
 
-Owns one thread, which waits for the event recorded behind each layer's writes and ticks: the thread
-of the forward only records. Thread rule: hooks on the engine loop's thread; the thread here is the
-only one that ticks the counter.
+Owns what waits for the event behind each layer's writes and ticks, on a thread of its own that
+never holds the interpreter's lock (cpp_cache/dataplane/stream_ticks.h): the thread of the forward
+only records. Thread rule: hooks on the engine loop's thread; the thread there is the only one that
+ticks the counter.
 """
 
-import threading
-from collections.abc import Callable
-from queue import SimpleQueue
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from tasuki.model.hooks import LayerHooks
+from tasuki.pycache._cpp_cache import CudaContext, StreamTicks
 from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.utils.os_threads import name_this_thread
 
 
 class LayerEvents(LayerHooks):
@@ -24,28 +23,17 @@ class LayerEvents(LayerHooks):
         """layers: of a forward."""
         self._steps = steps
         self._layers = layers
-        self._events: SimpleQueue[tuple[torch.cuda.Event, Callable[[], None]]] = SimpleQueue()
         self.launched = steps.value
-        threading.Thread(target=self._tick, name="tasuki-ticks", daemon=True).start()
+
+    @cached_property
+    def _ticks(self) -> StreamTicks:
+        # Of the device that the forward's thread has, which may not be the one that built this.
+        return StreamTicks(CudaContext(torch.cuda.current_device()), self._steps)
 
     def cache_written(self, layer: int) -> None:
         self.launched += 1
-        self._once_passed(self._steps.tick)
+        self._ticks.tick_behind(torch.cuda.current_stream().cuda_stream)
 
     def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
         if layer == self._layers - 1:
-            self._once_passed(self._steps.end_forward)
-
-    def _once_passed(self, report: Callable[[], None]) -> None:
-        """Once all that was enqueued has ended."""
-        # Blocking, so that the waiting thread sleeps instead of polling beside the forward's.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._events.put((event, report))
-
-    def _tick(self) -> None:
-        name_this_thread()
-        while True:
-            event, report = self._events.get()
-            event.synchronize()
-            report()
+            self._ticks.end_behind(torch.cuda.current_stream().cuda_stream)

@@ -32,7 +32,7 @@ _KEPT = 5
 # As plain integers: numpy takes enumerations by a slower way.
 _TOKENS, _POSITION = int(RowFlag.TOKENS_ON_LANE), int(RowFlag.POSITION_ON_LANE)
 _LENGTH, _DECODES = int(RowFlag.LENGTH_ON_LANE), int(RowFlag.DECODES)
-_VERIFIES = int(RowFlag.VERIFIES)
+_VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_ON_LANE)
 
 
 class SequencePages:
@@ -49,7 +49,8 @@ class SequencePages:
 @dataclass(frozen=True)
 class ResolvedRows:
     """Rows of a plan with nothing left open, columns [n] int32. tokens_at: where each row's tokens
-    begin among the plan's, where they are not on its lane (on_lane [n] bool)."""
+    begin among the plan's, where they are not on its lane (on_lane [n] bool). drafts_on_lane [n]
+    bool: of those tokens all but the first are."""
 
     lanes: Ints
     starts: Ints
@@ -61,6 +62,7 @@ class ResolvedRows:
     on_lane: NDArray[np.bool_]
     decodes: NDArray[np.bool_]
     verifies: NDArray[np.bool_]
+    drafts_on_lane: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.lanes)
@@ -82,6 +84,7 @@ class ResolvedRows:
             self.on_lane[rows],
             self.decodes[rows],
             self.verifies[rows],
+            self.drafts_on_lane[rows],
         )
 
 
@@ -196,6 +199,7 @@ class SequenceStates:
             on_lane,
             (flags & _DECODES) != 0,
             verifies,
+            (flags & _DRAFTS) != 0,
         )
 
     def slices(

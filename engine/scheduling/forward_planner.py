@@ -33,6 +33,7 @@ from .scheduled_forward import AnswerRows, ScheduledForward
 from .scheduled_sequence import ScheduledSequence
 
 _DECODES, _ON_LANE, _VERIFIES = RowFlag.DECODES.value, ON_LANE.value, RowFlag.VERIFIES.value
+_DRAFTS_ON_LANE = RowFlag.DRAFTS_ON_LANE.value
 _MAX_ROWS = 1
 """Tokens that a forward draws for a sequence."""
 
@@ -58,7 +59,12 @@ class ForwardPlanner:
         self._row_limits: Ints = np.zeros(lanes, dtype=np.int32)
         """Tokens that the pages hold which the runner has."""
 
-    def plan(self, forward: ScheduledForward, copies: tuple[CopyOp, ...]) -> ForwardPlan:
+    def plan(
+        self,
+        forward: ScheduledForward,
+        copies: tuple[CopyOp, ...],
+        folds: tuple[Fold, ...] = (),
+    ) -> ForwardPlan:
         """The next plan; it must be launched. REQUIRES: no two rows share a lane."""
         answers = forward.answers
         changes = _Changes()
@@ -90,6 +96,7 @@ class ForwardPlanner:
             np.array(tokens, dtype=np.int32),
             tuple(checkpoints),
             tuple(scored),
+            folds,
             guesses=tuple(guesses),
             first_guesses=tuple(first_guesses),
         )
@@ -127,6 +134,7 @@ class ForwardPlanner:
         lane = item.lane
         self._follow(item.request, lane, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
+        flags += item.drafts_on_lane * _DRAFTS_ON_LANE
         column[:] = (
             lane,
             item.start,

@@ -14,7 +14,8 @@ class ScheduledSequence:
     those of its tokens that nobody drew yet, its last ones; then it draws at most num_sampled, and
     how many of its tokens count shows when it lands. first_guesses: as many as there are drafts
     where the model's draft layer is to make them before the forward, and they stand for nothing
-    yet. guesses: tokens that it is to propose behind what is drawn."""
+    yet. drafts_on_lane: whether they stand for those that the runner has. guesses: tokens that it
+    is to propose behind what is drawn."""
 
     request: Request
     active: Active
@@ -26,6 +27,7 @@ class ScheduledSequence:
     checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
     drafts: tuple[int, ...] = ()
     first_guesses: int = 0
+    drafts_on_lane: bool = False
     guesses: int = 0
 
     @property

@@ -50,14 +50,15 @@ Admit = Callable[[Request], bool]
 
 @dataclass(frozen=True)
 class _Proposed:
-    """Drafts of a request's next forward; where the draft layer is to guess them before that, they
-    stand for nothing yet."""
+    """Drafts of a request's next forward; where the draft layer is to guess them before that, or
+    the runner has them, they stand for nothing here."""
 
     request: Request
     state: Decoding
     drafting: Drafting
     drafts: tuple[int, ...]
     to_guess: bool
+    on_lane: bool
 
 
 class Scheduler:
@@ -198,9 +199,11 @@ class Scheduler:
             if isinstance(state, Decoding) and state.progress.lane in turns:
                 left = min(most, request.final_length - request.length)
                 drafts = drafting.propose(request.output, left)
-                first = 0 if drafts else drafting.first_guesses(request.output, left)
-                drafts = drafts or (0,) * first
-                found.append(_Proposed(request, state, drafting, drafts, first > 0))
+                on_lane = 0 if drafts else drafting.drafts_on_lane(request.output, left)
+                asked = drafts or on_lane
+                first = 0 if asked else drafting.first_guesses(request.output, left)
+                drafts = drafts or (0,) * (on_lane + first)
+                found.append(_Proposed(request, state, drafting, drafts, first > 0, on_lane > 0))
         return found
 
     def _watch(self) -> None:
@@ -239,6 +242,7 @@ class Scheduler:
             num_sampled,
             drafts=drafts,
             first_guesses=len(drafts) if proposed.to_guess else 0,
+            drafts_on_lane=proposed.on_lane and len(drafts) > 0,
             guesses=min(most, _guesses(request, state, stop)),
         )
 

@@ -65,6 +65,21 @@ class Drafting:
         self._proposing = self._mtp
         return min(most, self._most)
 
+    def drafts_on_lane(self, output: Sequence[int], most: int) -> int:
+        """Tokens that it proposed and that the runner has, at most so many. REQUIRES: propose() had
+        none."""
+        if self._mtp is None:
+            return 0
+        count = min(most, self._most, self._mtp.on_lane(len(output)))
+        if count:
+            self._proposing = self._mtp
+        return count
+
+    def left_on_lane(self, count: int, behind: int) -> None:
+        """As guessed(), of so many that the runner has."""
+        if self._mtp is not None:
+            self._mtp.left_on_lane(count, behind)
+
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """It proposed these; so many tokens of the answer stand before them."""
         if self._mtp is not None:

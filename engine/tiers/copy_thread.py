@@ -25,11 +25,10 @@ from tasuki.utils.os_threads import name_this_thread
 from .copy_job import CopyJob, Direction, JobEnd
 from .digests import TierDigests
 from .piece_copies import PieceCopies
+from .up_copy import StillMoving
 
 log = logging.getLogger(__name__)
 
-_PIECE_BYTES = 8 << 20
-"""Of what is copied before anybody looks whether it is still wanted: a few milliseconds."""
 STUCK_SECONDS = 10.0
 """A piece takes at most, before what waits behind it is given up."""
 
@@ -60,7 +59,7 @@ class CopyThread:
         """name: of the tier. clock: of how long a piece takes, seconds. journal: of a tier that
         outlives its node."""
         self._pieces = pieces
-        self._pages_at_once = max(1, _PIECE_BYTES // page_bytes)
+        self._pages_at_once = max(1, pieces.piece_bytes // page_bytes)
         self._name = name
         self._clock = clock
         self._journal = journal
@@ -193,6 +192,12 @@ class CopyThread:
         copy = self._load if job.direction is Direction.UP else self._write
         try:
             end = copy(job)
+        except StillMoving:
+            # It never ends: a load of it is late, and quarantined for good.
+            log.exception(
+                "a copy %s, tier %s, cannot be waited for", job.direction.value, self._name
+            )
+            return
         except Exception:
             # Those that follow are counted: a disk that is gone fills no log.
             if not self._broke:
@@ -243,21 +248,25 @@ class CopyThread:
         return JobEnd.DONE
 
     def _load(self, job: CopyJob) -> JobEnd:
-        for pairs in self._page_pieces(job):
-            if self._is_unwanted(job):
-                return JobEnd.CANCELLED
-            wanted = [self.written.pages.get(source) for source, _ in pairs]
+        # Now: nobody writes what is read, and a load under way keeps it.
+        wanted = [self.written.pages.get(source) for source, _ in job.pages]
+        slot = None if job.slot is None else self.written.slots.get(job.slot[0])
+        copy = self._pieces.up(job)
+        try:
+            more = True
+            while more:
+                if self._is_unwanted(job):
+                    return JobEnd.CANCELLED
+                with self._piece():
+                    more = copy.advance()
+                if job.barrier is not None:
+                    job.barrier.landed(copy.layers)
             with self._piece():
-                found = self._pieces.pages_up(pairs)
-            if found != wanted:
-                return _mismatched(job)
-        if job.slot is None:
-            return JobEnd.DONE
-        if self._is_unwanted(job):
-            return JobEnd.CANCELLED
-        with self._piece():
-            digest = self._pieces.slot_up(job.slot)
-        if digest != self.written.slots.get(job.slot[0]):
+                found = copy.digests()
+        finally:
+            with self._piece():
+                copy.settle()
+        if found != (wanted, slot):
             return _mismatched(job)
         return JobEnd.DONE
 

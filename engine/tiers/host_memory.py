@@ -19,21 +19,31 @@ _FEWEST_SLABS = 2
 
 
 def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
-    """None where the config asks for none. Raises as host_slabs()."""
+    """None where the config asks for none. layout: of one rank. Raises as host_slabs()."""
     if config.host_cache_gib is None:
         return None
     slabs = host_slabs(config, layout, available_bytes())
-    size = slabs * layout.slab_bytes
+    size = slabs * layout.slab_bytes * config.tensor_parallel
     log.info("%.2f GiB of host memory below the arena, %d slabs", size / GIB, slabs)
-    return Arena(layout, slabs, key=ArenaKey(Place.HOST))
+    return arena_below(layout, slabs, config.device)
+
+
+def arena_below(layout: CacheLayout, slabs: int, device: str) -> Arena:
+    """Host memory below an arena on that device. Raises EngineConfigError."""
+    key = ArenaKey(Place.HOST)
+    if device == "cpu":
+        return Arena(layout, slabs, key=key)
+    from .gpu.pinned_memory import pinned
+
+    return Arena(layout, slabs, key=key, memory=pinned(layout, slabs))
 
 
 def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int:
-    """available: bytes. Raises EngineConfigError where the config asks for too little, for more
-    than is available, or for what the device cannot have. REQUIRES: it asks for some."""
+    """available: bytes. Raises EngineConfigError where the config asks for too little, or for more
+    than is available. REQUIRES: it asks for some."""
     asked = config.host_cache_gib
     assert asked is not None
-    if config.device.split(":")[0] != "cpu":
+    if config.device != "cpu":
         raise EngineConfigError(
             f"host_cache_gib is for a node on a CPU, as yet, not on {config.device}: leave it out"
         )
@@ -43,11 +53,11 @@ def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int
             f"host_cache_gib {asked:g} is more than the {available / GIB:.1f} GiB of memory that "
             "are available here: give less, or auto"
         )
-    slabs = size // layout.slab_bytes
+    slabs = size // (layout.slab_bytes * config.tensor_parallel)
     if slabs < _FEWEST_SLABS:
         raise EngineConfigError(
-            f"host_cache_gib {asked} holds {slabs} slabs of {layout.slab_bytes} bytes; give at "
-            f"least {_FEWEST_SLABS * layout.slab_bytes / GIB:.3g}"
+            f"host_cache_gib {asked} holds {slabs} slabs of {layout.slab_bytes} bytes a rank; give "
+            f"at least {_FEWEST_SLABS * layout.slab_bytes * config.tensor_parallel / GIB:.3g}"
         )
     return slabs
 

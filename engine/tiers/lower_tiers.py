@@ -20,13 +20,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.pycache._cpp_cache import Allocation, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
-from .disk_memory import DiskMemory
+from .digests import TierDigests
+from .disk.disk_memory import DiskMemory
+from .load_barrier import LoadBarrier
+from .remote.lookups import NO_LOOKUP, Lookup, adopt
+from .remote.manifest import Manifest
+from .remote.remote_memory import RemoteMemory
 from .tier_prices import TierPrices
 
 MOST_WRITES = 2
@@ -39,7 +47,11 @@ _LATE_TIMES = 8
 
 
 class Copier(Protocol):
-    """CopyThread, or what a test puts in its place."""
+    """CopyThread, or what stands in its place."""
+
+    @property
+    def written(self) -> TierDigests:
+        """What the tier was written with here."""
 
     def begin(self, job: CopyJob) -> None: ...
 
@@ -52,6 +64,18 @@ class Copier(Protocol):
     def wait(self, seconds: float) -> None: ...
 
     def close(self, seconds: float) -> bool: ...
+
+
+class Behind(Protocol):
+    """What is computed behind a load, of its allocation's ids."""
+
+    @property
+    def ended(self) -> bool:
+        """From then on it touches nothing."""
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether it wrote over what was loaded and is of no use itself. REQUIRES: it has ended."""
 
 
 class LoadEnd(Enum):
@@ -83,13 +107,18 @@ class TierCounters:
 
 @dataclass(frozen=True)
 class LowerTier:
-    """One, as the engine has it. disk: what it lies on, where that outlives the node."""
+    """One, as the engine has it. disk, remote: what it lies on, where that outlives the node."""
 
     name: str
     copier: Copier
     prices: TierPrices
     disk: DiskMemory | None = None
+    remote: RemoteMemory | None = None
     counters: TierCounters = field(default_factory=TierCounters)
+
+    @property
+    def outlives(self) -> DiskMemory | RemoteMemory | None:
+        return self.disk or self.remote
 
 
 @dataclass(eq=False)
@@ -102,6 +131,8 @@ class _Load:
     """Bytes by tier."""
     left: set[int]
     """Tiers whose copies have not ended."""
+    barrier: LoadBarrier | None = None
+    behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
     """Of a load that was given up."""
@@ -120,6 +151,9 @@ class LowerTiers:
         self._recorder = recorder
         self._tiers = tuple(tiers)
         self._clock = clock
+        self._remote = next(
+            ((at, tier.remote) for at, tier in enumerate(tiers) if tier.remote is not None), None
+        )
         self._loads: dict[int, _Load] = {}
         self._writes: dict[int, tuple[int, int]] = {}
         """Tier and bytes, by transfer."""
@@ -142,19 +176,51 @@ class LowerTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is under way."""
-        return bool(self._loads or self._writes)
+        """Whether a copy is under way, or a lookup that somebody waits for."""
+        return bool(self._loads or self._writes) or self._is_looking_up
 
-    def load(self, allocation: Allocation, on_end: Callable[[LoadEnd], None]) -> None:
+    @property
+    def _is_looking_up(self) -> bool:
+        return self._remote is not None and self._remote[1].lookups.is_busy
+
+    @property
+    def names(self) -> list[str]:
+        """The nearest first."""
+        return [tier.name for tier in self._tiers]
+
+    def look_up(self, tokens: NDArray[np.int32], salt: bytes, cursor: int | None) -> Lookup:
+        """Ask what the remote store has of a prompt that is about to begin, beyond what stands
+        here; what is found the tree is given. Over at once where it is not worth it."""
+        if self._remote is None:
+            return NO_LOOKUP
+        match = self._cache.match(tokens, salt, cursor)
+        stands = max([match.usable_tokens, *(state.boundary for state in match.stored)])
+        return self._remote[1].lookups.begin(salt, tokens, stands)
+
+    def _adopt(self, manifest: Manifest) -> None:
+        assert self._remote is not None
+        number, remote = self._remote
+        adopt(self._cache, number, remote.objects, manifest, self._tiers[number].copier.written)
+
+    def load(
+        self,
+        allocation: Allocation,
+        on_end: Callable[[LoadEnd], None],
+        barrier: LoadBarrier | None = None,
+        behind: Behind | None = None,
+    ) -> None:
         """Begin the allocation's load. on_end: called once, by advance(), unless it is given up
-        first. REQUIRES: the allocation has a load."""
+        first. barrier: opened as its layers land, where one tier brings it, and closed where it
+        fails. behind: waits there; the load has not ended before it has. REQUIRES: the allocation
+        has a load."""
         assert allocation.load is not None
-        parts = parts_of_load(allocation.load)
+        parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
         expected = (self.load_wait + price) * self._tiers[0].prices.seconds
         due = self._clock() + max(LATE_SECONDS, _LATE_TIMES * expected)
         sizes = {tier: self._size(job) for tier, job in parts.items()}
-        self._loads[allocation.load.id] = _Load(allocation, on_end, price, due, sizes, set(parts))
+        load = _Load(allocation, on_end, price, due, sizes, set(parts), barrier, behind)
+        self._loads[allocation.load.id] = load
         for tier, job in parts.items():
             self._begin(tier, job)
 
@@ -175,18 +241,25 @@ class LowerTiers:
         self._tiers[max(load.sizes)].counters.loads[why] += 1
 
     def _cancel(self, transfer: int, load: _Load) -> None:
+        if load.barrier is not None:
+            load.barrier.close()
         for tier in load.left:
             self._tiers[tier].copier.cancel(transfer)
 
     def advance(self) -> None:
         """Begin what is at rest, acknowledge what has ended, give up what is late."""
         self._begin_at_rest()
+        if self._remote is not None:
+            self._remote[1].lookups.advance(self._adopt)
         for tier, its in enumerate(self._tiers):
             for transfer, end in its.copier.take_ended():
                 if transfer in self._writes:
                     self._end_write(transfer, end)
                 else:
                     self._end_part(tier, transfer, end)
+        for transfer, load in list(self._loads.items()):
+            if not load.left and (load.behind is None or load.behind.ended):
+                self._end_load(transfer, load)
         if self._loads:
             self._end_late()
 
@@ -202,7 +275,7 @@ class LowerTiers:
             self._begin(write.target, job)
 
     def _label(self, write: TierWrite) -> WriteLabel | None:
-        if self._tiers[write.target].disk is None:
+        if self._tiers[write.target].outlives is None:
             return None
         salt, start, above, tokens, kind = self._cache.label_of(write.id)
         return WriteLabel(salt, start, above, tokens, kind.value)
@@ -234,7 +307,7 @@ class LowerTiers:
                         "waiting_writes": stats.waiting_writes if number == 0 else 0,
                     },
                     {"pages": held.dropped_pages, "slots": held.dropped_slots},
-                    {} if tier.disk is None else tier.disk.index.counters,
+                    {} if tier.outlives is None else tier.outlives.counters,
                 )
             )
         return tuple(found)
@@ -247,6 +320,8 @@ class LowerTiers:
         under_way += [tier for tier, _ in self._writes.values()]
         if under_way:
             self._tiers[under_way[0]].copier.wait(seconds)
+        elif self._remote is not None and self._is_looking_up:
+            self._remote[1].lookups.wait(seconds)
 
     def close(self, seconds: float) -> bool:
         """End every copy and the copiers, each within so long. False: one took longer; what is
@@ -278,12 +353,10 @@ class LowerTiers:
             if load.quarantine is None:
                 self._tiers[tier].counters.loads[end.value] += 1
                 self._cancel(transfer, load)
-        if not load.left:
-            self._end_load(transfer, load)
 
     def _end_load(self, transfer: int, load: _Load) -> None:
         del self._loads[transfer]
-        landed = load.end is JobEnd.DONE
+        landed = load.end is JobEnd.DONE and not (load.behind and load.behind.spoiled)
         self._cache.acknowledge(transfer, landed)
         if load.quarantine is not None:
             self._cache.free_quarantined(load.quarantine)
@@ -299,7 +372,7 @@ class LowerTiers:
         late = [
             (transfer, load)
             for transfer, load in self._loads.items()
-            if load.quarantine is None and now > load.due
+            if load.quarantine is None and load.left and now > load.due
         ]
         for transfer, load in late:
             self._give_up(transfer, "late")
@@ -309,8 +382,8 @@ class LowerTiers:
 def _closed(tier: LowerTier, seconds: float) -> bool:
     if not tier.copier.close(seconds):
         return False
-    if tier.disk is not None:
-        tier.disk.close()
+    if tier.outlives is not None:
+        tier.outlives.close()
     return True
 
 

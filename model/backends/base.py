@@ -129,9 +129,11 @@ class DraftOperators(Protocol):
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         """Logits [T, vocab] in the model's dtype of normed hidden states."""
 
-    def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
-        """The layer's input [T, hidden] of tokens' embeddings and the model's final hidden states
-        of the tokens before them, both [T, hidden]."""
+    def join(
+        self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
+    ) -> Tensor:
+        """The layer's input [T, hidden] of tokens [T] and the model's final hidden states of the
+        tokens before them, [T, hidden]. embedding [vocab, hidden]."""
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
         """The layer, behind its last norm, of its inputs [T, hidden]: [T, hidden], which the

@@ -58,6 +58,7 @@ class TorchPlan:
                 batch.page_table,
                 batch.positions,
                 PAGE_TOKENS,
+                batch.stepped,
             ),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
             gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
@@ -154,7 +155,10 @@ class TorchOperators:
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         return product(hidden, weight)
 
-    def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
+    def join(
+        self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
+    ) -> Tensor:
+        embedded = functional.embedding(tokens, embedding)
         return _join(embedded, before, weights, self._config.norm_eps)
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:

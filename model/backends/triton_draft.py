@@ -8,14 +8,14 @@ allocates only through PyTorch, so that a CUDA graph may capture it.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tasuki.model.batch import DecodeBatch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
-from tasuki.model.ops.norm.rms_norm import rms_norm
+from tasuki.model.ops.draft.entry_inputs import entry_inputs
+from tasuki.model.ops.norm.rms_norm import add_rms_norm
 from tasuki.model.weights.layers import AttentionWeights, DraftWeights
 from tasuki.model.weights.matrix import Matrix
 
@@ -62,13 +62,23 @@ class TritonDraft:
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         return self._product(hidden, weight)
 
-    def join(self, embedded: Tensor, before: Tensor, weights: DraftWeights) -> Tensor:
-        eps = self._config.norm_eps
-        parts = (
-            rms_norm(embedded, weights.embedding_norm, eps),
-            rms_norm(before, weights.hidden_norm, eps),
+    def join(
+        self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
+    ) -> Tensor:
+        batch = self._rows.batch
+        own = self._rows.scratch.owners[: batch.size]
+        joined = entry_inputs(
+            tokens,
+            None,
+            embedding,
+            before,
+            own,
+            own,
+            batch.rows,
+            (weights.embedding_norm, weights.hidden_norm),
+            self._config.norm_eps,
         )
-        return self._product(torch.cat(parts, dim=-1), weights.fc)
+        return self._product(joined, weights.fc)
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
         layer, step = weights.layer, self._step
@@ -77,7 +87,7 @@ class TritonDraft:
         mixed = self._attention(projected, attention, kv)
         branch = step.project(mixed, attention.out_proj)
         branch, residual = step.feed_forward(branch, residual, layer.mlp_norm, layer.mlp)
-        return rms_norm(branch + residual, weights.norm, self._config.norm_eps)
+        return add_rms_norm(branch, residual, weights.norm, self._config.norm_eps)[0]
 
     def _attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
         batch, places = self._rows.batch, self._places

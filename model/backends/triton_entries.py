@@ -15,7 +15,7 @@ from torch import Tensor
 from tasuki.model.batch import Batch
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, k_norm_rope
-from tasuki.model.ops.draft.carry import carry_normed
+from tasuki.model.ops.draft.carry import carry_folded, carry_normed
 from tasuki.model.ops.draft.entry_inputs import entry_inputs
 from tasuki.model.ops.draft.reference import plan_carry
 from tasuki.model.ops.gdn.verify.fold import FoldRows
@@ -137,8 +137,7 @@ class VerifyEntries(TritonEntries):
 def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
     """Write the hidden state behind the tokens that hold into each row's slot. kept [places,
     tokens, width]."""
-    behind = kept[folds.places.long(), folds.counts.long() - 1]
-    carry.index_copy_(0, folds.write_slots.long(), behind)
+    carry_folded(kept, folds.places, folds.counts, carry, folds.write_slots)
 
 
 class StepEntries(TritonEntries):

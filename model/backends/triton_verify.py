@@ -4,6 +4,7 @@ All but the mixers are those of a decode step with T times as many rows. Waits f
 allocates only through PyTorch, so that a CUDA graph may capture it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,10 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.verify import paged_attention_verify
-from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs
-from tasuki.model.ops.gdn.verify.rows import gdn_verify
+from tasuki.model.ops.draft.carry import carry_folded
+from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptTurns
+from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights
 from tasuki.pycache.layout import LayerKind
 
@@ -28,11 +31,11 @@ from .triton_entries import VerifyEntries
 @dataclass(frozen=True)
 class VerifyScratch:
     """What steps of up to `batch` rows of up to `tokens` tokens share: launches that use it share a
-    stream. kept: of the last step, for folds; hidden [batch, tokens, width] likewise, where there
-    is a draft layer."""
+    stream. kept: of this step and the last one, for folds; hidden [batch, tokens, width] likewise,
+    where there is a draft layer."""
 
     attention: DecodeWorkspace
-    kept: KeptInputs
+    kept: KeptTurns
     hidden: Tensor | None
 
     @staticmethod
@@ -47,7 +50,7 @@ class VerifyScratch:
             one.weights.new_empty(places, tokens * heads),
         )
         layers = config.layer_kinds.count(LayerKind.GDN)
-        kept = KeptInputs.empty(config, layers, batch, tokens, dtype, device)
+        kept = KeptTurns.empty(config, layers, batch, tokens, dtype, device)
         hidden = None
         if config.draft_layers:
             hidden = torch.empty(batch, tokens, config.hidden, dtype=dtype, device=device)
@@ -86,6 +89,17 @@ class TritonVerify(TritonDecode):
         self._hidden = scratch.hidden
         self._layer = 0
 
+    def fold(self, conv: Sequence[Tensor], carry: Tensor | None) -> None:
+        """What of the rows' last step is folded, but for the states, which gdn() stores: before any
+        layer runs. conv: all layers' views; carry: of the draft layer, where there is one."""
+        batch = self._verified
+        rows = FoldRows(batch.fold_places, batch.fold_counts, batch.fold_slots, batch.read_slots)
+        fold_columns(self._kept, self._config, conv, rows, batch.turn)
+        if carry is not None and self._hidden is not None:
+            carry_folded(
+                self._hidden, batch.fold_places, batch.fold_counts, carry, batch.read_slots
+            )
+
     def entries(self) -> VerifyEntries:
         batch = self._verified
         assert self._hidden is not None, "the config has no draft layer"
@@ -107,6 +121,8 @@ class TritonVerify(TritonDecode):
             batch.counts,
             batch.rows,
             self._kept.layer(layer),
+            batch.turn,
+            RowFolds(batch.fold_counts, batch.fold_places, batch.fold_slots),
         )
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:

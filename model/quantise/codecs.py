@@ -84,7 +84,7 @@ def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     groups = (grouped.abs().amax(-1) / _MOST_E2M1 / scale).clamp(2.0**-9, _MOST_E4M3)
     groups = groups.to(torch.float8_e4m3fn)
     scaled = grouped / (groups.float() * scale)[..., None]
-    codes = torch.bucketize(scaled.abs(), torch.tensor(_BETWEEN)).to(torch.uint8)
+    codes = torch.bucketize(scaled.abs(), scaled.new_tensor(_BETWEEN)).to(torch.uint8)
     codes |= torch.signbit(scaled).to(torch.uint8) << 3
     codes = codes.view(rows, columns)
     return codes[:, 0::2] | codes[:, 1::2] << 4, groups

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tasuki.model.quantization_config import QuantizationConfig
+from tasuki.model.weights.files.stored_tensors import StoredTensors
 from tasuki.model.weights.published_matrix import is_coded
 from tasuki.model.weights.safetensors_folder import INDEX, weight_files
-from tasuki.model.weights.stored_tensors import StoredTensors
 from tasuki.utils.progress import Progress, no_progress
 
 from .codecs import QuantiseError

@@ -1,5 +1,5 @@
-"""Another source's tensors, quantised by a recipe as they are read: FP8 weights of any shapes
-without a checkpoint, for benchmarks and memory plans.
+"""Another source's tensors, quantised by a recipe as they are read: weights of any format
+and shapes without a checkpoint, for benchmarks and memory plans.
 
 Numbers are made where the other source makes them; one that makes shapes alone gives shapes of what
 would be stored. A tensor stands on its own, so fused experts are quantised one by one and their
@@ -14,20 +14,19 @@ from torch import Tensor
 
 from tasuki.model.weights.fp8 import BLOCK, Fp8
 from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.nvfp4 import NvFp4
 from tasuki.model.weights.part import WHOLE, Part, WeightsError
-from tasuki.model.weights.segment import Kind
+from tasuki.model.weights.segment import Kind, Segment
 from tasuki.model.weights.source import TensorSource
 
 from .recipe import RECIPES, Codec, Recipe
 
-SERVED_ON_GPUS = tuple(name for name in RECIPES if name.startswith("fp8"))
+SERVED_ON_GPUS = tuple(RECIPES)
 """Formats that GPUs have kernels for, by what `tasuki quantise --format` takes."""
 _FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")
 
 
 class QuantisedSource:
-    """recipe: of FP8 alone."""
-
     def __init__(self, source: TensorSource, recipe: Recipe) -> None:
         self._source = source
         self._recipe = recipe
@@ -55,11 +54,7 @@ class QuantisedSource:
         found = [_segment(codec(expert)) for expert in (whole[:1] if whole.is_meta else whole)]
         if whole.is_meta:
             found *= len(whole)
-        # As bytes, since not every operator knows e4m3.
-        codes = torch.stack([segment.values.view(torch.uint8) for segment in found])
-        values = codes.view(torch.float8_e4m3fn)
-        scales = torch.stack([segment.scales for segment in found])
-        return Matrix((replace(found[0], values=values, scales=scales),))
+        return Matrix((_stacked(found),))
 
     def _codec(self, name: str) -> Codec | None:
         # A fused tensor stands for its experts, which is how others publish them.
@@ -67,8 +62,28 @@ class QuantisedSource:
         return self._recipe.codec(module)
 
 
-def _segment(made: dict[str, Tensor]) -> Fp8:
+def _stacked(segments: list[Fp8] | list[NvFp4]) -> Segment:
+    together = [vars(segment) for segment in segments]
+    stacked: dict[str, Tensor] = {}
+    for name, first in together[0].items():
+        if isinstance(first, Tensor):
+            # As bytes, since not every operator knows e4m3.
+            dtype = first.dtype
+            kept = torch.uint8 if dtype.itemsize == 1 else dtype
+            stacked[name] = torch.stack([of[name].view(kept) for of in together]).view(dtype)
+    return replace(segments[0], **stacked)  # type: ignore[type-var]
+
+
+def _segment(made: dict[str, Tensor]) -> Fp8 | NvFp4:
+    packed = made.get("weight_packed")
+    if packed is not None:
+        divisor = made["weight_global_scale"].reshape(1)
+        return NvFp4(packed, made["weight_scale"], torch.ones_like(divisor), divisor)
     codes = made["weight"]
+    multiplier = made.get("weight_scale_2")
+    if multiplier is not None:
+        multiplier = multiplier.reshape(1)
+        return NvFp4(codes, made["weight_scale"], multiplier, torch.ones_like(multiplier))
     rows, columns = codes.shape
     scales = made.get("weight_scale_inv")
     if scales is not None:

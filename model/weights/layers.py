@@ -14,7 +14,7 @@ from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.pycache.layout import LayerKind
 from tasuki.utils.progress import Progress, no_progress
 
-from .fp8_layout import for_kernels
+from .kernels.fp8_layout import for_kernels
 from .matrix import Matrix, named_kinds
 from .segment import Kind
 from .source import TensorSource

@@ -9,9 +9,9 @@ import logging
 import re
 from collections.abc import Callable
 
+from .files.stored_tensors import StoredTensors
 from .part import WeightsError
 from .published_matrix import is_coded
-from .stored_tensors import StoredTensors
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def check_left_over(
 
 def is_of_text_model(name: str, prefix: str) -> bool:
     """Not of the vision tower and not of a draft layer, which is not always read."""
-    if name.startswith("lm_head."):
+    if name.startswith(("lm_head.", "language_model.lm_head.")):
         return True
     inner = name.removeprefix(prefix)
     return inner != name and not inner.startswith(("visual.", "vision", "mtp.", "language_model."))

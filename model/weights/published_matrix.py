@@ -17,15 +17,13 @@ import torch
 from torch import Tensor
 
 from .companions import Companions
+from .files.stored_tensors import StoredTensors
 from .fp8 import BLOCK, Fp8
 from .nvfp4 import GROUP, NvFp4
 from .part import WHOLE, BlockCut, Part, WeightsError, bounds
 from .segment import Kind, Plain, Segment
-from .stored_tensors import StoredTensors
 
 _PLAIN = frozenset({"F32", "BF16", "F16"})
-_NAN = 0x7F
-"""The one NaN of e4m3, but for its sign."""
 _PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"
 
 
@@ -232,14 +230,15 @@ class PublishedMatrix:
 
     def _finite(self, name: str) -> Tensor:
         scales = self._tensors.read(name).to(torch.float32)
-        if not scales.is_meta and not scales.isfinite().all():
-            raise self._error(f"has a scale {name} that is not finite", _PUBLISHED_AGAIN)
+        self._tensors.checks.finite(
+            scales, lambda: self._error(f"has a scale {name} that is not finite", _PUBLISHED_AGAIN)
+        )
         return scales
 
     def _without_nan(self, values: Tensor, name: str) -> Tensor:
-        codes = values.view(torch.uint8)
-        if not codes.is_meta and codes.numel() and int((codes & _NAN).max()) == _NAN:
-            raise self._error(f"is damaged: {name} holds NaN", _PUBLISHED_AGAIN)
+        self._tensors.checks.without_nan(
+            values, lambda: self._error(f"is damaged: {name} holds NaN", _PUBLISHED_AGAIN)
+        )
         return values
 
     def _check_shape(self, wanted: tuple[int, ...]) -> None:

@@ -6,11 +6,14 @@ Reading is lazy, one slice of a tensor at a time, from files that stay open unti
 is closed; one thread uses it.
 """
 
+import gc
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -23,6 +26,7 @@ from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
 from .companions import Companions
+from .files.stored_tensors import StoredTensors
 from .layers import ModelWeights, assemble, tensors
 from .left_over import check_left_over, is_of_text_model
 from .matrix import Matrix
@@ -32,16 +36,17 @@ from .segment import Kind
 from .sharding.cut import is_elsewhere
 from .sharding.shard import Shard
 from .sharding.source import ShardedSource
-from .stored_tensors import StoredTensors, reading
 
 log = logging.getLogger(__name__)
 
-_PREFIXES = ("model.language_model.", "model.")
+_OUTER = {"model.language_model.": "", "language_model.model.": "language_model.", "model.": ""}
+"""By what the text model's names begin with, what those of its head do."""
+_UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 INDEX = "model.safetensors.index.json"
 _NOTED_SECONDS = 1.0
 
 
-_FP8 = "F8_E4M3"
+_SERVED = ("F8_E4M3", "U8")
 _FP8_CAPABILITY = (8, 9)
 
 
@@ -60,7 +65,7 @@ def load_weights(
     """Weights in `dtype`, or as they are stored where they are quantised; norms, decay and dt_bias
     stay float32. config: of the whole model. shard: of which only its slices are read; None: all.
     Raises WeightsError, ModelConfigError."""
-    with Checkpoint(Path(directory)) as source:
+    with _without_collections(), Checkpoint(Path(directory)) as source:
         source.check_kernels(torch.device(device))
         begun = time.monotonic()
         if shard is None:
@@ -76,6 +81,19 @@ def load_weights(
             count, kinds = len(source), weights.formats
             log.info("weights: %d tensors, %.2f GiB as %s, in %.1f s", count, size, kinds, taken)
         return weights
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Objects by the hundred thousand that live on, none in a cycle: to look for cycles among them
+    again and again takes half of the time of loading small tensors."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def check_kernels(directory: Path | str, device: torch.device) -> None:
@@ -115,15 +133,33 @@ def has_draft_layer(directory: Path | str) -> bool:
         return source.has("mtp.fc.weight")
 
 
-def weights_digest(directory: Path | str) -> str:
+_DIGESTED_AT_ONCE = 8
+"""Files. A core digests 0.7 to 1.9 GB/s, and holds no interpreter's lock meanwhile."""
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of the file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = file_digest) -> str:
     """SHA-256 (hex) over the contents of the folder's safetensors files in name order.
 
-    Reads every byte, so call it once a process. Raises WeightsError.
+    digest_of: a file's, any thread. Reads every byte, so call it once a process. Raises
+    WeightsError.
     """
+
+    def digest(path: Path) -> bytes:
+        try:
+            return digest_of(path)
+        except OSError as error:
+            raise WeightsError(f"{path}: cannot be read ({error}); fetch it again") from error
+
     total = hashlib.sha256()
-    for path in weight_files(Path(directory)):
-        with reading(path), path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
+    with ThreadPoolExecutor(_DIGESTED_AT_ONCE) as threads:
+        for found in threads.map(digest, weight_files(Path(directory))):
+            total.update(found)
     return total.hexdigest()
 
 
@@ -132,10 +168,10 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.exists():
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = sorted({directory / name for name in where.values()})
+        except _UNREADABLE as error:
             raise WeightsError(f"{index}: has no readable weight_map; fetch it again") from error
-        files = sorted(directory / str(name) for name in names)
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
@@ -168,8 +204,10 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         self.close()
+        if failed is None:
+            self._tensors.checks.done()
 
     def close(self) -> None:
         """Idempotent."""
@@ -198,8 +236,9 @@ class Checkpoint:
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
     def check_left_over(self, elsewhere: Callable[[str], bool] = lambda name: False) -> None:
-        """Once everything was read: raises WeightsError where a scale is left, or codes are, of
-        what is not read elsewhere."""
+        """Once everything was read: raises WeightsError where values are damaged, and where a scale
+        is left, or codes are, of what is not read elsewhere."""
+        self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere)
 
     def check_kernels(self, device: torch.device) -> None:
@@ -210,21 +249,25 @@ class Checkpoint:
             dtype = self._tensors.dtype(name)
             if not is_of_text_model(name, self._prefix) or not is_coded(dtype):
                 continue
-            if dtype == _FP8 and multiplies_fp8(device):
+            # Kernels of NVFP4 turn its scales, which are e4m3 too.
+            if dtype in _SERVED and multiplies_fp8(device):
                 continue
-            # Group scales of NVFP4 are e4m3 too: the codes beside them are what is refused.
             raise UnservedKind(
                 f"{self._tensors.path(name)}: tensor {name} is quantised ({dtype}), and there are "
-                f"no kernels for that on {_named(device)}, which has them for {_FP8} from compute "
-                "capability 8.9 on; serve the checkpoint with --device cpu, or convert it to BF16"
+                f"no kernels for that on {_named(device)}, which has them for "
+                f"{' and '.join(_SERVED)} from compute capability 8.9 on; serve the checkpoint "
+                "with --device cpu, or convert it to BF16"
             )
 
     def _found_prefix(self) -> str:
-        for prefix in _PREFIXES:
+        for prefix in _OUTER:
             if Companions(f"{prefix}embed_tokens.weight", self._tensors).values() is not None:
                 return prefix
-        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _PREFIXES)
+        wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _OUTER)
         raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
 
     def _published(self, name: str) -> str:
-        return name if name.startswith(("lm_head.", "mtp.")) else self._prefix + name
+        if not name.startswith(("lm_head.", "mtp.")):
+            return self._prefix + name
+        outer = _OUTER[self._prefix] + name
+        return outer if Companions(outer, self._tensors).values() is not None else name

@@ -82,7 +82,7 @@ def _broken(answer: tuple[int, ...], chance: Random) -> list[int]:
     """What the answer might be thought to be: about one token in six is another, new or missing."""
     found: list[int] = []
     for token in answer:
-        found += chance.choices([[token], [token + 1], [], [token, 1]], (15, 1, 1, 1))[0]
+        found += chance.choices([[token], [token ^ 1], [], [token, 1]], (15, 1, 1, 1))[0]
     return found
 
 

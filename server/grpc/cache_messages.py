@@ -24,6 +24,7 @@ def _event(event: CacheEvent) -> pb.CacheEvent:
         prefix=event.prefix or b"",
         parent=event.parent or b"",
         namespace=event.namespace or b"",
+        place=event.place,
     )
 
 

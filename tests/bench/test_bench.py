@@ -239,11 +239,26 @@ def test_a_bench_measures_a_format_beside_plain_weights(tmp_path: Path, tiny: li
     steps = ["--points", "2x70", "--steps", "3", "--warmup-steps", "1"]
     plain, fp8 = run(tmp_path / "out.json", "decode", *flags, *steps)["rows"]
     assert fp8["name"] == f"fp8: {plain['name']}"
-    assert fp8["others"] == {"plain weights": plain["seconds"]}
+    assert fp8["others"] == {"plain": plain["seconds"]}
     assert 0.2 < fp8["floor"] / plain["floor"] < 1
     prompts = ["--prompts", "20", "--repeats", "1"]
     plain, fp8 = run(tmp_path / "out.json", "prefill", *flags, *prompts)["rows"]
-    assert fp8["others"] == {"plain weights": plain["seconds"]}
+    assert fp8["others"] == {"plain": plain["seconds"]}
+
+
+def test_a_bench_measures_fp8_rows_beside_plain_ones_and_alone(
+    tmp_path: Path, tiny: list[str]
+) -> None:
+    flags = [*tiny, "--kv-dtype", "fp8"]
+    steps = ["--points", "2x270", "--steps", "3", "--warmup-steps", "1"]
+    plain, fp8 = run(tmp_path / "out.json", "decode", *flags, *steps)["rows"]
+    assert fp8["name"] == f"fp8 KV: {plain['name']}"
+    assert fp8["others"] == {"plain": plain["seconds"]}
+    assert fp8["floor"] < plain["floor"]
+    both = [*flags, "--quantization", "fp8", "--alone"]
+    (row,) = run(tmp_path / "out.json", "decode", *both, *steps)["rows"]
+    assert row["name"] == f"fp8, fp8 KV: {plain['name']}" and row["others"] == {}
+    assert row["floor"] < fp8["floor"]
 
 
 def test_a_bench_writes_the_same_rows_as_a_table(tmp_path: Path, tiny: list[str]) -> None:

@@ -72,7 +72,10 @@ def test_gzip_and_plain_read_alike(trace_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("", "holds no request"), ("{}\n", ":1: is no request"), ("[1]\n", ":1: is no request")],
+    [
+        ("", "holds no request"),
+        *((text, ":1: is no request") for text in ("{}\n", "[1]\n", "[" * 100_000)),
+    ],
 )
 def test_a_bad_trace_is_named_with_its_line(tmp_path: Path, content: str, told: str) -> None:
     path = tmp_path / "bad.jsonl"
@@ -196,7 +199,7 @@ def test_what_the_host_cannot_keep_comes_back_from_the_disk(tmp_path: Path) -> N
     trace = load_trace(crowded(tmp_path))
     host = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5,)), "value")
     disk = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64)), "value")
-    unwritten = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64), disk_write_mb=0), "value")
+    unwritten = replay_tiers(trace, "35b-a3b", Tiers(1, (1.5, 64), disk_write_budget=0), "value")
     assert host["flops_saved"] < disk["flops_saved"]
     assert disk["loaded_bytes"]["disk"] > 0 < disk["disk_drive_writes_per_day"]
     assert unwritten["written_bytes"]["disk"] == 0
@@ -215,12 +218,63 @@ def test_the_command_prints_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "drive writes a day" in capsys.readouterr().out
 
 
+def test_more_host_memory_recovers_what_a_replay_with_it_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(crowded(tmp_path))
+
+    def result(*more: str) -> dict[str, Any]:
+        arguments = ["replay-trace", file, "--policy", "value", *more]
+        assert cli.main([*arguments, "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    saved = {size: result("--tiers", f"1,{size}")["flops_saved"] for size in ("2", "10", "66")}
+    found = result("--tiers", "1,2", "--more-host", "8,64")["what_if"]
+    assert [each["more_host_gib"] for each in found] == [8, 64]
+    for each, size in zip(found, ("10", "66"), strict=True):
+        assert each["flops_points"] == pytest.approx(100 * (saved[size] - saved["2"]))
+    assert found[1]["flops_points"] > 10 and found[1]["token_points"] > 0
+    (alone,) = result("--gb", "1", "--more-host", "66")["what_if"]
+    bare = result("--gb", "1")["flops_saved"]
+    assert alone["flops_points"] == pytest.approx(100 * (saved["66"] - bare))
+    assert cli.main(["replay-trace", file, "--gb", "1", "--more-host", "8"]) == 0
+    assert "+8 GiB host would recover" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sizes", ["", "x", "0", "8,-1", "inf"])
+def test_odd_sizes_of_more_host_memory_are_refused(
+    trace_file: Path, capsys: pytest.CaptureFixture[str], sizes: str
+) -> None:
+    assert cli.main(["replay-trace", str(trace_file), "--more-host", sizes]) == 1
+    assert f"--more-host {sizes}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("sizes", ["64", "64,x", "64,0", "1,2,3,4", "64,nan", "64,-1"])
 def test_odd_tiers_are_refused(
     trace_file: Path, capsys: pytest.CaptureFixture[str], sizes: str
 ) -> None:
     assert cli.main(["replay-trace", str(trace_file), "--tiers", sizes]) == 1
     assert f"--tiers {sizes}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--gb", size] for size in ("0", "-1", "nan", "inf", "1e30")),
+        *(["--tiers", "1,2,3", "--disk-write-budget", rate] for rate in ("0", "-1", "nan", "inf")),
+        ["--disk-write-budget", "5"],
+        ["--disk-write-budget", "5", "--tiers", "64,1024"],
+    ],
+    ids=str,
+)
+def test_odd_sizes_and_rates_are_refused(
+    trace_file: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert cli.main(["replay-trace", str(trace_file), *flags]) == 1
+    message = capsys.readouterr().err
+    assert len(message.splitlines()) == 1
+    assert "--gb" in message or "--disk-write-budget" in message
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -228,6 +228,35 @@ class TierMachine(RuleBasedStateMachine):
                 return
             self.carry(*self.writing.pop(0))
 
+    @rule(
+        prompt=prompts(),
+        salt=st.sampled_from([b"", b"tenant"]),
+        tier=st.integers(0, 1),
+        ends=st.booleans(),
+    )
+    def adopt(self, prompt: Prefix, salt: bytes, tier: int, ends: bool) -> None:
+        """Somebody else wrote a state of a prompt to a tier."""
+        prompt = prompt if ends else prompt[: whole(len(prompt))]
+        tier = min(tier, len(self.tree.stats().tiers) - 1)
+        if not prompt:
+            return
+        kind = CheckpointKind.TURN_END
+        found = [twin.adopt(tier, array(prompt), salt=salt, kind=kind) for twin in self.twins]
+        assert found[0] == found[-1]
+        if found[0] is None:
+            return
+        pages, first, slot = found[0]
+        assert len(pages) == -(-len(prompt) // PAGE_TOKENS)
+        for place, page in enumerate(pages):
+            end = min((place + 1) * PAGE_TOKENS, len(prompt))
+            named = self.named(salt, prompt[:end])
+            if place < first:
+                assert self.pages[tier, page] == named
+            self.pages[tier, page] = named
+        self.slots[tier, slot] = self.named(salt, prompt)
+        stored = self.tree.match(array((*prompt, 0)), salt).stored
+        assert len(prompt) in [each.boundary for each in stored]
+
     @precondition(lambda self: self.loads > 2)
     @rule()
     def flush(self) -> None:
@@ -244,6 +273,12 @@ class TierMachine(RuleBasedStateMachine):
         found = self.tree.match(array(prompt), salt)
         deepest = max([found.usable_tokens, *(each.boundary for each in found.stored)])
         assert self.index.usable_tokens(array(prompt), salt) == deepest
+        for each in found.stored:
+            prefix = prefix_hashes(array(prompt[: each.boundary]), salt)[-1]
+            assert self.index.places[prefix] == 1 + each.tier
+        if found.usable_tokens:
+            prefix = prefix_hashes(array(prompt[: found.usable_tokens]), salt)[-1]
+            assert self.index.places[prefix] == 0
         for each in found.stored:
             assert prefix_hashes(array(prompt[: each.boundary]), salt)[-1] in self.index.checkpoints
 

@@ -111,7 +111,9 @@ def test_commands_fail_in_one_line(
     assert part in error_line(capsys)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "[1]", '[["a"]]', "[[true]]", "[[1e9]]"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "[1]", '[["a"]]', "[[true]]", "[[1e9]]", "[" * 100_000]
+)
 def test_a_bad_prompt_file_is_one_line(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,15 +159,16 @@ def test_generate_drafts_as_many_as_it_is_asked_for(
     cases = json.loads((folder / "golden.json").read_text())["cases"]
     case = max(cases, key=lambda case: len(case["greedy"]))
     prompts, predictions = tmp_path / "prompts.json", tmp_path / "predictions.json"
-    prompts.write_text(json.dumps([case["prompt"]]))
-    predictions.write_text(json.dumps([case["greedy"]]))
+    prompts.write_text(json.dumps([case["prompt"]] * 2))
+    predictions.write_text(json.dumps([case["greedy"], []]))
     length = len(case["greedy"])
     argv = ["generate", "--model", str(folder), "--prompt-ids", str(prompts), "--json"]
     argv += ["--max-new-tokens", str(length), "--dtype", "float32", "--ignore-eos"]
     argv += ["--speculate", "prediction", "--prediction", str(predictions), "--draft-tokens", "3"]
     assert cli.main(argv) == 0
-    (answer,) = json.loads(capsys.readouterr().out)
-    assert answer["token_ids"] == case["greedy"]
+    answer, undrafted = json.loads(capsys.readouterr().out)
+    assert answer["token_ids"] == undrafted["token_ids"] == case["greedy"]
+    assert undrafted["usage"]["accepted_prediction_tokens"] == 0
     usage = answer["usage"]
     assert usage["drafted_tokens"] == usage["accepted_prediction_tokens"]
     assert usage["accepted_tokens"] >= 3 * ((length - 1) // 4)

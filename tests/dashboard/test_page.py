@@ -96,6 +96,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
             seen.page.wait_for_selector(free, timeout=5000)
         seen.page.wait_for_selector("#waterfall canvas")
         what_if = json.loads(fetched(demo.decode.http_address, "/debug/overview"))["what_if"]
+        assert "of host memory below the arena." in seen.text("#what-if")
         assert f"+{what_if['slots']} slots would recover {what_if['points']:.1f} points" in (
             seen.text("#what-if")
         )

@@ -13,11 +13,12 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import STUCK_SECONDS, CopyThread
-from tasuki.engine.tiers.disk_file import DiskFile
-from tasuki.engine.tiers.disk_memory import disk_memory, probe
+from tasuki.engine.tiers.disk.disk_file import DiskFile
+from tasuki.engine.tiers.disk.disk_memory import disk_memory, probe
 from tasuki.engine.tiers.kept.disk_failed import DiskFailed
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
+from tasuki.engine.tiers.store.rows import PassingRows, Rows
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tests.harness.engines import alone, prompt, submit, tiny_parts
@@ -170,7 +171,7 @@ def test_without_digests_the_same_turns_start_from_wrong_bytes(
     monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
     turns = Turns(seed=3, host_slabs=60, disk=FaultyDisk(tmp_path, LAYOUT, 800))
     turns.faults._one_of = 1 << 30
-    turns.play(150)
+    turns.play(600)
     assert turns.outcome.wrong > 0
     assert turns.tier.close(HANG_SECONDS)
 
@@ -182,35 +183,43 @@ def test_pieces_lie_apart(tmp_path: Path) -> None:
         for slab in (0, 2)
         for page in range(LAYOUT.pages_per_slab)
     ]
-    for number, page in enumerate(pages):
-        file.page[:] = number
-        file.write_page(page)
+    passing = PassingRows()
+
+    def of_pages(first: int) -> Rows:
+        rows = passing.rows(len(pages), LAYOUT.page_bytes)
+        rows[:] = first + np.arange(len(pages), dtype=np.uint8)[:, None]
+        return rows
+
+    file.put_pages(pages, of_pages(0))
     for slot in (1, 3):
-        file.slot[:] = 100 + slot
-        file.write_slot(slot)
-    for number, page in enumerate(pages):
-        file.read_page(page)
-        assert (file.page == number).all()
+        row = passing.rows(1, LAYOUT.slot_bytes)[0]
+        row[:] = 100 + slot
+        file.put_slot(slot, row)
+    found = of_pages(50)
+    file.get_pages(pages, found)
+    assert (found == np.arange(len(pages))[:, None]).all()
     for slot in (1, 3):
-        file.read_slot(slot)
-        assert (file.slot == 100 + slot).all()
+        row = passing.rows(1, LAYOUT.slot_bytes)[0]
+        file.get_slot(slot, row)
+        assert (row == 100 + slot).all()
 
 
 def test_a_disk_that_fails_again_and_again_is_given_up(tmp_path: Path) -> None:
     file = FaultyDisk(tmp_path, LAYOUT, 4)
+    row = PassingRows().rows(1, LAYOUT.slot_bytes)[0]
     file.fault = lambda what: Fault.RAISE
     for _ in range(2):
         with pytest.raises(DiskFailed, match=r"could not be written: .*broken on purpose"):
-            file.write_slot(0)
+            file.put_slot(0, row)
     file.fault = lambda what: None
-    file.write_slot(0)
+    file.put_slot(0, row)
     file.fault = lambda what: Fault.RAISE
     for _ in range(3):
         with pytest.raises(DiskFailed, match="could not be read"):
-            file.read_slot(0)
+            file.get_slot(0, row)
     file.fault = lambda what: None
     with pytest.raises(DiskFailed, match="given up"):
-        file.read_slot(0)
+        file.get_slot(0, row)
 
 
 def test_a_disk_that_lies_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -224,7 +233,11 @@ def test_a_disk_that_lies_is_refused_at_the_start(tmp_path: Path) -> None:
 
 def config(folder: Path, gib: float) -> EngineConfig:
     return EngineConfig(
-        model="m", host_cache_gib=1.0, disk_cache=str(folder), disk_cache_gib=gib, disk_write_mb=10
+        model="m",
+        host_cache_gib=1.0,
+        disk_cache=str(folder),
+        disk_cache_gib=gib,
+        disk_write_budget=10,
     )
 
 
@@ -251,7 +264,7 @@ def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
         {"disk_cache": "x", "host_cache_gib": 1.0},
         {"disk_cache_gib": 1.0, "host_cache_gib": 1.0},
         {"disk_cache": "x", "disk_cache_gib": 1.0},
-        {"disk_write_mb": 1.0},
+        {"disk_write_budget": 1.0},
         {"disk_cache": "x", "disk_cache_gib": 0.0, "host_cache_gib": 1.0},
     ],
 )

@@ -1,6 +1,7 @@
 """The engine loop on a tiny random model: equal tokens however the work is cut, and nothing left
 behind."""
 
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -97,6 +98,12 @@ def test_what_can_never_be_served_is_refused_at_submit_with_the_number_that_fits
     for name, tokens in (("empty", []), ("vocab", [128]), ("negative", [-1])):
         engine.post(submit(name, tokens, 1))
         assert engine.rejected(name).kind is m.ErrorKind.INVALID
+    # Drafts go through the model as a prompt does.
+    for name, token in (("beyond", 128), ("below", -1)):
+        prediction = np.array([5, token], dtype=np.int32)
+        engine.post(replace(submit(name, prompt(10), 4), prediction=prediction))
+        error = engine.rejected(name)
+        assert error.kind is m.ErrorKind.INVALID and "prediction holds a token" in error.message
     for named in (
         {"allowed_token_ids": (5, 128)},
         {"bad_words": ((5, 128),)},
@@ -178,7 +185,7 @@ def test_an_illegal_move_names_both_states() -> None:
     [
         ({"prefill_chunk_tokens": 100}, "prefill_chunk_tokens"),
         ({"arena_mib": 0}, "arena_mib"),
-        ({"host_cache_gib": 1.0, "tensor_parallel": 2}, "give --tensor-parallel 1"),
+        ({"draft_tokens": 10**9}, "draft_tokens must be at most 64"),
         ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, not 'tpu'"),
         *(({"queue_timeout": seconds}, "queue_timeout") for seconds in (0.0, -1.0, inf, nan)),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.build import EngineParts, build_parts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.arena import Arena
@@ -188,10 +188,28 @@ def test_bf16_pages_beside_float32_weights_are_of_bf16() -> None:
     assert EngineConfig(model="m", dtype="float32").stored_kv == "float32"
 
 
-@pytest.mark.parametrize(
-    "settings", [{"kv_dtype": "fp8"}, {"kv_dtype": "bf16", "dtype": "float32"}]
-)
-def test_a_gpu_refuses_what_it_has_no_kernels_for(settings: dict[str, str]) -> None:
-    with pytest.raises(EngineConfigError, match=r"kv_dtype is .*--device cpu"):
-        EngineConfig(model="m", device="cuda", **settings)  # type: ignore[arg-type]
+def test_a_gpu_serves_fp8_rows_beside_any_dtype_and_refuses_other_numbers() -> None:
+    for dtype in ("float32", "bfloat16"):
+        made = EngineConfig(model="m", device="cuda", dtype=dtype, kv_dtype="fp8")
+        assert made.stored_kv == FP8_ROWS
     EngineConfig(model="m", device="cuda", kv_dtype="bf16")
+    with pytest.raises(EngineConfigError, match=r"kv_dtype is bf16 .*--kv-dtype fp8.*--device cpu"):
+        EngineConfig(model="m", device="cuda", dtype="float32", kv_dtype="bf16")
+
+
+@pytest.mark.parametrize(
+    ("capability", "served"), [((8, 6), False), ((8, 9), True), ((9, 0), True)]
+)
+def test_a_gpu_without_e4m3_refuses_fp8_rows(
+    capability: tuple[int, int], served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A40")
+    asked = EngineConfig(model="m", device="cuda", kv_dtype="fp8")
+    if served:
+        assert torch_device(asked).type == "cuda"
+        return
+    with pytest.raises(EngineConfigError, match=r"kv_dtype is fp8, and NVIDIA A40 .*8\.9"):
+        torch_device(asked)
+    assert torch_device(replace(asked, kv_dtype="auto")).type == "cuda"

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts.tiers.ids_and_bytes import LAYOUT, Turns
-from tasuki.engine.build import build_host_arena
 from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.role import Role
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.host_memory import available_bytes, host_arena, host_slabs
@@ -30,11 +28,6 @@ def test_as_many_slabs_as_were_asked_for() -> None:
     assert arena is not None and arena.slabs == SLABS_OF_A_GIB // 64
     assert arena.key.place is Place.HOST and arena.layout == LAYOUT
     assert host_slabs(config(Auto.AUTO), LAYOUT, 2**30) == SLABS_OF_A_GIB // 2
-
-
-def test_a_decode_node_keeps_none() -> None:
-    assert build_host_arena(config(1 / 64), LAYOUT, Role.DECODE) is None
-    assert build_host_arena(config(1 / 64), LAYOUT, Role.PREFILL) is not None
 
 
 @pytest.mark.parametrize(

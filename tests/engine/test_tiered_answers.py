@@ -1,58 +1,19 @@
 """Answers of a node whose arena is so small that turns are loaded: every golden, and conversations
 beside each other, as on a node without tiers."""
 
-from dataclasses import replace
-from functools import cache
-
 import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import EngineParts, build_parts
-from tasuki.pycache.arena import Arena
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
-from tests.harness.engines import Lone, engine_config, host_below, prompt, submit, tiny_engine
-from tests.harness.goldens import OWN_MODELS, cases_of, reference_dir
+from tests.harness.engines import Lone, submit, tiny_engine
+from tests.harness.tiered_goldens import TieredGoldens
 from tests.harness.tiers import Fault, TieredEngine
 
 TURNS = 200
 
 
-def slabs_for(layout: CacheLayout, tokens: int) -> int:
-    """Room for one prompt of so many tokens, its working slots and a few states, and no more."""
-    return -(-tokens // (layout.pages_per_slab * PAGE_TOKENS)) + 5
-
-
-@cache
-def golden_parts(model: str) -> EngineParts:
-    return build_parts(engine_config(reference_dir(model)))
-
-
-def tiered_engine(model: str) -> Lone:
-    """Over an arena that holds the longest golden and little more."""
-    parts = golden_parts(model)
-    longest = max(len(case.prompt) + len(case.greedy) for case in cases_of(model).values())
-    arena = Arena(parts.layout, slabs_for(parts.layout, longest))
-    arena.bytes.fill_(0xFF)
-    parts = replace(parts, arena=arena, host=host_below(parts.layout, 40 * arena.slabs))
-    return Lone(engine_config(reference_dir(model)), parts=parts)
-
-
-@pytest.mark.parametrize("model", OWN_MODELS)
-def test_every_golden_comes_back_from_below(model: str) -> None:
-    engine = tiered_engine(model)
-    cases = {name: case for name, case in cases_of(model).items() if len(case.prompt) > PAGE_TOKENS}
-    assert len(cases) >= 2
-    for turn in range(2):
-        for name, case in cases.items():
-            answer = engine.ask(f"{name}-{turn}", case.prompt, len(case.greedy))
-            assert answer == case.greedy, (name, turn)
-            # The next one's are not to find it in the arena.
-            push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
-            engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
-    assert all(engine.hit(f"{name}-1").loaded for name in cases)
-    engine.assert_at_rest()
-    engine.engine.close()
+class TestGoldensFromBelow(TieredGoldens):
+    device = "cpu"
 
 
 def conversations(seed: int) -> list[tuple[str, list[int], bytes, int]]:

@@ -3,6 +3,7 @@ all."""
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -174,17 +175,20 @@ def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
     """In a process of its own: turns whose disk takes half of a write, and the process with it.
     told: a pipe, for each record that was written whole."""
     left = [count]
+    # Several threads write at a time.
+    counting = threading.Lock()
 
     def due(kind: str) -> bool:
-        left[0] -= kind == what
-        return left[0] == 0
+        with counting:
+            left[0] -= kind == what
+            return left[0] == 0
 
     class Killing(FaultyDisk):
-        def _move(self, what: str, call: object, length: int, offset: int) -> None:
+        def _move(self, what: str, call: object, memory: memoryview, offset: int) -> None:
             if what == "written" and offset < self.slabs * self._slab and due("bytes"):
-                os.pwrite(self._file, self._memory[: length // 8192 * 4096], offset)
+                os.pwrite(self._file, memory[: len(memory) // 8192 * 4096], offset)
                 os.kill(os.getpid(), signal.SIGKILL)
-            super()._move(what, call, length, offset)  # type: ignore[arg-type]
+            super()._move(what, call, memory, offset)  # type: ignore[arg-type]
 
     whole = kept_index._write_all
 

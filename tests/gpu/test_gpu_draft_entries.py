@@ -11,7 +11,7 @@ import torch
 
 from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.receiving.early_step import EarlyStep, EarlySteps
+from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import NullHooks
@@ -102,7 +102,7 @@ def test_rows_with_drafts_leave_what_one_forward_keeps(
         engine.flush()
         for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
             prediction = np.array(answer, dtype=np.int32)
-            prediction[random.integers(1, 40, count)] += 1
+            prediction[random.integers(1, 40, count)] ^= 1
             engine.post(submit(f"r{number}", prompt, 40, prediction=prediction))
         engine.run()
         for number, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):

@@ -77,14 +77,21 @@ def guesses(
 ) -> Seen:
     """What was guessed of an answer, and behind how many tokens of it."""
     seen: Seen = []
-    guessed = MtpDrafter.guessed
+    guessed, left_on_lane = MtpDrafter.guessed, MtpDrafter.left_on_lane
 
     def noted(self: MtpDrafter, found: tuple[int, ...], behind: int) -> None:
         seen.append((found, behind))
         guessed(self, found, behind)
 
+    def noted_on_lane(self: MtpDrafter, count: int, behind: int) -> None:
+        drafts = engine.engine._plans._runner._on_lanes  # type: ignore[attr-defined]
+        [lane] = drafts._counts
+        seen.append((tuple(drafts.tokens[lane, :count].tolist()), behind))
+        left_on_lane(self, count, behind)
+
     with monkeypatch.context() as patch:
         patch.setattr(MtpDrafter, "guessed", noted)
+        patch.setattr(MtpDrafter, "left_on_lane", noted_on_lane)
         answered(engine, tokens, sampling)
     return seen
 
@@ -136,7 +143,7 @@ def test_guesses_before_a_forward_are_those_behind_the_one_before(
     answer = [token.token for token in answered(engine, tokens, HOT)]
     usual = engine.finished("r").usage
     # What was guessed beside a forward is lost, as where another node computed it.
-    monkeypatch.setattr(MtpDrafter, "guessed", lambda self, tokens, behind: None)
+    monkeypatch.setattr(MtpDrafter, "left_on_lane", lambda self, count, behind: None)
     engine = cold("dense")
     assert [token.token for token in answered(engine, tokens, HOT)] == answer
     usage = engine.finished("r").usage

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -13,9 +14,21 @@ import pytest
 import torch
 
 from tasuki.transfer.errors import OutOfBounds, TransportError
+from tasuki.transfer.transports.base import (
+    HeldTransfer,
+    HeldWrite,
+    Holding,
+    TransferState,
+    Write,
+)
 from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
+from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.fork_server import forked_peer
+from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.harness.peer_wire import PeerWire, serve
+from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -143,7 +156,7 @@ def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None
     assert usable(0)
     with pytest.raises(TransportError, match="mailbox is gone"):
         for transfer in pending:
-            wire.transport.poll(transfer)
+            until(lambda: wire.transport.poll(transfer) is TransferState.DONE, "it is pending")  # noqa: B023
     # The importer's mapping keeps the memory alive: a late write hurts nobody.
     wire.transport.release(wire.transport.post(wire.endpoint, scattered(512, 99), b"late"))
     torch.cuda.synchronize(0)
@@ -184,3 +197,74 @@ def test_unreachable_peers_are_refused_with_the_reason(wire: Wire) -> None:
     stranger = wire.metadata.replace(b'"gpu": "', b'"gpu": "0')
     with pytest.raises(TransportError, match="not visible here"):
         wire.transport.connect(stranger)
+
+
+def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) -> None:
+    """What a sender and a receiver sleep by."""
+    from tasuki.pycache._cpp_cache import Bell
+
+    bell = Bell()
+    wire.transport.ring_at_ends(bell)
+    assert wire.transport.rings(wire.endpoint)
+    source = wire.memory.cpu().numpy()
+    expected = np.full(SIZE, POISON, dtype=np.uint8)
+    pieces = scattered(1200, 5)
+    writes = [Write(pieces[100 * n : 100 * n + 100], b"%d" % n) for n in range(12)]
+    began = time.monotonic()
+    posted = wire.transport.post_all(wire.endpoint, writes)
+    for transfer in posted:
+        assert not isinstance(transfer, Exception)
+        while wire.transport.poll(transfer) is TransferState.PENDING:
+            assert bell.wait(20), "nothing rang"
+        assert transfer.ended_at is not None and began <= transfer.ended_at <= time.monotonic()
+        wire.transport.release(transfer)
+    for local, remote, length in pieces.tolist():
+        expected[remote : remote + length] = source[local : local + length]
+    assert sorted(wire.ask("notes", 12)) == sorted(write.notification for write in writes)
+    assert np.array_equal(wire.ask("memory"), expected)
+
+
+def test_held_windows_leave_with_their_ticks_and_are_digested(wire: Wire) -> None:
+    """By no thread of the interpreter: this one only ticks."""
+    from tasuki.pycache._cpp_cache import Bell, WriteLease
+    from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+
+    layout = replace(small_layout((GDN, FULL, GDN, FULL)), head_dim=32, kv_dtype="bfloat16")
+    slabs = 64
+    memory = wire.memory[: slabs * layout.slab_bytes]
+    digester = GpuWindowDigester(memory, layout)
+    twin = WindowDigester(memory.cpu().numpy(), layout)
+    steps, lease, bell = StepCounter(), WriteLease(), Bell()
+    lease.extend(time.monotonic() + 60)
+    wire.transport.ring_at_ends(bell)
+    windows = [
+        ArenaWindow(7, 1, WindowHeader(n, 0, 4, n, 2, True), (n * layout.blocks_per_slab, 0), n)
+        for n in range(1, 9)
+    ]
+    pieces = scattered(800, 6)
+    held = [
+        HeldWrite(Write(pieces[100 * n : 100 * n + 100], b"%d" % n), n + 1, window)
+        for n, window in enumerate(windows)
+    ]
+    transfers = wire.transport.hold(wire.endpoint, held, Holding(steps, lease, digester.of_gpu))
+    time.sleep(0.05)
+    assert wire.ask("notes", 0) == []
+    last = transfers.pop()
+    for number, transfer in enumerate(transfers):
+        assert isinstance(transfer, HeldTransfer) and transfer.posted_at is None
+        ticked = time.monotonic()
+        steps.tick()
+        while wire.transport.poll(transfer) is TransferState.PENDING or not transfer.digest.done:
+            assert bell.wait(20), "nothing rang"
+        assert transfer.posted_at is not None and transfer.ended_at is not None
+        assert ticked <= transfer.posted_at <= transfer.ended_at
+        assert [transfer.digest.result()] == twin.digest_all([windows[number]])
+    assert isinstance(last, HeldTransfer)
+    lease.extend(0.0)
+    steps.tick()
+    until(lambda: wire.transport.poll(last) is TransferState.DROPPED, "posted without a lease")
+    assert wire.ask("notes", 7) == [b"%d" % n for n in range(7)]
+    landed = wire.ask("memory")
+    source = wire.memory.cpu().numpy()
+    for local, remote, length in pieces[:700].tolist():
+        assert (landed[remote : remote + length] == source[local : local + length]).all()

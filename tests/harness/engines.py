@@ -21,7 +21,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
 from tasuki.engine.handover.receiving.early_start import EarlyStart
 from tasuki.engine.role import Role
-from tasuki.engine.tiers.disk_memory import DiskMemory
+from tasuki.engine.tiers.disk.disk_memory import DiskMemory
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler

@@ -12,12 +12,15 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts
 from tasuki.engine.tiers.copy_thread import CopyThread
-from tasuki.engine.tiers.disk_file import DiskFile
-from tasuki.engine.tiers.disk_memory import DiskMemory
+from tasuki.engine.tiers.disk.disk_file import DiskFile
+from tasuki.engine.tiers.disk.disk_memory import DiskMemory
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.kept.kept_index import KeptIndex
+from tasuki.engine.tiers.layer_pieces import Piece
 from tasuki.engine.tiers.piece_copies import HostCopies
-from tasuki.engine.tiers.tier_copiers import disk_copier
+from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
+from tasuki.engine.tiers.store.tier_store import HostSource, TierSource
+from tasuki.engine.tiers.tier_copiers import disk_copier, remote_copier
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.pycache.place_copies import PagePairs
@@ -36,7 +39,8 @@ class Fault(Enum):
 
 class FaultyCopies(HostCopies):
     """As HostCopies. fault: asked before each piece, of its name (slot_up and so on); what it
-    does to that piece, if anything."""
+    does to that piece, if anything. Who holds or breaks "last_up" does so to the last piece of each
+    load, whatever else that is called."""
 
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
@@ -82,15 +86,6 @@ class FaultyCopies(HostCopies):
             flip_page(self._below, pages[-1][1])
         return digests
 
-    def pages_up(self, pages: PagePairs) -> list[int]:
-        fault = self._begin("pages_up")
-        if fault is None:
-            return super().pages_up(pages)
-        if fault is Fault.FLIP:
-            super().pages_up(pages)
-            flip_page(self._arena, pages[-1][1])
-        return self._digests.of_pages([page for _, page in pages])
-
     def slot_down(self, slot: tuple[int, int]) -> int:
         fault = self._begin("slot_down")
         if fault is Fault.SKIP:
@@ -100,14 +95,16 @@ class FaultyCopies(HostCopies):
             flip_slot(self._below, slot[1])
         return digest
 
-    def slot_up(self, slot: tuple[int, int]) -> int:
-        fault = self._begin("slot_up")
-        if fault is None:
-            return super().slot_up(slot)
+    def move_up(self, piece: Piece) -> None:
+        fault = self._begin("slot_up" if piece.region is None else "pages_up")
+        if piece.layers == len(self._arena.layout.layer_kinds):
+            fault = self._begin("last_up") or fault
+        if fault is Fault.SKIP:
+            return
+        super().move_up(piece)
         if fault is Fault.FLIP:
-            super().slot_up(slot)
-            flip_slot(self._arena, slot[1])
-        return self._digests.of_slot(slot[1])
+            _, first, length = piece.moves[:, -1].tolist()
+            self._arena.bytes[first + length - 1] ^= 1
 
 
 def flip_page(arena: Arena, page: int) -> None:
@@ -130,6 +127,7 @@ def tiered_parts(
     host_slabs: int = 120,
     disk: DiskMemory | None = None,
     kv_dtype: str = "float32",
+    remote: RemoteMemory | None = None,
 ) -> tuple[EngineParts, "Copies"]:
     """Of a tiny engine over few slabs, with many below them; the copies are made with it."""
     copies = Copies()
@@ -138,13 +136,18 @@ def tiered_parts(
         assert parts.host is not None
         copies.made = FaultyCopies(parts.arena, parts.host)
         host = CopyThread(copies.made, parts.layout.page_bytes)
-        if parts.disk is None:
-            return [host]
-        copies.disk = disk_copier(parts.arena, parts.host, host, parts.disk)
-        return [host, copies.disk]
+        found: list[CopyThread] = [host]
+        source: TierSource = HostSource(parts.host)
+        if parts.disk is not None:
+            copies.disk = disk_copier(parts.arena, parts.host, host, parts.disk)
+            found.append(copies.disk)
+            source = parts.disk.file
+        if parts.remote is not None:
+            found.append(remote_copier(parts.arena, source, found[-1].written, parts.remote))
+        return found
 
     parts = tiny_parts(slabs=slabs, host_slabs=host_slabs, disk=disk, kv_dtype=kv_dtype)
-    return replace(parts, copiers=copiers), copies
+    return replace(parts, copiers=copiers, remote=remote), copies
 
 
 class Copies:
@@ -163,11 +166,13 @@ class TieredEngine:
         host_slabs: int = 120,
         disk: DiskMemory | None = None,
         kv_dtype: str = "float32",
+        remote: Callable[[ManualClock], RemoteMemory] | None = None,
         **settings: object,
     ) -> None:
         # A busy machine makes no load late.
         self.clock = ManualClock()
-        parts, copies = tiered_parts(slabs, host_slabs, disk, kv_dtype)
+        below = None if remote is None else remote(self.clock)
+        parts, copies = tiered_parts(slabs, host_slabs, disk, kv_dtype, below)
         self.parts = replace(parts, clock=self.clock)
         self.lone: Lone = tiny_engine(parts=self.parts, **settings)
         self.copies = copies.made
@@ -228,7 +233,11 @@ class FaultyDisk(DiskFile):
         self._open.set()
 
     def _move(
-        self, what: str, call: Callable[[int, list[memoryview], int], int], length: int, offset: int
+        self,
+        what: str,
+        call: Callable[[int, list[memoryview], int], int],
+        memory: memoryview,
+        offset: int,
     ) -> None:
         if not self._open.is_set():
             self.hangs.set()
@@ -239,10 +248,10 @@ class FaultyDisk(DiskFile):
             if fault is Fault.RAISE:
                 raise OSError(5, "broken on purpose")
             if fault is Fault.SKIP:
-                return length
+                return len(memory)
             moved = call(file, pieces, at)
             if fault is Fault.FLIP and what == "read":
                 pieces[0][0] ^= 1
             return moved
 
-        super()._move(what, faulty, length, offset)
+        super()._move(what, faulty, memory, offset)

@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
 from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.ops.attention.page_rows import fp8_views, holds_fp8, write_rows
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.weights.layers import AttentionWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.fp8_rows import decode_rows
+from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
 
-from .tensors import DTYPE_NAMES, small_config
+from .tensors import DTYPE_NAMES, close, small_config
 
-PAGE_TOKENS = 64
+each_kv = pytest.mark.parametrize("fp8", [False, True], ids=["numbers", "fp8-rows"])
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,11 @@ class Heads:
 
 @dataclass
 class AttentionCase:
-    """The second of two layers; what no sequence wrote of its pages holds NaN."""
+    """The second of two layers; what no sequence wrote of its pages holds NaN. dtype: of
+    activations, and of pages that hold numbers."""
 
     config: ModelConfig
+    dtype: torch.dtype
     weights: AttentionWeights
     kv: Tensor
     lengths: tuple[int, ...]
@@ -55,9 +61,9 @@ class AttentionCase:
         return self.kv.device
 
     def projected(self) -> Tensor:
-        """[tokens, ...] in kv's dtype, with a row stride wider than the row."""
+        """[tokens, ...], with a row stride wider than the row."""
         wide = torch.randn(sum(self.lengths), self.width + 16, device=self.device)
-        return wide.to(self.kv.dtype)[:, : self.width]
+        return wide.to(self.dtype)[:, : self.width]
 
     @property
     def width(self) -> int:
@@ -109,18 +115,21 @@ def attention_case(
     contexts: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    fp8: bool = False,
 ) -> AttentionCase:
-    """contexts: tokens of each sequence that are in its pages already."""
+    """contexts: tokens of each sequence that are in its pages already. fp8: pages hold FP8 rows."""
     torch.manual_seed(2)
     config = heads.config()
-    layout = config.cache_layout(DTYPE_NAMES[dtype], DTYPE_NAMES[dtype], "float32")
+    kv_dtype = FP8_ROWS if fp8 else DTYPE_NAMES[dtype]
+    layout = config.cache_layout(kv_dtype, DTYPE_NAMES[dtype], "float32")
     counts = [
         -(-(length + before) // PAGE_TOKENS)
         for length, before in zip(lengths, contexts, strict=True)
     ]
     slabs = -(-(sum(counts) + 3) // layout.pages_per_slab)
     arena = Arena(layout, slabs, device)
-    arena.bytes.view(dtype).fill_(torch.nan)
+    arena.bytes.fill_(0xFF)
     order = [
         slab * layout.blocks_per_slab + page
         for slab in range(slabs)
@@ -133,9 +142,13 @@ def attention_case(
         shuffled = shuffled[count:]
     kv = arena.kv[1]
     for before, own in zip(contexts, pages, strict=True):
-        for position in range(before):
-            line = kv[own[position // PAGE_TOKENS], :, :, position % PAGE_TOKENS]
-            line.copy_(torch.randn(line.shape))
+        position = torch.arange(before)
+        k, v = torch.randn(2, before, config.kv_heads, config.head_dim).to(device, dtype)
+        places = (
+            torch.tensor(own, dtype=torch.int64)[position // PAGE_TOKENS],
+            position % PAGE_TOKENS,
+        )
+        write_rows(k, v, kv, tuple(place.to(device) for place in places))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
@@ -146,4 +159,23 @@ def attention_case(
         k_norm=1 + 0.3 * normal(config.head_dim),
         out_proj=Matrix.of(normal(1, 1)),
     )
-    return AttentionCase(config, weights, kv, tuple(lengths), tuple(contexts), tuple(pages))
+    return AttentionCase(config, dtype, weights, kv, tuple(lengths), tuple(contexts), tuple(pages))
+
+
+def close_pages(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Of FP8 rows values are equal to the bit; keys, whose norms may differ in their last bit, to
+    one step of a code: `test_fp8_rows_are_the_codes_of_what_pages_of_numbers_hold` has theirs."""
+    actual = actual.cpu()
+    if not holds_fp8(expected):
+        close(actual, expected, tolerance)
+        return
+    (codes, scales), (wanted, wanted_scales) = fp8_views(actual), fp8_views(expected)
+    assert torch.equal(codes[:, :, 1], wanted[:, :, 1])
+    assert torch.equal(scales[:, :, 1], wanted_scales[:, :, 1])
+    keys = decode_rows(codes[:, :, 0], scales[:, :, 0], torch.float32)
+    close(keys, decode_rows(wanted[:, :, 0], wanted_scales[:, :, 0], torch.float32), 1 / 16)
+
+
+def roomy(tolerance: float, *, fp8: bool) -> float:
+    """Of outputs: a key whose code is another by a step moves bf16's as much as bf16 does."""
+    return 2 * tolerance if fp8 and tolerance > 1e-3 else tolerance

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.weights.fp8 import BLOCK, Fp8
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Kind
 

@@ -17,11 +17,12 @@ from tasuki.model.ops.attention.long_context import (
     gathered_bytes,
     served_keys,
 )
+from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
 
-from .attention import Heads, attention_case
+from .attention import Heads, attention_case, close_pages, each_kv, roomy
 from .tensors import close
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -44,6 +45,7 @@ RUNS = {
     ],
     ids=["fp32", "fp32-split", "bf16", "bf16-split"],
 )
+@each_kv
 @pytest.mark.parametrize("runs", RUNS.values(), ids=RUNS.keys())
 def test_runs_equal_the_cpu_path(
     heads: Heads,
@@ -51,18 +53,19 @@ def test_runs_equal_the_cpu_path(
     splits: int,
     tolerance: float,
     runs: list[tuple[int, int]],
+    fp8: bool,
     device: torch.device,
 ) -> None:
     lengths, contexts = zip(*runs, strict=True)
-    case = attention_case(heads, lengths, contexts, dtype, device)
+    case = attention_case(heads, lengths, contexts, dtype, device, fp8=fp8)
     projected = case.projected()
     expected, kv = case.oracle(projected, len(runs))
     places = case.places(sum(lengths))
     q = case.queries(projected, places)
     tiles = replace(PrefillTiles.of(lengths, contexts, case.config, dtype, device), splits=splits)
     output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
-    close(output, expected, tolerance)
-    close(case.kv, kv, tolerance)
+    close(output, expected, roomy(tolerance, fp8=fp8))
+    close_pages(case.kv, kv, tolerance)
 
 
 def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
@@ -84,12 +87,18 @@ def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
     [(torch.float32, 16, 2e-6), (torch.bfloat16, 128, 3e-2)],
     ids=["fp32", "bf16"],
 )
+@each_kv
 @pytest.mark.parametrize("most_keys", [MOST_KEYS, 64], ids=["at-once", "in-pieces"])
 def test_blocks_and_what_they_leave_equal_the_cpu_path(
-    dtype: torch.dtype, block: int, tolerance: float, most_keys: int, device: torch.device
+    dtype: torch.dtype,
+    block: int,
+    tolerance: float,
+    most_keys: int,
+    fp8: bool,
+    device: torch.device,
 ) -> None:
     lengths, contexts = (9, block + 4), (70, 130)
-    case = attention_case(Heads(2, 1, 64), lengths, contexts, dtype, device)
+    case = attention_case(Heads(2, 1, 64), lengths, contexts, dtype, device, fp8=fp8)
     projected = case.projected()
     expected, _ = case.oracle(projected, 2)
     places = case.places(sum(lengths))
@@ -192,12 +201,18 @@ def test_cudnn_equals_the_naive_twin(device: torch.device) -> None:
     ],
     ids=["fp32", "group-3", "head-256", "group-17"],
 )
+@each_kv
 @pytest.mark.parametrize("shares", [1, 3, 8])
 def test_step_equals_the_cpu_path(
-    heads: Heads, dtype: torch.dtype, tolerance: float, shares: int, device: torch.device
+    heads: Heads,
+    dtype: torch.dtype,
+    tolerance: float,
+    shares: int,
+    fp8: bool,
+    device: torch.device,
 ) -> None:
     # Lengths around a page's end; the last sequence is padding, and its pages hold NaN.
-    case = attention_case(heads, [1] * 5, [0, 63, 64, 200, 5], dtype, device)
+    case = attention_case(heads, [1] * 5, [0, 63, 64, 200, 5], dtype, device, fp8=fp8)
     live = 4
     projected = case.projected()
     expected, kv = case.oracle(projected, live)
@@ -216,9 +231,59 @@ def test_step_equals_the_cpu_path(
         places.rows,
         workspace,
     )
-    close(output[:live], expected, tolerance)
-    close(case.kv, kv, tolerance)
+    close(output[:live], expected, roomy(tolerance, fp8=fp8))
+    close_pages(case.kv, kv, tolerance)
     assert output[live:].isnan().all()
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])
+def test_a_row_that_is_no_number_shows_in_its_sequence_alone(
+    side: int, device: torch.device
+) -> None:
+    """Of FP8 rows its codes are numbers; the scale says that it is none."""
+    case = attention_case(Heads(4, 2, 64), [1, 1], [70, 70], torch.bfloat16, device, fp8=True)
+    _, scales = fp8_views(case.kv)
+    scales[case.pages[0][0], 1, side, 9] = 255
+    projected = case.projected()
+    expected, _ = case.oracle(projected, 2)
+    places = case.places(2)
+    output = paged_attention_decode(
+        case.queries(projected, places),
+        projected,
+        case.config,
+        case.kv,
+        places.page_table,
+        places.positions + 1,
+        places.rows,
+        DecodeWorkspace.sized(case.config, 2, device, 3),
+    )
+    assert torch.equal(output.isnan().cpu(), expected.isnan())
+    assert output[0].isnan().sum() == 2 * 64
+
+
+@pytest.mark.parametrize("power", [-70, -20, 20], ids=str)
+def test_values_of_any_size_keep_their_digits(power: int, device: torch.device) -> None:
+    """Products of weights and powers of two pass through float16, which holds none of these."""
+    case = attention_case(Heads(2, 1, 64), [1, 1], [130, 70], torch.bfloat16, device, fp8=True)
+    projected = case.projected()
+    # Values of a sequence have sizes of their own, some are far below the others.
+    _, scales = fp8_views(case.kv)
+    scales[:, :, 1] = torch.where(scales[:, :, 1] == 255, 255, scales[:, :, 1] + power)
+    scales[case.pages[0][0], :, 1, ::3] -= 30
+    projected[:, -64:] *= 2.0**power
+    expected, _ = case.oracle(projected, 2)
+    places = case.places(2)
+    output = paged_attention_decode(
+        case.queries(projected, places),
+        projected,
+        case.config,
+        case.kv,
+        places.page_table,
+        places.positions + 1,
+        places.rows,
+        DecodeWorkspace.sized(case.config, 2, device, 3),
+    )
+    close(output * 2.0**-power, expected * 2.0**-power, 3e-2)
 
 
 def test_workspace_holds_as_many_parts_as_programs_and_sequences_meet(

@@ -9,7 +9,7 @@ from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces
 from tasuki.model.ops.attention.verify import paged_attention_verify
 
-from .attention import AttentionCase, Heads, attention_case
+from .attention import AttentionCase, Heads, attention_case, close_pages, each_kv, roomy
 from .tensors import close
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -42,6 +42,7 @@ def padded(projected: Tensor, lengths: tuple[int, ...], tokens: int) -> Tensor:
     return wide
 
 
+@each_kv
 @pytest.mark.parametrize(
     ("heads", "dtype", "shares", "tolerance"),
     [
@@ -52,11 +53,16 @@ def padded(projected: Tensor, lengths: tuple[int, ...], tokens: int) -> Tensor:
     ids=["fp32", "group-3", "group-8"],
 )
 def test_rows_equal_the_cpu_path(
-    heads: Heads, dtype: torch.dtype, shares: int, tolerance: float, device: torch.device
+    heads: Heads,
+    dtype: torch.dtype,
+    shares: int,
+    tolerance: float,
+    fp8: bool,
+    device: torch.device,
 ) -> None:
     # Around a page's end; the last sequence is padding, and its pages hold NaN.
     lengths, contexts, live, tokens = (3, 2, 1, 3), (0, 62, 130, 5), 3, 3
-    case = attention_case(heads, lengths, contexts, dtype, device)
+    case = attention_case(heads, lengths, contexts, dtype, device, fp8=fp8)
     projected = case.projected()
     expected, kv = case.oracle(projected, live)
     wide = padded(projected, lengths, tokens)
@@ -81,8 +87,8 @@ def test_rows_equal_the_cpu_path(
     start = 0
     for row, length in enumerate(lengths[:live]):
         own = output[row * tokens : row * tokens + tokens]
-        close(own[:length], expected[start : start + length], tolerance)
+        close(own[:length], expected[start : start + length], roomy(tolerance, fp8=fp8))
         assert own.isfinite().all()
         start += length
-    close(case.kv, kv, tolerance)
+    close_pages(case.kv, kv, tolerance)
     assert output[live * tokens :].isnan().all()

@@ -5,10 +5,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.ops.attention.page_rows import fp8_views
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.norm import reference as norm
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
+from tasuki.pycache.fp8_rows import encode_rows
+from tasuki.pycache.layout import PAGE_TOKENS
 
 from .attention import Heads, attention_case
 from .tensors import close
@@ -75,3 +78,41 @@ def test_queries_keys_and_values(
     cos, sin = RotaryAngles.of(config).table(places.positions)
     close(q[:5], apply_rotary(normed, cos, sin)[:5].cpu(), tolerance)
     assert q[5:].isnan().all()
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "heads",
+    [Heads(4, 2, 64), Heads(9, 9, 128, rotary=0.375), Heads(2, 1, 64, rotary=1.0)],
+    ids=["quarter", "three-eighths", "whole"],
+)
+def test_fp8_rows_are_the_codes_of_what_pages_of_numbers_hold(
+    heads: Heads, dtype: torch.dtype, tolerance: float, device: torch.device
+) -> None:
+    """To the bit, of numbers of all sizes, and of those that are none; nothing else is written."""
+    runs = [3, 1, 4], [62, 0, 7]
+    numbers = attention_case(heads, *runs, dtype, device)
+    rounded = attention_case(heads, *runs, dtype, device, fp8=True)
+    rounded.weights = numbers.weights
+    generator = torch.Generator().manual_seed(11)
+    sizes = torch.randint(-40, 40, (8, 1), generator=generator).float().exp2()
+    projected = (numbers.projected().float() * sizes.to(device)).to(dtype)
+    projected[1] = 0
+    projected[4, -3] = torch.inf
+    projected[5, -heads.dim - 2 * heads.keys : -heads.dim] *= 2.0**-30
+    for case in (numbers, rounded):
+        case.kv.view(torch.uint8).fill_(0xFF)
+        case.queries(projected, case.places(rows=7), 80)
+    got_codes, got_scales = fp8_views(rounded.kv.cpu())
+    written = torch.zeros(got_scales.shape, dtype=torch.bool)
+    # The last of the eight tokens is padding.
+    for owner, position in ((0, 62), (0, 63), (0, 64), (1, 0), (2, 7), (2, 8), (2, 9)):
+        part, offset = position // PAGE_TOKENS, position % PAGE_TOKENS
+        page = rounded.pages[owner][part]
+        written[page, :, :, offset] = True
+        codes, scales = encode_rows(numbers.kv[numbers.pages[owner][part], :, :, offset].cpu())
+        assert torch.equal(got_scales[page, :, :, offset], scales)
+        finite = scales != 255
+        assert torch.equal(got_codes[page, :, :, offset][finite], codes[finite])
+    assert written.sum() == 7 * heads.keys * 2
+    assert (got_codes[~written] == 0xFF).all() and (got_scales[~written] == 0xFF).all()

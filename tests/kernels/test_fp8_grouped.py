@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.model.ops.moe.fp8_grouped import Tile, grouped_fp8
+from tasuki.model.ops.moe.expert_tiles import Tile
+from tasuki.model.ops.moe.fp8_grouped import grouped_fp8
 from tasuki.model.weights.segment import Kind
 
 from .fp8 import numbers, on_device, published, relative

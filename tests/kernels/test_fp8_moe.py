@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.phase import Phase
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Kind
@@ -32,10 +33,11 @@ BLOCK, CHANNEL, TENSOR, PLAIN = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSO
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasuki.model.ops.moe.experts.MOST_GEMV_TOKENS", FEW_TOKENS)
+    for most in ("MOST_GEMV_TOKENS", "MOST_CODED_GEMV_TOKENS"):
+        monkeypatch.setattr(f"tasuki.model.ops.moe.experts.{most}", FEW_TOKENS)
     # A published matrix has several blocks of columns.
-    monkeypatch.setattr("tasuki.model.ops.moe.gemv._COLUMNS", 128)
-    monkeypatch.setattr("tasuki.model.ops.moe.gemv._ROWS", 8)
+    for stream in ("_PLAIN", "_CODES"):
+        monkeypatch.setattr(f"tasuki.model.ops.moe.gemv.{stream}", Stream(8, 128, 2))
 
 
 def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -> MoeWeights:

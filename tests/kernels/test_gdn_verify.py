@@ -1,14 +1,15 @@
 """Rows with drafts through a GDN layer: the CPU path's outputs with no slot written; and folds,
-which leave what as many single steps would have left, bit by bit."""
+alone or by the rows that come next, which leave what as many single steps would have left, bit by
+bit."""
 
 import pytest
 import torch
 
 from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.gdn.verify.fold import FoldRows, gdn_fold
-from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
-from tasuki.model.ops.gdn.verify.rows import gdn_verify
+from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, gdn_fold
+from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, KeptTurns, kept_bytes
+from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
 
 from .gdn import GdnCase, Heads, gdn_case, oracle
 from .tensors import close, count
@@ -34,9 +35,14 @@ def int32(values: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-def kept_of(case: GdnCase, places: int, tokens: int, layers: int = 1) -> KeptInputs:
+def kept_of(case: GdnCase, places: int, tokens: int, layers: int = 1) -> KeptTurns:
     dtype = case.weights.conv.dtype
-    return KeptInputs.empty(case.config, layers, places, tokens, dtype, case.conv.device)
+    return KeptTurns.empty(case.config, layers, places, tokens, dtype, case.conv.device)
+
+
+def nothing_folded(slots: list[int], device: torch.device) -> RowFolds:
+    zeros = [0] * len(slots)
+    return RowFolds(int32(zeros, device), int32(zeros, device), int32(slots, device))
 
 
 def verify(
@@ -44,8 +50,10 @@ def verify(
     projected: torch.Tensor,
     slots: list[int],
     counts: list[int],
-    kept: KeptInputs,
+    kept: KeptTurns,
     rows: int | None = None,
+    turn: int = 0,
+    folds: RowFolds | None = None,
 ) -> torch.Tensor:
     device = case.conv.device
     return gdn_verify(
@@ -58,14 +66,21 @@ def verify(
         int32(counts, device),
         count(len(slots) if rows is None else rows, device),
         kept.layer(0),
+        int32([turn], device),
+        folds or nothing_folded(slots, device),
     )
 
 
 def fold(
-    case: GdnCase, kept: KeptInputs, places: list[int], counts: list[int], *slots: list[int]
+    case: GdnCase,
+    kept: KeptTurns,
+    places: list[int],
+    counts: list[int],
+    *slots: list[int],
+    turn: int = 0,
 ) -> None:
     tables = (int32(values, case.conv.device) for values in (places, counts, *slots))
-    gdn_fold(kept, case.config, [case.conv], [case.ssm], FoldRows(*tables))
+    gdn_fold(kept.of(turn), case.config, [case.conv], [case.ssm], FoldRows(*tables))
 
 
 @SHAPES
@@ -90,7 +105,8 @@ def test_rows_equal_the_cpu_path_and_write_no_slot(
         expected.check(output[first : first + length], case, tolerance)
         assert not output[first + length : first + tokens].any()
     assert output[3 * tokens :].isnan().all()
-    assert kept.raw[:, 3:].isnan().all() and kept.scalars[:, 3:].isnan().all()
+    assert kept.raw[0, :, 3:].isnan().all() and kept.scalars[0, :, 3:].isnan().all()
+    assert kept.raw[1].isnan().all() and kept.scalars[1].isnan().all()
 
 
 @SHAPES
@@ -156,7 +172,8 @@ def test_a_fold_is_as_many_decode_steps(
     tolerance: float,
     device: torch.device,
 ) -> None:
-    """States bit by bit; outputs but for the order in which a norm's squares are added."""
+    """States bit by bit where no compiler fuses products and sums, those of two kernels apart;
+    outputs but for the order in which a norm's squares are added."""
     held = max(COUNTS)
     case = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
     stepped = gdn_case(heads, slots=2, activations=activations, state=state, device=device)
@@ -180,8 +197,50 @@ def test_a_fold_is_as_many_decode_steps(
             one,
         )
         close(output, together[token : token + 1].cpu().float(), tolerance)
-    assert torch.equal(case.ssm[1], stepped.ssm[1])
+    close(case.ssm[1], stepped.ssm[1].cpu().float(), 0 if device.type == "cpu" else tolerance)
     assert torch.equal(case.conv[1], stepped.conv[1])
+
+
+@SHAPES
+def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+) -> None:
+    """Bit by bit, two steps one behind the other: rows that sit elsewhere than before, one that
+    folds nothing, and padding, whose slots must not be touched."""
+    case = gdn_case(heads, slots=9, activations=activations, state=state, device=device)
+    apart = gdn_case(heads, slots=9, activations=activations, state=state, device=device)
+    case.fill([0, 4, 3])
+    apart.conv.copy_(case.conv)
+    apart.ssm.copy_(case.ssm)
+    first, tokens = [0, 4], 3
+    projected, after = case.projected(2 * tokens), case.projected(4 * tokens)
+    kept, own = kept_of(case, places=4, tokens=4), kept_of(case, places=4, tokens=4)
+    verify(case, projected, first, [3, 2], kept)
+    verify(apart, projected, first, [3, 2], own)
+    # In the order of the rows that come next: the second row of before, a new one, the first.
+    places, held, before, behind = [1, 0, 0], [1, 0, 3], [4, 3, 0], [5, 3, 2]
+    tables = [[column[row] for row in (0, 2)] for column in (places, held, before, behind)]
+    folds = RowFolds(
+        int32([*held, 0], device), int32([*places, 0], device), int32([*before, 7], device)
+    )
+    columns = FoldRows(folds.places, folds.counts, folds.slots, int32([*behind, 8], device))
+    fold_columns(kept, case.config, [case.conv], columns, int32([1], device))
+    slots, counts = [*behind, 8], [3, 2, 1, 3]
+    output = verify(case, after, slots, counts, kept, rows=3, turn=1, folds=folds)
+    fold(apart, own, *tables)
+    expected = verify(apart, after, slots, counts, own, rows=3, turn=1)
+    assert torch.equal(output[: 3 * tokens], expected[: 3 * tokens])
+    assert output[3 * tokens :].isnan().all()
+    for mine, theirs in ((case.ssm, apart.ssm), (case.conv, apart.conv)):
+        assert torch.equal(mine.isnan(), theirs.isnan())
+        assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+    for name in vars(own.of(1)):
+        mine, theirs = getattr(kept.of(1), name), getattr(own.of(1), name)
+        assert torch.equal(mine[0, 0, :3], theirs[0, 0, :3]) and not mine[0, 0, :3].isnan().any()
 
 
 def test_one_fold_stores_every_layer(device: torch.device) -> None:
@@ -205,22 +264,25 @@ def test_one_fold_stores_every_layer(device: torch.device) -> None:
             int32([3], device),
             count(1, device),
             kept.layer(layer),
+            int32([0], device),
+            nothing_folded([2], device),
         )
     tables = [int32([value], device) for value in (0, 2, 2, 1)]
     before = memory[1].clone()
-    gdn_fold(kept, case.config, conv, ssm, FoldRows(*tables))
+    gdn_fold(kept.of(0), case.config, conv, ssm, FoldRows(*tables))
     for layer in range(2):
-        own = KeptInputs(*(getattr(kept, name)[layer : layer + 1] for name in vars(kept)))
+        one = kept.of(0)
+        own = KeptInputs(*(getattr(one, name)[layer : layer + 1] for name in vars(one)))
         single = [x[layer].clone() for x in (conv, ssm)]
         gdn_fold(own, case.config, [single[0]], [single[1]], FoldRows(*tables))
         assert torch.equal(ssm[layer], single[1]) and torch.equal(conv[layer], single[0])
     assert not torch.isclose(memory[1], before).any()
     with pytest.raises(ValueError, match="equally"):
-        gdn_fold(kept, case.config, conv, [ssm[1], ssm[0], ssm[1]], FoldRows(*tables))
+        gdn_fold(kept.of(0), case.config, conv, [ssm[1], ssm[0], ssm[1]], FoldRows(*tables))
 
 
 def test_what_is_kept_is_counted(device: torch.device) -> None:
     case = gdn_case(Heads(1, 2, 32, 32), 1, torch.float32, torch.float32, device)
     kept = kept_of(case, places=3, tokens=5, layers=2)
     taken = sum(getattr(kept, name).numel() * 4 for name in ("raw", "mixed", "scalars"))
-    assert taken == 15 * kept_bytes(case.config, layers=2, itemsize=4)
+    assert taken == 2 * 15 * kept_bytes(case.config, layers=2, itemsize=4)

@@ -7,9 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tasuki.engine.runner.guesses.guess_chain import GuessChain
-from tasuki.engine.runner.guesses.guessed_rows import GuessedRows
-from tasuki.engine.runner.verify.guess_starts import GuessStarts, accepted
 from tasuki.model.backends.decode_scratch import DecodeScratch
 from tasuki.model.backends.reduce import one_rank
 from tasuki.model.backends.triton_decode import TritonDecode, TritonRowDecode
@@ -18,6 +15,10 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.draft_tokens import DraftStart, draft_tokens
 from tasuki.model.ops.attention.decode import DecodeWorkspace
 from tasuki.model.ops.attention.rope import rotary_cache
+from tasuki.model.ops.draft.carry import carry_folded
+from tasuki.model.ops.draft.chain import Chain, ChainStarts, chain_advance, chain_begin
+from tasuki.model.ops.draft.reference_chain import ChainPlaces, accepted
+from tasuki.model.ops.draft.take_drafts import take_drafts
 from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws, sample
@@ -94,21 +95,27 @@ def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch
     # The last row is padding: its page is another's.
     table = torch.tensor([*pages, pages[0]], dtype=torch.int32, device=device)
     draws = Draws.empty(rows + 1, device)
-    draws.token.copy_(tokens)
     draws.temperature[:rows] = torch.tensor([item.temperature for item in params]).to(device)
     draws.keys[:rows] = torch.tensor([noise_key(item.seed) for item in params]).int().to(device)
-    further = torch.tensor([0, 2, 1, 0, 0, 0], dtype=torch.int32, device=device)
-    stands = torch.tensor([*(at for at, *_ in ROWS), 0], dtype=torch.int32, device=device)
-    draws.positions.copy_(stands + 1 - further)
-    left = torch.tensor([*(item[1] for item in ROWS), 0], dtype=torch.int32, device=device)
-    chain = GuessChain(torch.zeros_like(left), draws.positions, left)
+    draws.positions.copy_(torch.tensor([*(at + 1 for at, *_ in ROWS), 0]))
+    left = ints([*(item[1] for item in ROWS), 0], device)
+    chain = Chain(
+        draws.token,
+        torch.zeros(rows + 1, config.hidden, device=device),
+        torch.zeros_like(left),
+        draws.positions,
+        left,
+        count(rows, device),
+    )
+    lanes = ints([3, 0, 5, 1, 2, 6], device)
+    starts = nobody_verified(lanes, tokens, hidden, device)
     batch = DecodeBatch(
         positions=chain.positions,
         context_lens=chain.context_lens,
         page_table=table,
         read_slots=torch.zeros_like(left),
         write_slots=torch.zeros_like(left),
-        rows=count(rows, device),
+        rows=chain.rows,
     )
     scratch = DecodeScratch(
         DecodeWorkspace.sized(config, rows + 1, device, 3),
@@ -123,19 +130,21 @@ def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch
         side,  # type: ignore[arg-type]
         one_rank,
     )
-    model, before = model_on(device, torch.float32), hidden.to(device)
+    model = model_on(device, torch.float32)
     guessing = step.drafts(torch.ones_like(left))
-    found = []
-    chain.begin(further, LIMIT)
+    drafts = torch.full((7, STEPS + 1), -5, dtype=torch.int32, device=device)
+    chain_begin(chain, starts, LIMIT)
+    after = chain.hidden
     for number in range(STEPS):
-        if number:
-            chain.advance()
-        logits, after = model.guess(draws.token, before, guessing, arena)
-        before = torch.where(torch.arange(rows + 1, device=device)[:, None] < rows, after, before)
+        logits, after = model.guess(chain.tokens, after, guessing, arena)
         sample(logits, draws, batch.rows)
-        found.append(draws.token[:rows].clone().cpu())
-    guessed = GuessedRows(range(rows), [len(drafts) for drafts in want], torch.stack(found))
-    assert list(guessed.tokens().values()) == want
+        chain_advance(chain, lanes, drafts[:, number])
+    found = [
+        tuple(drafts[lane, : len(row)].tolist())
+        for lane, row in zip(lanes.tolist(), want, strict=False)
+    ]
+    assert found == want
+    assert (drafts[:, STEPS] == -5).all() and (drafts[lanes[rows]] == -5).all()
     close(arena.kv[-1], expected.kv[-1], 2e-5)
     for ours, theirs in zip(
         (*arena.kv[:-1], *arena.conv, *arena.ssm, *arena.carry),
@@ -149,36 +158,97 @@ def ints(values: object, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-def test_guesses_start_behind_the_drafts_that_held(device: torch.device) -> None:
-    """All hold, none does, one in the middle does not, the last two are no drafts, there is none
-    at all."""
+def nobody_verified(
+    lanes: Tensor, tokens: Tensor, hidden: Tensor, device: torch.device
+) -> ChainStarts:
+    """Each row begins with its lane's token and what a slot carries."""
+    last = torch.full((8,), -9, dtype=torch.int32, device=device)
+    last[lanes.long()] = tokens.to(device)
+    carry = torch.full((9, hidden.shape[1]), torch.nan, device=device)
+    slots = torch.arange(len(tokens), dtype=torch.int32, device=device) + 2
+    carry[slots.long()] = hidden.to(device)
+    nothing = ints([0], device)
+    places = torch.full_like(slots, -1)
+    wide = hidden[None].to(device)
+    return ChainStarts(places, lanes, slots, last, carry, nothing, nothing, nothing, nothing, wide)
+
+
+def test_guesses_begin_behind_the_drafts_that_held(device: torch.device) -> None:
+    """All hold, none does, one in the middle does not, the last two are no drafts, there is none at
+    all; and rows that verified nothing. The last one is padding."""
     ids = ints([[5, 6, 7, 8], [5, 6, 7, 8], [1, 2, 3, 4], [1, 2, 0, 0], [9, 0, 0, 0]], device)
     drawn = ints([[6, 7, 8, 1], [5, 7, 8, 2], [2, 9, 4, 5], [2, 0, 0, 0], [0, 0, 0, 0]], device)
     counts = ints([4, 4, 4, 2, 1], device)
-    assert accepted(drawn, ids, counts).tolist() == [3, 0, 1, 1, 0]
-    hidden = torch.arange(40, device=device).view(5, 4, 2).float()
-    starts = GuessStarts.behind(drawn, ids, counts, hidden)
-    assert starts.tokens.tolist() == [1, 5, 9, 0, 0]
-    assert starts.further.tolist() == [3, 0, 1, 1, 0]
-    assert starts.hidden[:, 0].tolist() == [6, 8, 18, 26, 32]
-    others = GuessStarts(ints([70, 71, 72], device), hidden[:3, 0] - 100, ints([0] * 3, device))
-    others.put(torch.tensor([2, 0], device=device), starts.take(torch.tensor([0, 2])))
-    assert others.tokens.tolist() == [9, 71, 1]
-    assert others.further.tolist() == [1, 0, 3]
-    assert others.hidden[:, 0].tolist() == [18, -92, 6]
-
-
-def test_a_row_that_is_done_stands_nowhere_and_keeps_its_context(device: torch.device) -> None:
-    chain = GuessChain(
-        ints([0] * 4, device), ints([8, 9, 10, 12], device), ints([2, 1, 3, 4], device)
+    held = accepted(drawn, ids, counts)
+    assert held.tolist() == [3, 0, 1, 1, 0]
+    # Room for a token more a row than this step's rows have.
+    hidden = torch.randn(5, 5, 48, device=device)
+    places = [4, -1, 2, 0, 3, 1, -1, 2]
+    rows = len(places) - 1
+    lanes, slots = ints(range(rows + 1), device), ints([0, 2, 0, 0, 0, 0, 1, 0], device)
+    last_tokens, carry = ints(range(70, 70 + rows + 1), device), torch.randn(3, 48, device=device)
+    starts = ChainStarts(
+        ints(places, device),
+        lanes,
+        slots,
+        last_tokens,
+        carry,
+        ints([4], device),
+        drawn.flatten(),
+        ids.flatten(),
+        counts,
+        hidden,
     )
-    seen = []
-    chain.begin(ints([1, 0, 0, 0], device), 13)
-    for _ in range(3):
-        seen.append((chain.positions.tolist(), chain.context_lens.tolist()))
-        chain.advance()
-    assert seen == [
-        ([8, 8, 9, 11], [9, 9, 10, 12]),
-        ([9, -1, 10, 12], [10, 9, 11, 13]),
-        ([-1, -1, 11, -1], [10, 9, 12, 13]),
-    ]
+    contexts, wanted = [9, 30, 8, 20, 12, 6, 31, 3], [3, 2, 1, 3, 2, 3, 4, 3]
+    chain = Chain(
+        ints([-7] * len(places), device),
+        torch.full((len(places), 48), torch.nan, device=device),
+        ints([-7] * len(places), device),
+        ints(contexts, device),
+        ints(wanted, device),
+        count(rows, device),
+    )
+    limit = 31
+    twin = ChainPlaces(chain.positions.clone(), chain.context_lens.clone(), chain.left.clone())
+    chain_begin(chain, starts, limit)
+    of = torch.tensor(places[:rows], device=device)
+    further = torch.where(of < 0, 0, held[of]).int()
+    twin.begin(torch.cat([further, ints([0], device)]), limit)
+    drafts = torch.full((rows + 1, 4), -5, dtype=torch.int32, device=device)
+    for step in range(4):
+        for mine, own in zip(
+            (chain.positions, chain.context_lens, chain.left),
+            (twin.positions, twin.context_lens, twin.left),
+            strict=True,
+        ):
+            assert mine[:rows].tolist() == own[:rows].tolist()
+        if not step:
+            assert chain.tokens.tolist() == [0, 71, 9, 1, 0, 5, 76, -7]
+            behind = hidden[of, held[of]]
+            behind[1], behind[6] = carry[2], carry[1]
+            assert torch.equal(chain.hidden[:rows], behind)
+        chain.tokens[:rows] += 100
+        chain_advance(chain, lanes, drafts[:, step])
+        assert drafts[:rows, step].tolist() == chain.tokens[:rows].tolist()
+        twin.advance()
+    untouched = (chain.tokens, chain.positions, chain.context_lens, chain.left)
+    assert [int(own[rows]) for own in untouched] == [-7, -7, contexts[rows], wanted[rows]]
+    assert chain.hidden[rows].isnan().all() and (drafts[rows] == -5).all()
+
+
+def test_rows_take_the_drafts_of_their_lanes(device: torch.device) -> None:
+    ids = ints([[1, 0, 0, 0], [2, 7, 7, 0], [3, 0, 0, 0], [4, 9, 9, 9]], device).flatten()
+    drafts = torch.arange(10, 40, dtype=torch.int32, device=device).view(6, 5)[:, :4]
+    taken, lanes = ints([1, 0, 1, 0], device), ints([5, 0, 2, 0], device)
+    take_drafts(ids, 4, ints([4, 3, 2, 4], device), taken, lanes, drafts)
+    assert ids.view(4, 4).tolist() == [[1, 35, 36, 37], [2, 7, 7, 0], [3, 20, 0, 0], [4, 9, 9, 9]]
+
+
+def test_what_is_carried_behind_tokens_that_hold_goes_to_their_slots(device: torch.device) -> None:
+    """Of rows in any order; one that folds nothing writes nothing."""
+    hidden = torch.randn(3, 4, 48, device=device)
+    carry = torch.full((6, 48), torch.nan, device=device)
+    places, counts, slots = [2, 1, 0], [4, 0, 1], [5, 3, 1]
+    carry_folded(hidden, ints(places, device), ints(counts, device), carry, ints(slots, device))
+    assert torch.equal(carry[5], hidden[2, 3]) and torch.equal(carry[1], hidden[0, 0])
+    assert carry[[0, 2, 3, 4]].isnan().all()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.gemv import moe_gemv
 from tasuki.model.ops.moe.permute import permute, unpermute
@@ -112,7 +113,7 @@ FEW_TOKENS = 4
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasuki.model.ops.moe.experts.MOST_GEMV_TOKENS", FEW_TOKENS)
     # Tiny matrices have several blocks of columns, as published ones do.
-    monkeypatch.setattr("tasuki.model.ops.moe.gemv._COLUMNS", 32)
+    monkeypatch.setattr("tasuki.model.ops.moe.gemv._PLAIN", Stream(4, 32, 2))
 
 
 def random_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> MoeWeights:

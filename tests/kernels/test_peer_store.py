@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.pycache._cpp_cache import fill_piece_table, piece_table_words
 from tasuki.transfer.transports.nvlink.store_kernel import (
     ALIGNMENT,
+    CHUNK_BYTES,
     Grid,
-    PieceStore,
     Target,
-    fill_table,
+    launch_store,
     naive_store_pieces,
-    table_words,
 )
 from tasuki.transfer.windows.descriptors import Pieces
 
@@ -47,10 +47,10 @@ def stored(
     write = torch.full((SIZE,), 0xA5, dtype=torch.uint8, device=device)
     gates = torch.tensor([gate], dtype=torch.int64, device=device)
     flag = torch.zeros(1, dtype=torch.int32, device=device)
-    table = np.full(table_words(len(pieces)), -1, dtype=np.int64)
-    fill_table(table, pieces)
+    table = np.full(piece_table_words(len(pieces)), -1, dtype=np.int64)
+    fill_piece_table(table, pieces, CHUNK_BYTES)
     target = Target(write.data_ptr(), gates.data_ptr(), PERMISSION)
-    PieceStore().launch(
+    launch_store(
         read.data_ptr(),
         target,
         torch.from_numpy(table).to(device),
@@ -92,8 +92,8 @@ def test_a_shut_gate_lets_nothing_through(device: torch.device) -> None:
 
 
 def test_a_table_counts_its_chunks_and_starts_with_nobody_done() -> None:
-    table = np.full(table_words(3) + 5, -1, dtype=np.int64)
+    table = np.full(piece_table_words(3) + 5, -1, dtype=np.int64)
     pieces = np.array([[0, 16, 16], [32, 64, 32 * 1024], [1 << 20, 0, 32 * 1024 + 16]])
-    assert fill_table(table, pieces) == 1 + 1 + 2
+    assert fill_piece_table(table, pieces, CHUNK_BYTES) == 1 + 1 + 2
     assert table[0] == 0
     assert (table[-5:] == -1).all()

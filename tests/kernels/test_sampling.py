@@ -228,6 +228,29 @@ def test_ranks_with_a_part_of_the_vocabulary_each_draw_as_one_with_all(
     assert want[0].token == 499
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cuts", [False, True], ids=["of all", "of a cut"])
+def test_draws_from_a_part_of_the_vocabulary_are_those_with_nothing_else_likely(
+    dtype: torch.dtype, cuts: bool, runs: int, device: torch.device
+) -> None:
+    """Each token with the noise that it has among all."""
+    params = [
+        SamplingParams(temperature=heat, seed=row, **({"top_k": 9, "top_p": 0.8} if cuts else {}))
+        for row, heat in enumerate((0.0, 0.7, 1.0, 3.0))
+    ]
+    positions = [3, 4, 5, 6]
+    logits = random_logits(8, 4, 3 * runs + 5).to(dtype)
+    ids = torch.arange(1, logits.shape[1], 2)
+    some = logits[:, ids].contiguous().to(device)
+    draws = prepared(params, positions, device)
+    kept = cut(some, draws) if cuts else None
+    sample(some, draws, count(4, device), kept, ids=ids.to(device))
+    alone = torch.full(logits.shape, -math.inf)
+    alone[:, ids] = logits[:, ids].float()
+    assert_same(results(draws), naive_sample(alone, params, positions))
+    assert all(draw.token % 2 for draw in results(draws))
+
+
 def test_equal_scores_go_to_the_lowest_id(device: torch.device) -> None:
     logits = torch.zeros(1, 9000)
     logits[0, [77, 5000, 8999]] = 3.0

@@ -35,6 +35,7 @@ def test_tokens_of_rows_stand_behind_each_other_and_padding_nowhere() -> None:
         on_lane=nothing,
         decodes=nothing,
         verifies=~nothing,
+        drafts_on_lane=nothing,
     )
     each = token_rows(rows, 3)
     assert each.lanes.tolist() == [7, 7, 7, 3, 3, 3]
@@ -52,7 +53,8 @@ def test_a_draw_counts_where_the_draft_before_it_was_drawn() -> None:
     verified = VerifiedRows(
         rows=np.array([2, 0, 1, 3]),
         # All hold; the second does not; the first does not; drawn elsewhere.
-        drafts=[[5, 6, 7], [5, 8], [2], [3, 9]],
+        lengths=np.array([4, 3, 2, 3], dtype=np.int32),
+        ids=torch.tensor([9, 5, 6, 7, 9, 5, 8, 9, 9, 2, 1, 0, 9, 3, 9, 0, 4, 4]),
         width=4,
         drawn=torch.cat([drawn, torch.zeros_like(drawn)], dim=1),
         tops=[tops],

@@ -6,13 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.pycache.layout import FP8_ROWS, CacheLayout
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.row_codec import RowFormat
 from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec, KernelRows
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
-from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+from tasuki.transfer.windows.digest import (
+    MASK,
+    ArenaWindow,
+    WindowDigester,
+    window_geometry,
+    word_keys,
+)
+from tasuki.transfer.windows.digest_kernel import GpuWindowDigester, PlacedRows, digest_rows
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 
@@ -25,9 +32,32 @@ LAYOUT = replace(
     value_dim=64,
     key_dim=64,
 )
+FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
+each_layout = pytest.mark.parametrize("layout", [LAYOUT, FP8], ids=["numbers", "fp8-rows"])
 SLABS = 6
 
 
+def digests_there(
+    memory: np.ndarray,
+    windows: list[ArenaWindow],
+    device: torch.device,
+    layout: CacheLayout = LAYOUT,
+) -> list[int]:
+    """As a node with a GPU has them; where there is none, by its kernels in the interpreter."""
+    there = torch.from_numpy(memory).to(device)
+    if there.is_cuda:
+        return GpuWindowDigester(there, layout).digest_all(windows)
+    count, table = window_geometry(layout).rows([window.places for window in windows])
+    if not count:
+        return [0] * len(windows)
+    most = max(layout.block_bytes, layout.state_layer_bytes) // 8
+    keys = torch.from_numpy(word_keys(most).view(np.int64))
+    placed = PlacedRows.on(device, count, table)
+    digest_rows(there.view(torch.int64), keys, placed)
+    return [digest & MASK for digest in placed.digests[: len(windows)].tolist()]
+
+
+@each_layout
 @pytest.mark.parametrize(
     ("header", "pages", "slot"),
     [
@@ -38,29 +68,30 @@ SLABS = 6
     ],
 )
 def test_a_window_has_the_same_digest_on_both(
-    header: WindowHeader, pages: tuple[int, ...], slot: int | None, device: torch.device
+    layout: CacheLayout,
+    header: WindowHeader,
+    pages: tuple[int, ...],
+    slot: int | None,
+    device: torch.device,
 ) -> None:
-    memory = np.random.default_rng(7).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
-    ours = GpuWindowDigester(torch.from_numpy(memory).to(device), LAYOUT)
-    twin = WindowDigester(memory, LAYOUT)
-    room, generation = 2**62 + 5, 9
-    expected = twin.digest(room, generation, header, pages, slot)
-    assert ours.digest(room, generation, header, pages, slot) == expected
+    memory = np.random.default_rng(7).integers(0, 256, SLABS * layout.slab_bytes, dtype=np.uint8)
+    window = ArenaWindow(2**62 + 5, 9, header, pages, slot)
+    (expected,) = WindowDigester(memory, layout).digest_all([window])
+    assert digests_there(memory, [window], device, layout) == [expected]
     assert (expected == 0) == (not pages and slot is None)
 
 
 def test_windows_that_are_asked_for_together_keep_their_own_digests(device: torch.device) -> None:
     """Of one launch: also of a window without rows, and of one that is asked for twice."""
     memory = np.random.default_rng(8).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
-    ours = GpuWindowDigester(torch.from_numpy(memory).to(device), LAYOUT)
     twin = WindowDigester(memory, LAYOUT)
     first = ArenaWindow(2**62 + 5, 9, WindowHeader(0, 0, 4, 3, 2, True), (1, 0), 5)
     nothing = ArenaWindow(7, 1, WindowHeader(1, 0, 1, 0, 0, False), (), None)
     asked = [nothing, first, replace(first, room=6), replace(first, slot=4), first, nothing]
     expected = twin.digest_all(asked)
-    assert ours.digest_all(asked) == expected
+    assert digests_there(memory, asked, device) == expected
     assert expected[1] == expected[4] and len(set(expected)) == 4
-    assert ours.digest_all([nothing] * 3) == [0, 0, 0]
+    assert digests_there(memory, [nothing] * 3, device) == [0, 0, 0]
 
 
 def numbers(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:

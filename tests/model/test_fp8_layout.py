@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tasuki.model.weights.fp8 import Fp8
-from tasuki.model.weights.fp8_layout import for_kernels
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.part import WeightsError
 from tasuki.model.weights.segment import Kind, Plain

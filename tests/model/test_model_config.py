@@ -2,6 +2,7 @@
 
 import json
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.pycache.layout import LayerKind
 from tests.harness.model_shapes import DENSE, MOE, dense_raw, moe_raw
 
@@ -103,11 +105,17 @@ def test_tie_of_the_outer_config_wins() -> None:
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is below 2"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor makes 48"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
+        ({"rms_norm_eps": inf}, "rms_norm_eps is inf"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"partial_rotary_factor": inf}, "partial_rotary_factor is inf"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.rope_type is 'linear'"),
         ({"rope_parameters": [1]}, "rope_parameters is not an object"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"attn_output_gate": False}, "attn_output_gate is False"),
         ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"eos_token_id": [3, True]}, "eos_token_id is [3, True]"),
+        ({"eos_token_id": 10**20}, "eos_token_id is 1000"),
         ({"text_config": 3}, "text_config is not an object"),
         ({"text_config": {"model_type": "qwen4_exp"}}, "model_type is qwen4_exp"),
     ],
@@ -151,6 +159,10 @@ def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelConfigError, match=r"config\.json: is not JSON"):
         ModelConfig.load(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelConfigError, match=r"config\.json: is nested too deep"):
+        ModelConfig.load(tmp_path)
+    assert QuantizationConfig.load(tmp_path) == QuantizationConfig()
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelConfigError, match=r"config\.json: holds no JSON object"):
         ModelConfig.load(tmp_path)

@@ -244,22 +244,8 @@ def test_lists_of_names_decide_nothing(said: dict[str, Any], made: Make) -> None
     assert load(folder).formats == "fp8_tensor+nvfp4+plain"
 
 
-@pytest.mark.parametrize("form", ["nvfp4", "nvfp4-ct", "mixed"])
-def test_a_device_without_kernels_refuses_before_anything_is_read(form: str, made: Make) -> None:
-    folder = made(form)
-    for refuse in (
-        lambda: check_kernels(folder, torch.device("cuda")),
-        lambda: load(folder, "cuda"),
-    ):
-        with pytest.raises(UnservedKind) as refused:
-            refuse()
-        for words in ("(U8)", "no kernels", "on cuda", "F8_E4M3", "--device cpu", "BF16"):
-            assert words in str(refused.value)
-    check_kernels(folder, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("form", ["fp8", "fp8-channel", "fp8-tensor"])
-def test_a_gpu_takes_fp8_where_it_multiplies_that(
+@pytest.mark.parametrize("form", RECIPES)
+def test_a_gpu_takes_codes_where_it_multiplies_them_and_refuses_before_it_reads(
     form: str, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, device = made(form), torch.device("cuda")
@@ -271,8 +257,12 @@ def test_a_gpu_takes_fp8_where_it_multiplies_that(
     check_kernels(reference_dir("small-moe"), device)
     capability = (8, 0)
     check_kernels(reference_dir("small-moe"), device)
-    with pytest.raises(UnservedKind, match=r"on cuda \(GPU A\)"):
-        check_kernels(folder, device)
+    for refuse in (lambda: check_kernels(folder, device), lambda: load(folder, "cuda")):
+        with pytest.raises(UnservedKind, match=r"on cuda \(GPU A\)") as refused:
+            refuse()
+        for words in ("is quantised (", "no kernels", "8.9", "--device cpu", "BF16"):
+            assert words in str(refused.value)
+    check_kernels(folder, torch.device("cpu"))
 
 
 def test_a_kernel_of_plain_numbers_refuses_codes(made: Make) -> None:

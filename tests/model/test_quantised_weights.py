@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -22,13 +21,14 @@ from tasuki.model.quantise.codecs import fp8_block, nvfp4_modelopt
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.weights.files.safetensors_file import SafetensorsFile
+from tasuki.model.weights.files.stored_tensors import StoredTensors
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.model.weights.layers import ModelWeights, matrices
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
 from tasuki.model.weights.segment import Kind
-from tasuki.model.weights.stored_tensors import StoredTensors
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
 from tests.harness.plain_reference import write_dequantised
 
@@ -368,12 +368,12 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
         read.append(self.path(name).name)
         return whole(self, name, part)
 
-    def counting(path: Path, framework: str) -> object:
+    def counting(path: Path) -> SafetensorsFile:
         opened.append(path.name)
-        return safe_open(path, framework)
+        return SafetensorsFile(path)
 
     monkeypatch.setattr(StoredTensors, "read", counted)
-    monkeypatch.setattr("tasuki.model.weights.stored_tensors.safe_open", counting)
+    monkeypatch.setattr("tasuki.model.weights.files.stored_tensors.SafetensorsFile", counting)
     load(folder)
     assert opened == files
     assert [file for file, _ in groupby(read)] == files

@@ -151,7 +151,7 @@ def test_start_and_meeting(cast: Callable[..., Cast]) -> None:
     for slabs, puppet in zip((40, 30), found.puppets, strict=True):
         puppet.say(r.Beat(), r.Loaded(slabs))
     assert found.ranks.loaded() == [40, 30]
-    found.ranks.join(30)
+    found.ranks.join(r.Join(30))
     for puppet in found.puppets:
         assert next(puppet.hears()) == r.Join(30)
         puppet.say(r.Joined())
@@ -356,12 +356,16 @@ class Launching:
 
     slabs = 5
     ticks = 0
+    kept = b""
+
+    def tiers(self, send: object) -> None:
+        return
 
     def __init__(self) -> None:
         self.flights: list[Flight] = []
         self.silent = False
 
-    def join(self, slabs: int, report: object) -> "Launching":
+    def join(self, join: r.Join, report: object) -> "Launching":
         return self
 
     def prepare(self) -> None:

@@ -77,8 +77,15 @@ def test_what_is_no_prediction_is_refused_by_name(
 
 
 def test_generate_takes_tokens(front: Front) -> None:
-    list(front.calls.generate(1, 2, prediction=[3, 4, -1]))
+    list(front.calls.generate(1, 2, prediction=[3, 4, 0]))
     (submit,) = front.engine.of(m.Submit)
-    assert submit.prediction.tolist() == [3, 4, -1]
+    assert submit.prediction.tolist() == [3, 4, 0]
     refused = front.calls.generate(1, prediction=[1] * 1_000_000)
     assert refusal(lambda: list(refused)).message.startswith("prediction has 1000000 tokens")
+
+
+@pytest.mark.parametrize("outside", [-1, 1_000_000, 2**31 - 1])
+def test_a_prediction_holds_tokens_of_the_model_alone(front: Front, outside: int) -> None:
+    refused = front.calls.generate(1, prediction=[3, outside])
+    assert refusal(lambda: list(refused)).message.startswith(f"prediction has {outside}, which is")
+    assert not front.engine.of(m.Submit)

@@ -42,7 +42,7 @@ def asked(name: str, drafter: str, given: int = 0) -> m.Submit:
     prediction = np.empty(0, dtype=np.int32)
     if drafter == "prediction":
         prediction = np.array(answer(), dtype=np.int32)
-        prediction[[9, 20]] += 1
+        prediction[[9, 20]] ^= 1
     tokens = PROMPT + answer()[:given]
     new = NEW - given
     return submit(name, tokens, new, sampling=sampling(new), prediction=prediction[given:])

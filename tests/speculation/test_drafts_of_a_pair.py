@@ -31,7 +31,7 @@ def test_a_handed_over_prompt_is_drafted_from_its_prediction(
     answer = alone(tokens, NEW, sampling=DRAWN)
     prediction = np.array(answer, dtype=np.int32)
     if broken is not None:
-        prediction[broken] += 1
+        prediction[broken] ^= 1
     asked = submit("r", tokens, NEW, sampling=DRAWN, prediction=prediction)
     if early:
         pair.link.bytes_per_second = 2e6

@@ -1,55 +1,72 @@
-"""Notifications between processes: in order, with the secret only, never blocking either end."""
+"""Notifications between processes of one host: in order, with the secret only, never blocking
+either end. Writers, and full mailboxes: cpp_cache/dataplane_tests."""
 
-import dataclasses
+import socket
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
-from tasuki.transfer.errors import TransportError
-from tasuki.transfer.transports.nvlink.mailbox import Mailbox, MailboxWriter
+from tasuki.pycache._cpp_cache import Bell, Mailbox
+from tasuki.transfer.transports.nvlink.mailbox import MailboxAddress
+
+
+def send(address: MailboxAddress, *words: bytes, secret: bytes | None = None) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as writer:
+        writer.connect(f"\0{address.name}")
+        for word in words:
+            writer.send((address.secret if secret is None else secret) + word)
 
 
 @pytest.fixture
-def mailbox() -> Iterator[Mailbox]:
-    with closing(Mailbox()) as made:
-        yield made
+def address() -> MailboxAddress:
+    return MailboxAddress.new()
 
 
-def test_words_of_two_writers_arrive_each_in_order(mailbox: Mailbox) -> None:
-    with closing(MailboxWriter(mailbox.address)) as a, closing(MailboxWriter(mailbox.address)) as b:
-        for number in range(4):
-            assert a.write(bytes([0, number]))
-            assert b.write(bytes([1, number]))
-    arrived = mailbox.read()
-    for writer in range(2):
-        assert [word[1] for word in arrived if word[0] == writer] == [0, 1, 2, 3]
+@pytest.fixture
+def mailbox(address: MailboxAddress) -> Iterator[Mailbox]:
+    made = address.open()
+    yield made
+    made.close()
+
+
+def test_words_arrive_in_order_and_once(mailbox: Mailbox, address: MailboxAddress) -> None:
+    words = [bytes([number]) * 37 for number in range(9)]
+    send(address, *words)
+    assert mailbox.read() == words
     assert mailbox.read() == []
 
 
-def test_a_full_mailbox_takes_more_once_it_was_read(mailbox: Mailbox) -> None:
-    with closing(MailboxWriter(mailbox.address)) as writer:
-        written = 0
-        while writer.write(written.to_bytes(4, "little")):
-            written += 1
-            assert written < 1_000_000, "never full"
-        assert len(mailbox.read()) == written
-        assert writer.write(b"more")
-    assert mailbox.read() == [b"more"]
+def test_words_without_the_secret_are_dropped_and_counted(
+    mailbox: Mailbox, address: MailboxAddress
+) -> None:
+    send(address, b"landed", secret=bytes(16))
+    send(address, b"", secret=b"short")
+    send(address, b"real")
+    assert mailbox.read() == [b"real"]
+    assert mailbox.dropped == 2
 
 
-def test_words_without_the_secret_are_dropped_and_counted(mailbox: Mailbox) -> None:
-    forged = dataclasses.replace(mailbox.address, secret=bytes(16))
-    with closing(MailboxWriter(forged)) as writer:
-        writer.write(b"landed")
-    assert mailbox.read() == []
-    assert mailbox.dropped == 1
+def test_a_word_ends_the_wait_of_who_watches(mailbox: Mailbox, address: MailboxAddress) -> None:
+    bell = Bell()
+    bell.watch(mailbox.descriptor)
+    assert bell.wait(0) and not bell.wait(0)
+    send(address, b"word")
+    assert bell.wait(20) and bell.wait(0), "until it is read"
+    mailbox.read()
+    assert not bell.wait(0)
+    bell.forget(mailbox.descriptor)
 
 
-def test_a_writer_learns_that_its_reader_is_gone(mailbox: Mailbox) -> None:
-    with closing(MailboxWriter(mailbox.address)) as writer:
-        mailbox.close()
-        with pytest.raises(TransportError, match="gone"):
-            writer.write(b"anybody")
-    with pytest.raises(TransportError, match="cannot be reached"):
-        MailboxWriter(mailbox.address)
+def test_a_closed_mailbox_cannot_be_reached_and_gives_nothing(
+    mailbox: Mailbox, address: MailboxAddress
+) -> None:
+    send(address, b"unread")
+    mailbox.close()
+    mailbox.close()
+    assert mailbox.read() == [] and mailbox.descriptor == -1
+    with pytest.raises(ConnectionRefusedError):
+        send(address)
+    again = address.open()
+    with pytest.raises(RuntimeError, match="mailbox could not be opened"):
+        address.open()
+    again.close()

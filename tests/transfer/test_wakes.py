@@ -7,54 +7,50 @@ from collections.abc import Sequence
 
 import pytest
 
+from tasuki.pycache._cpp_cache import Bell
 from tasuki.transfer.receiving.incoming_room import IncomingRoom
 from tasuki.transfer.sending import sender as sender_file
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.sending.tick_alarm import TickAlarm
 from tasuki.transfer.windows.step_counter import StepCounter
+from tests.harness import loopback_pair as loopback_file
 from tests.harness.loopback_pair import GENERATION, loopback_pair, plans
 from tests.harness.waiting import HANG_SECONDS, until
 
 LAYERS = 8
 
 
-def test_an_alarm_rings_from_its_tick_on_and_tells_of_one_that_has_come() -> None:
-    steps, rings = StepCounter(), Counter[int]()
-    alarm = TickAlarm(steps, lambda: rings.update([steps.value]))
-    steps.tick()
-    assert not rings, "nothing is awaited"
-    assert not alarm.set(LAYERS)
-    for _ in range(LAYERS):
-        steps.tick()
-    assert sorted(rings) == [LAYERS, LAYERS + 1]
-    assert alarm.set(LAYERS), "it would ring for nobody"
-
-
 def test_a_forward_of_one_window_wakes_the_sender_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    wakes = Counter[str]()
-    ticked = TickAlarm._ticked
+    awaited: list[tuple[int, int | None]] = []
+    bells: list[Bell] = []
 
-    def counted(self: TickAlarm) -> None:
-        ring, self._ring = self._ring, lambda: (wakes.update(["woken"]), ring())[1]
-        try:
-            ticked(self)
-        finally:
-            self._ring = ring
+    class Watched(StepCounter):
+        def ring_at(self, bell: Bell, tick: int | None) -> bool:
+            """Ring the test's own as well."""
+            bells[:] = bells or [Bell()]
+            come = super().ring_at(bell, tick)
+            super().ring_at(bells[0], tick)
+            awaited.append((self.value, tick))
+            return come
 
-    monkeypatch.setattr(TickAlarm, "_ticked", counted)
+    monkeypatch.setattr(loopback_file, "StepCounter", Watched)
     with loopback_pair(settings=SenderSettings(layers_per_window=LAYERS)) as pair:
         opened = pair.open(pages=4)
-        for plan in plans(opened.pages, opened.slot, 2):
+        for forward, plan in enumerate(plans(opened.pages, opened.slot, 2)):
             pair.sender.plan_forward(opened.number, plan(pair.steps.value))
             # The thread has seen the plan: what it waits for is known.
-            (alarm,) = pair.sender._alarms
-            awaited = pair.steps.value + LAYERS
-            until(lambda: alarm._awaited == awaited, "the plan was not seen")  # noqa: B023
-            pair.tick()
+            expected = (pair.steps.value, pair.steps.value + LAYERS)
+            until(lambda: expected in awaited, "the plan was not seen")  # noqa: B023
+            (bell,) = bells
+            bell.wait(0)
+            pair.tick(LAYERS - 1)
+            assert not bell.wait(0), "a layer that ends no window rang"
+            pair.tick(1)
+            assert bell.wait(HANG_SECONDS)
+            moved = forward + 1
+            until(lambda: pair.receiver.windows_landed(opened.number) == moved, "none")  # noqa: B023
         pair.verified()
         pair.assert_landed(opened)
-    assert wakes["woken"] == 2, "one for each of the two forwards"
 
 
 def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
@@ -70,7 +66,7 @@ def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
             rests.append(True)
             pair.tick()
             # What rings is lost, as where another window is awaited that is further off.
-            self._wake.clear()
+            self._bell.wait(0)
         return posted
 
     monkeypatch.setattr(Sender, "_post_in_turns", slow)

@@ -27,6 +27,7 @@ Places = NDArray[np.int64]
 
 
 class EncodingSource:
+    in_place = False
     most_together = 1
     """Another one's encoding takes as long as this one's way."""
 

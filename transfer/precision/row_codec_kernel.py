@@ -1,8 +1,7 @@
 """fp8 rows on a GPU, equal to row_codec.py bit for bit (its twin), and a codec of layers.
 
 A program encodes or decodes some rows of one unit: read once, written once, so the floor is memory
-bandwidth. The format is made of integer operations, not of casts: GPUs before Hopper's generation
-have none, and powers of two leave nothing to round.
+bandwidth.
 
 Thread rule: as of LayerCodec; work is queued on a stream of its own and waited for. The caller
 knows that what is read was written (its layer's event has fired, its window has landed).
@@ -15,6 +14,13 @@ import torch
 import triton
 import triton.language as tl
 
+from tasuki.utils.triton.fp8_rows import (
+    code_numbers,
+    largest_bits,
+    row_codes,
+    row_factor,
+    row_scale,
+)
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .layer_codec import RowCodec, TorchLayerCodec
@@ -100,23 +106,9 @@ def _encode_kernel(values, encoded, rows, width, stride, ROWS: tl.constexpr, BLO
     inside = (row < rows)[:, None] & (column < width)[None, :]
     index = row[:, None] * width + column[None, :]
     value = tl.load(values + unit * rows * width + index, mask=inside, other=0).to(tl.float32)
-    # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
-    largest = tl.max(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
-    exponent = largest >> 23
-    above = ((largest & 0x7FFFFF) > 0x600000).to(tl.int32)
-    scale = tl.where(exponent == 255, 255, tl.maximum(exponent - 8 + above, 1))
-    factor = ((254 - tl.minimum(scale, 253)) << 23).to(tl.float32, bitcast=True)
-    scaled = (value * factor[:, None]).to(tl.int32, bitcast=True)
-    size = scaled & 0x7FFFFFFF
-    # To three bits of mantissa, ties to even, and from float32's bias to e4m3's.
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    # Beside 2^14 a float32 counts in steps of 2^-9, as e4m3 does below 2^-6.
-    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(size < 0x3C800000, small, normal) | ((scaled >> 24) & 0x80)
-    # As a cast has it: the row is NaN whatever its codes are.
-    code = tl.where(scale[:, None] == 255, 0x7F, code)
+    scale = row_scale(largest_bits(value))
     target = encoded + unit * stride
-    tl.store(target + index, code.to(tl.uint8), mask=inside)
+    tl.store(target + index, row_codes(value, scale), mask=inside)
     scales = rows * width + row
     tl.store(target + scales, scale.to(tl.uint8), mask=row < rows)
     # Whatever was there before is nobody's business.
@@ -134,13 +126,8 @@ def _decode_kernel(encoded, values, rows, width, stride, ROWS: tl.constexpr, BLO
     index = row[:, None] * width + column[None, :]
     source = encoded + unit * stride
     code = tl.load(source + index, mask=inside, other=0).to(tl.int32)
-    size = code & 0x7F
-    normal = (size << 20) + (120 << 23)
-    small = (size.to(tl.float32) * 0.001953125).to(tl.int32, bitcast=True)
-    bits = tl.where(size < 8, small, normal) | ((code & 0x80) << 24)
     scale = tl.load(source + rows * width + row, mask=row < rows, other=1).to(tl.int32)
-    factor = tl.where(scale == 255, 0x7FC00000, scale << 23).to(tl.float32, bitcast=True)
-    value = bits.to(tl.float32, bitcast=True) * factor[:, None]
+    value = code_numbers(code) * row_factor(scale)[:, None]
     target = values + unit * rows * width + index
     tl.store(target, value.to(values.dtype.element_ty), mask=inside)
 

@@ -21,6 +21,7 @@ from .window_pieces import RankedPieces
 
 class RankedSource:
     code = BY_HEADS
+    in_place = False
     most_together = 64
 
     def __init__(

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tasuki.pycache._cpp_cache import Bell
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from tasuki.transfer.failpoints import Place, reach
@@ -72,8 +73,10 @@ class Receiver:
         """Of the rooms; who waits for one waits for that one's windows alone."""
         self._passes = 0
         """Of the thread's loop: each moves what has arrived into the arena."""
+        self._awaited_passes = 0
         self._passed = threading.Condition()
-        self._expecting = threading.Event()
+        self._bell = Bell()
+        """Rung by whoever has something for the receiver's thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-receiver", daemon=True)
 
@@ -82,7 +85,7 @@ class Receiver:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._expecting.set()
+        self._bell.ring()
         with self._passed:
             self._passed.notify_all()
         self._thread.join()
@@ -99,7 +102,7 @@ class Receiver:
             if room in self._rooms:
                 raise DuplicateRoom(f"room {room} is expected already")
             self._rooms[room] = IncomingRoom(room, generation, destination, self._layout, changed)
-        self._expecting.set()
+        self._bell.ring()
 
     def forget(self, room: int) -> None:
         """Idempotent. What still lands of the room is dropped and counted; its ids need a fence."""
@@ -108,8 +111,6 @@ class Receiver:
             if incoming is not None:
                 incoming.forgotten = True
                 incoming.changed.notify_all()
-            if not self._rooms:
-                self._expecting.clear()
         # Whoever decodes has seen it then, or is through with its part.
         with self._decoding:
             pass
@@ -185,26 +186,30 @@ class Receiver:
         """Until a whole pass has begun and ended."""
         with self._passed:
             enough = self._passes + 2
+            self._awaited_passes = max(self._awaited_passes, enough)
+            self._bell.ring()
             self._passed.wait_for(lambda: self._passes >= enough or self._stopping.is_set())
 
     def _loop(self) -> None:
         name_this_thread()
         pace = PollBackoff()
-        poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+        rung = all([arena.transport.ring_at_arrivals(self._bell) for arena in self._arenas])
         while not self._stopping.is_set():
             pace.begin()
             arrived = sum([self._pass(arena) for arena in self._arenas])
             with self._passed:
                 self._passes += 1
+                awaited = self._passes < self._awaited_passes
                 self._passed.notify_all()
-            if arrived:
+            if arrived or awaited:
                 pace.reset()
-            elif self._expecting.is_set():
-                self._stopping.wait(pace.wait_seconds(poll_seconds))
+            elif rung or not self._rooms:
+                # Unexpected notifications are still drained, only less often where they do not
+                # ring. Whoever begins to expect ends it.
+                self._bell.wait(_IDLE_SECONDS)
             else:
-                # Unexpected notifications are still drained, only less often. Whoever begins to
-                # expect ends it.
-                self._expecting.wait(_IDLE_SECONDS)
+                seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+                self._bell.wait(pace.wait_seconds(seconds))
 
     def _pass(self, arena: TargetArena) -> int:
         """Take what has arrived in the arena; how many notifications that was."""

@@ -46,7 +46,7 @@ class DigestThread:
     def __init__(self, changed: Callable[[], None]) -> None:
         """changed: some of what was asked is answered."""
         self._changed = changed
-        self._asked: SimpleQueue[AskedDigest | None] = SimpleQueue()
+        self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="tasuki-digests", daemon=True)
 
     def start(self) -> None:
@@ -57,14 +57,14 @@ class DigestThread:
         self._asked.put(None)
         self._thread.join()
 
-    def ask(self, asked: AskedDigest) -> None:
-        """The window's bytes stay as they are until it is done."""
+    def ask(self, asked: Sequence[AskedDigest]) -> None:
+        """The windows' bytes stay as they are until they are done."""
         self._asked.put(asked)
 
     def _loop(self) -> None:
         name_this_thread()
         while (first := self._asked.get()) is not None:
-            batch = [first]
+            batch = [*first]
             over = False
             while not over and len(batch) < _MOST_AT_ONCE:
                 try:
@@ -73,7 +73,7 @@ class DigestThread:
                     break
                 over = more is None
                 if more is not None:
-                    batch.append(more)
+                    batch += more
             _answer_all(batch)
             self._changed()
             if over:

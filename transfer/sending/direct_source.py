@@ -47,6 +47,11 @@ class WindowSource(Protocol):
         """Of the arena that windows leave from."""
 
     @property
+    def in_place(self) -> bool:
+        """Whether windows leave from where they lie and are digested as ArenaWindows: one that is
+        loaded before its tick is the same then."""
+
+    @property
     def most_together(self) -> int:
         """Windows that are worth loading before the first of them is posted."""
 
@@ -70,6 +75,7 @@ class DirectSource:
     """Bytes leave from where they lie: nothing is copied and nothing is waited for."""
 
     code = 0
+    in_place = True
     most_together = 64
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:

@@ -4,7 +4,9 @@ A sender holds one `SourceArena` for each of its node's arenas that leave, and o
 for each of them; today one of both. Immutable but for a link's rate.
 """
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
 from tasuki.pycache.layout import CacheLayout
@@ -57,6 +59,26 @@ class Link:
     endpoint: Endpoint
     theirs: RankSpans
     rate: LinkCost = field(default_factory=LinkCost)
+
+    @cached_property
+    def rings(self) -> bool:
+        """Whether the ends of what is posted ring."""
+        return self.source.transport.rings(self.endpoint)
+
+    @property
+    def ready_until(self) -> float:
+        """Windows up to that tick may be given to the transport now."""
+        return math.inf if self.holds else self.source.steps.value
+
+    @cached_property
+    def holds(self) -> bool:
+        """Whether windows may be given to the transport before their ticks."""
+        source = self.window_source
+        return (
+            source.in_place
+            and source.digester.of_gpu is not None
+            and self.source.transport.holds(self.endpoint)
+        )
 
     def disconnect(self) -> None:
         """Raises TransportError."""

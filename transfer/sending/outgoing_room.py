@@ -7,11 +7,11 @@ nothing waits and nothing more is taken out to post; the room ends exactly once,
 nothing of it is in flight.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tasuki.transfer.errors import WindowPlanError
 from tasuki.transfer.transports.base import Transfer
@@ -27,7 +27,6 @@ from tasuki.transfer.windows.send_report import (
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, Window
 
-from .digest_thread import AskedDigest
 from .direct_source import LoadedWindow
 from .link import Link
 
@@ -55,20 +54,35 @@ RoomEnd = RoomSent | RoomBroke
 OnEnd = Callable[[RoomEnd], None]
 
 
+class Digest(Protocol):
+    """Of a window, now or later."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def result(self) -> int:
+        """Raises what digesting raised. REQUIRES: done."""
+
+
 @dataclass
 class Posted:
-    """digest: of the window's bytes, computed beside the transfer. flushed: when the transfer was
-    seen to have ended; None until then."""
+    """given: when it was posted; None where the transport posts it. digest: of the window's bytes,
+    computed beside the transfer. flushed: when the transfer was seen to have ended; None until
+    then."""
 
     window: Window
     loaded: LoadedWindow
     transfer: Transfer
     bytes: int
-    layers_finished: tuple[float, ...]
     begun: float
-    at: float
-    digest: AskedDigest
+    given: float | None
+    digest: Digest
     flushed: float | None = None
+
+    @property
+    def at(self) -> float | None:
+        """When it was posted; None while it is held."""
+        return self.transfer.posted_at if self.given is None else self.given
 
 
 @dataclass
@@ -117,13 +131,13 @@ class OutgoingRoom:
         return self._last_planned and not self.waiting
 
     @property
-    def next_tick(self) -> float:
-        """From which on there is a window to post; math.inf where none waits. Without a lock: what
+    def next_tick(self) -> int | None:
+        """From which on there is a window to post; None where none waits. Without a lock: what
         waited at one moment may be gone at the next, where another thread stops the room."""
         try:
             return self.waiting[0].tick
         except IndexError:
-            return math.inf
+            return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
         """Take the plan in; the part of it that the receiver lacks. Raises WindowPlanError, then
@@ -184,19 +198,19 @@ class OutgoingRoom:
         self.next_sequence += len(windows)
         self.waiting.extend(windows)
 
-    def has_ready(self, tick: int) -> bool:
+    def has_ready(self, tick: float) -> bool:
         """Whether take_ready() would give a window."""
-        return self.next_tick <= tick
+        next_tick = self.next_tick
+        return next_tick is not None and next_tick <= tick
 
-    def take_ready(self, tick: int) -> Window | None:
-        """The next window whose layers are finished, taken out; None when there is none or none may
-        go."""
+    def take_ready(self, tick: float) -> Window | None:
+        """The next window of up to that tick, taken out; None when there is none or none may go."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
         """REQUIRES: its transfer and its digest are done. Raises what the digest raised."""
-        header, now = posted.window.header, posted.flushed
-        assert now is not None
+        header, now, at = posted.window.header, posted.flushed, posted.at
+        assert now is not None and at is not None
         digest = posted.digest.result()
         self._last_flush = now
         self._last_tick = max(self._last_tick, posted.window.tick)
@@ -205,20 +219,29 @@ class OutgoingRoom:
         self._timeline.append(
             WindowTiming(
                 header.sequence,
-                posted.layers_finished,
-                posted.begun,
-                posted.at,
+                *self._finished(posted),
+                at,
                 now,
                 posted.bytes,
             )
         )
 
+    def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
+        """When each layer of the window was, and when the window was begun behind them."""
+        header, tick = posted.window.header, posted.window.tick
+        first = tick - (header.end_layer - header.first_layer) + 1
+        times = self.link.source.steps.times_of(first, tick + 1)
+        # What the counter no longer remembers was finished before; the bound is what is known.
+        finished = tuple(posted.begun if at is None else at for at in times)
+        return finished, max(posted.begun, *finished)
+
     def stalled_seconds(self, now: float) -> float:
         """Seconds since something in flight moved; 0 with nothing in flight. What others flush on
         the same link is movement too, until they overtake: before that, ours is behind theirs."""
-        if not self.posted:
+        times = (posted.at for posted in self.posted)
+        oldest = next((at for at in times if at is not None), None)
+        if oldest is None:
             return 0.0
-        oldest = self.posted[0].at
         moved = max(self._last_flush, oldest)
         if self.link.rate.newest_flushed <= oldest:
             moved = max(moved, self.link.rate.last_flush)

@@ -15,7 +15,6 @@ Invariants:
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,16 +22,25 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from tasuki.pycache._cpp_cache import Bell, WriteLease
 from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.sending.window_sizing import window_runs
-from tasuki.transfer.transports.base import Transfer, TransferState, Write
+from tasuki.transfer.transports.base import (
+    HeldTransfer,
+    HeldWrite,
+    Holding,
+    Transfer,
+    TransferState,
+    Write,
+)
 from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.descriptors import window_bytes
 from tasuki.transfer.windows.destination import Destination, check_pages, check_slot
+from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import FinishedLayers, Window
 from tasuki.utils.os_threads import name_this_thread
@@ -42,13 +50,13 @@ from .digest_thread import AskedDigest, DigestThread
 from .direct_source import LoadedWindow
 from .fair_queue import FairQueue
 from .link import Link, SourceArena
-from .outgoing_room import OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
-from .tick_alarm import TickAlarm
+from .outgoing_room import Digest, OnEnd, OutgoingRoom, Posted, RoomBroke, RoomEnd, RoomSent
 from .write_leases import WriteLeases
 
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05
+_LEASE_ENDED = "the receiver's lease ended before a window was posted"
 
 
 @dataclass(frozen=True)
@@ -89,11 +97,13 @@ class Sender:
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
         """Peers' rooms whose drain was given up: what was posted may land at any time."""
-        self._wake = threading.Event()
+        self._bell = Bell()
+        """Rung by whoever has something for the transfer thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
-        self._digests = DigestThread(self._wake.set)
-        self._alarms = [TickAlarm(arena.steps, self._wake.set) for arena in self._arenas]
+        self._digests = DigestThread(self._bell.ring)
+        for arena in self._arenas:
+            arena.transport.ring_at_ends(self._bell)
 
     def start(self) -> None:
         self._digests.start()
@@ -109,7 +119,7 @@ class Sender:
         for peer in self._leases.names():
             self.disconnect(peer)
         self._stopping.set()
-        self._wake.set()
+        self._bell.ring()
         self._thread.join()
         self._digests.stop()
         self._close_endpoints()
@@ -172,7 +182,7 @@ class Sender:
             for room in self._rooms.values():
                 if room.peer == peer:
                     room.stop("the connection to the receiver is over", now)
-        self._wake.set()
+        self._bell.ring()
 
     def has_endpoint(self, peer: str) -> bool:
         """Whether the peer's endpoints are still open: connected, or with rooms that drain."""
@@ -220,7 +230,7 @@ class Sender:
                 cost = outgoing.link.rate.cost
                 runs = window_runs(window_source.sizes, accepted, size, cost)
                 outgoing.append(window_source.windows(accepted, runs, outgoing.next_sequence))
-        self._wake.set()
+        self._bell.ring()
 
     def progress(self, room: int) -> int:
         """How far the room is; 0 for one that is over. Its growth is progress."""
@@ -257,7 +267,7 @@ class Sender:
             if outgoing is not None and outgoing.peer == peer:
                 outgoing.aborted = True
                 outgoing.stop("aborted", now)
-                self._wake.set()
+                self._bell.ring()
                 return outgoing.drained
             over: Future[Drain] = Future()
             over.set_result(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
@@ -271,7 +281,6 @@ class Sender:
         while not self._stopping.is_set():
             with self._lock:
                 rooms = list(self._rooms.values())
-            self._wake.clear()
             seen = [arena.steps.value for arena in self._arenas]
             pace.begin()
             unwritable = {
@@ -294,28 +303,26 @@ class Sender:
         seen: each arena's ticks before the rooms were looked at. What was ready then, and was not
         posted, waits for a flush."""
         come = False
-        for arena, alarm, before in zip(self._arenas, self._alarms, seen, strict=True):
-            ticks = [room.next_tick for room in rooms if room.link.source is arena]
-            come |= alarm.set(min((tick for tick in ticks if tick > before), default=math.inf))
+        for arena, before in zip(self._arenas, seen, strict=True):
+            ticks = [
+                room.next_tick
+                for room in rooms
+                if room.link.source is arena and not room.link.holds
+            ]
+            ahead = [tick for tick in ticks if tick is not None and tick > before]
+            come |= arena.steps.ring_at(self._bell, min(ahead, default=None))
         return come
 
     def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
         """Until polling can show something new, or another thread wakes this one."""
-        busy = [room for room in rooms if room.posted]
-        if not busy:
-            self._wake.wait(_IDLE_SECONDS)
-        elif any(self._ends_soon(room) for room in busy):
-            time.sleep(0)
-        else:
-            poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
-            in_flight = sum(len(room.posted) for room in busy)
-            self._wake.wait(pace.wait_seconds(poll_seconds, in_flight))
-
-    def _ends_soon(self, room: OutgoingRoom) -> bool:
-        """Whether the room's last window is in flight, and was posted a moment ago."""
-        if not (room.all_taken and room.posted):
-            return False
-        return self._clock() - room.posted[-1].at < room.link.source.transport.spin_seconds
+        asked = [room for room in rooms if room.posted and not room.link.rings]
+        if not asked:
+            # What rings ends this, deadlines do not.
+            self._bell.wait(_IDLE_SECONDS)
+            return
+        poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
+        in_flight = sum(len(room.posted) for room in asked)
+        self._bell.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _close_endpoints(self) -> None:
         """Disconnect peers that left, once nothing of their rooms can be in flight."""
@@ -334,7 +341,7 @@ class Sender:
         whether any was taken out. What goes to one peer is posted in one call."""
         moved = False
         leaving: list[Leaving] = []
-        able = [room for room in rooms if self._may_post(room)]
+        able = [room for room in rooms if room.waiting and self._may_post(room)]
         for _ in rooms:
             # What was taken of one room may be as much as another's link is to have.
             while able and not self._may_post(room := self._turns.next(able)):
@@ -352,7 +359,7 @@ class Sender:
         if len(room.posted) + room.leaving >= self.settings.posted_windows:
             return False
         link, rate = room.link, room.link.rate
-        if not (room.has_ready(link.source.steps.value) and link.window_source.has_room(room.peer)):
+        if not (room.has_ready(link.ready_until) and link.window_source.has_room(room.peer)):
             return False
         ahead = rate.seconds_for(rate.in_flight_bytes)
         alone = not room.posted and not room.leaving
@@ -382,7 +389,7 @@ class Sender:
         """Take a window out and load it, to be posted; whether there was one."""
         source = room.link.window_source
         with self._lock:
-            window = room.take_ready(room.link.source.steps.value)
+            window = room.take_ready(room.link.ready_until)
         if window is None:
             return False
         self._turns.served(room, window_bytes(source.sizes, window.header))
@@ -398,18 +405,14 @@ class Sender:
     def _leaving(
         self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float
     ) -> "Leaving":
-        header, source = window.header, room.link.source
-        layers_of_it = header.end_layer - header.first_layer
-        finished = source.steps.times_of(window.tick - layers_of_it + 1, window.tick + 1)
-        # What the counter no longer remembers was finished before; the bound is what is known.
-        layers = tuple(begun if at is None else at for at in finished)
+        header = window.header
         pieces = loaded.pieces(room.destination)
         size = int(pieces[:, 2].sum())
         note = header.pack(room.room, room.generation, room.link.window_source.code)
         reach(Place.SENDER_BEFORE_POST, header.sequence)
         room.leaving += 1
         room.link.rate.posted(size)
-        return Leaving(room, window, loaded, Write(pieces, note), size, layers, begun)
+        return Leaving(room, window, loaded, Write(pieces, note), size, begun)
 
     def _stop(self, room: OutgoingRoom, reason: str) -> None:
         with self._lock:
@@ -429,13 +432,14 @@ class Sender:
                 self._give_up(each, "stopped")
         group = [each for each in group if not each.room.stopped]
         # Between this and the post nothing may take time.
-        if self._leases.writable(peer) is None:
+        known = self._leases.writable(peer)
+        if known is None:
             for each in group:
-                self._give_up(each, "the receiver's lease ended before a window was posted")
+                self._give_up(each, _LEASE_ENDED)
             return
-        given = self._clock()
+        given = None if link.holds else self._clock()
         try:
-            found = link.source.transport.post_all(link.endpoint, [each.write for each in group])
+            found = _given(link, known.lease, group)
         except Exception as error:
             log.exception("the transport broke")
             for each in group:
@@ -443,11 +447,21 @@ class Sender:
                 each.room.write_lost = True
                 self._give_up(each, f"internal error: {error!r}")
             return
+        digests: list[AskedDigest] = []
         for each, transfer in zip(group, found, strict=True):
             if isinstance(transfer, Exception):
                 self._refused(each, transfer)
+                continue
+            digest: Digest
+            if isinstance(transfer, HeldTransfer):
+                digest = transfer.digest
             else:
-                self._posted(each, transfer, given)
+                digester = link.window_source.digester
+                digest = AskedDigest(digester, each.loaded, each.room.room, each.room.generation)
+                digests.append(digest)
+            self._posted(each, transfer, given, digest)
+        # Beside the transfers: the bytes stay as they are for as long as their rooms are open.
+        self._digests.ask(digests)
         for each, transfer in zip(group, found, strict=True):
             if not isinstance(transfer, Exception):
                 self._turn(each.room, partial(_reached_after_post, each))
@@ -467,21 +481,12 @@ class Sender:
         leaving.loaded.release()
         self._stop(leaving.room, reason)
 
-    def _posted(self, leaving: "Leaving", transfer: Transfer, given: float) -> None:
+    def _posted(
+        self, leaving: "Leaving", transfer: Transfer, given: float | None, digest: Digest
+    ) -> None:
         room = leaving.room
-        # Beside the transfer: the bytes stay as they are for as long as the room is open.
-        digester = room.link.window_source.digester
-        digest = AskedDigest(digester, leaving.loaded, room.room, room.generation)
-        self._digests.ask(digest)
         posted = Posted(
-            leaving.window,
-            leaving.loaded,
-            transfer,
-            leaving.bytes,
-            leaving.layers_finished,
-            leaving.begun,
-            given,
-            digest,
+            *(leaving.window, leaving.loaded, transfer, leaving.bytes, leaving.begun, given, digest)
         )
         with self._lock:
             room.leaving -= 1
@@ -495,9 +500,18 @@ class Sender:
         for posted in list(room.posted):
             try:
                 if posted.flushed is None:
-                    if link.source.transport.poll(posted.transfer) is TransferState.PENDING:
+                    state = link.source.transport.poll(posted.transfer)
+                    if state is TransferState.PENDING:
+                        self._cancel_if_over(room, posted)
                         continue
-                    posted.flushed = self._clock()
+                    posted.flushed = posted.transfer.ended_at or self._clock()
+                    if state is TransferState.DROPPED:
+                        self._stop(room, _LEASE_ENDED)
+                if posted.at is None:
+                    link.rate.gone(posted.bytes)
+                    self._release(room, posted)
+                    gone.append(posted)
+                    continue
                 if not room.stopped:
                     if not posted.digest.done:
                         continue
@@ -519,8 +533,14 @@ class Sender:
         if flushed:
             size = sum(posted.bytes for posted in flushed)
             last = max(posted.flushed or 0.0 for posted in flushed)
-            link.rate.flushed(size, flushed[0].at, last)
+            link.rate.flushed(size, min(posted.at or last for posted in flushed), last)
         return bool(gone)
+
+    @staticmethod
+    def _cancel_if_over(room: OutgoingRoom, posted: Posted) -> None:
+        """What is held of a room that is stopped is not posted any more."""
+        if room.stopped and isinstance(posted.transfer, HeldTransfer):
+            room.link.source.transport.cancel(posted.transfer)
 
     def _note_flushed(self, room: OutgoingRoom, posted: Posted) -> None:
         try:
@@ -583,8 +603,23 @@ class Leaving:
     loaded: LoadedWindow
     write: Write
     bytes: int
-    layers_finished: tuple[float, ...]
     begun: float
+
+
+def _given(
+    link: Link, lease: WriteLease, group: "Sequence[Leaving]"
+) -> Sequence[Transfer | Exception]:
+    """Posted, or given to a transport that posts each once its tick has come."""
+    transport, endpoint = link.source.transport, link.endpoint
+    of_gpu = link.window_source.digester.of_gpu
+    if not link.holds or of_gpu is None:
+        return transport.post_all(endpoint, [each.write for each in group])
+    writes = []
+    for each in group:
+        window = each.loaded.digestible(each.room.room, each.room.generation)
+        assert isinstance(window, ArenaWindow)
+        writes.append(HeldWrite(each.write, each.window.tick, window))
+    return transport.hold(endpoint, writes, Holding(link.source.steps, lease, of_gpu))
 
 
 def _reached_after_post(leaving: Leaving, room: OutgoingRoom) -> bool:

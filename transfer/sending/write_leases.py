@@ -6,17 +6,23 @@ when this node asked for the renewal that was granted, so that the peer, who cou
 asked, never believes it over before it is.
 """
 
+import math
 import threading
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from tasuki.pycache._cpp_cache import WriteLease
 
 from .link import Link
 
 
 @dataclass
 class Peer:
+    """lease: the same, for what is held until its tick."""
+
     links: tuple[Link, ...]
     renewed: float
+    lease: WriteLease = field(default_factory=WriteLease)
 
 
 class WriteLeases:
@@ -31,7 +37,8 @@ class WriteLeases:
         """The lease starts at asked_at, or now. REQUIRES: the name was never used before."""
         with self._lock:
             renewed = self._clock() if asked_at is None else asked_at
-            self._peers[name] = Peer(tuple(links), renewed)
+            peer = self._peers[name] = Peer(tuple(links), renewed)
+            peer.lease.extend(renewed + self._lease_seconds)
 
     def names(self) -> list[str]:
         with self._lock:
@@ -56,12 +63,14 @@ class WriteLeases:
             peer = self._peers.get(name)
             if peer is not None:
                 peer.renewed = max(peer.renewed, asked_at)
+                peer.lease.extend(peer.renewed + self._lease_seconds)
 
     def remove(self, name: str) -> None:
         """Idempotent. left() gives the links until they are forgotten."""
         with self._lock:
             peer = self._peers.pop(name, None)
             if peer is not None:
+                peer.lease.extend(-math.inf)
                 self._leaving[name] = peer.links
 
     def left(self, busy: Set[str]) -> list[tuple[str, tuple[Link, ...]]]:

@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounter, WriteLease
 from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.units import TransferUnits
 
 
@@ -29,8 +31,11 @@ class Region:
 
 
 class TransferState(Enum):
+    """DROPPED: held, and nothing of it was posted, as was asked."""
+
     PENDING = "pending"
     DONE = "done"
+    DROPPED = "dropped"
 
 
 class Endpoint(ABC):
@@ -45,6 +50,26 @@ class Endpoint(ABC):
 class Transfer:
     """A posted transfer; released exactly once, by Transport.release."""
 
+    @property
+    def posted_at(self) -> float | None:
+        """When the transport posted it, on the monotonic clock; None where it has not, or where
+        post() did."""
+        return None
+
+    @property
+    def ended_at(self) -> float | None:
+        """When it ended, on the monotonic clock; None where it has not, or where only whoever polls
+        sees it."""
+        return None
+
+
+class HeldTransfer(Transfer, ABC):
+    """What is posted once its tick has come, and digested from then on."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> AskedDigest: ...
+
 
 @dataclass(frozen=True)
 class Write:
@@ -52,6 +77,25 @@ class Write:
 
     pieces: Pieces
     notification: bytes
+
+
+@dataclass(frozen=True)
+class HeldWrite:
+    """tick: from which on it may be posted. window: as it lies here, for its digest."""
+
+    write: Write
+    tick: int
+    window: ArenaWindow
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Of what is held together. lease: what is held is posted only while it holds. digester: of
+    what leaves; a GPU's."""
+
+    steps: StepCounter
+    lease: WriteLease
+    digester: GpuDigester
 
 
 class Transport(ABC):
@@ -69,14 +113,22 @@ class Transport(ABC):
 
     @property
     def poll_seconds(self) -> float:
-        """How often poll() and notifications() are worth calling while something is awaited."""
+        """How often poll() and notifications() are worth calling while something is awaited that
+        does not ring."""
         return 0.0005
 
-    @property
-    def spin_seconds(self) -> float:
-        """For how long after a window that a room ends with was posted poll() is worth calling
-        without a pause: about as long as such a window takes, where a pause is a part of that."""
-        return 0.0
+    def ring_at_ends(self, bell: Bell) -> None:
+        """Ring it from now on whenever a transfer to an endpoint that rings() has ended."""
+        return None
+
+    def rings(self, endpoint: "Endpoint") -> bool:
+        """Whether ends of transfers to it ring, so that poll() need not be called until then."""
+        return False
+
+    def ring_at_arrivals(self, bell: Bell) -> bool:
+        """Ring it from now on while notifications() would give any; whether that is true of all of
+        them: if not, it is called again and again as well, poll_seconds apart."""
+        return False
 
     @property
     def libraries(self) -> Mapping[str, str]:
@@ -127,6 +179,21 @@ class Transport(ABC):
             except Exception as error:
                 posted.append(error)
         return posted
+
+    def holds(self, endpoint: Endpoint) -> bool:
+        """Whether hold() is there for it."""
+        return False
+
+    def hold(
+        self, endpoint: Endpoint, writes: "Sequence[HeldWrite]", holding: Holding
+    ) -> "list[HeldTransfer | Exception]":
+        """post_all(), of each once its tick has come, without any of the interpreter's threads.
+        REQUIRES: holds(endpoint)."""
+        raise NotImplementedError
+
+    def cancel(self, transfer: HeldTransfer) -> None:
+        """Post it no more, if it was not yet: it ends all the same."""
+        raise NotImplementedError
 
     @abstractmethod
     def poll(self, transfer: Transfer) -> TransferState:

@@ -6,22 +6,40 @@ Invariant: a peer is written to by one member for as long as its endpoint lives.
 
 import json
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tasuki.pycache._cpp_cache import AskedDigest, Bell
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.units import TransferUnits
 
-from .base import Endpoint, Region, Transfer, TransferState, Transport, Write
+from .base import (
+    Endpoint,
+    HeldTransfer,
+    HeldWrite,
+    Holding,
+    Region,
+    Transfer,
+    TransferState,
+    Transport,
+    Write,
+)
 
 _LARGEST_METADATA = 1 << 20
+_QUIET_SECONDS = 0.005
+"""How late what comes first of a quiet member may be seen: each look at it costs processor time and
+the interpreter's lock, which whoever uses another member waits for."""
+_USED_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _RoutedEndpoint(Endpoint):
+    name: str
     member: Transport
     endpoint: Endpoint
 
@@ -35,12 +53,41 @@ class _RoutedTransfer(Transfer):
     member: Transport
     transfer: Transfer
 
+    @property
+    def ended_at(self) -> float | None:
+        return self.transfer.ended_at
+
+
+@dataclass(frozen=True)
+class _RoutedHeld(HeldTransfer):
+    member: Transport
+    transfer: HeldTransfer
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.transfer.ended_at
+
+    @property
+    def posted_at(self) -> float | None:
+        return self.transfer.posted_at
+
+    @property
+    def digest(self) -> AskedDigest:
+        return self.transfer.digest
+
 
 class RoutedTransport(Transport):
-    def __init__(self, members: Mapping[str, Transport]) -> None:
+    def __init__(
+        self, members: Mapping[str, Transport], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """members: by name, the preferred first. REQUIRES: not empty; both sides use the names for
         the same transports."""
         self._members = dict(members)
+        self._clock = clock
+        self._asked = dict(members)
+        """Those whose notifications do not ring."""
+        self._used: dict[str, float] = {}
+        """When each connected, posted or brought something last."""
 
     @property
     def settle_seconds(self) -> float:
@@ -52,11 +99,26 @@ class RoutedTransport(Transport):
 
     @property
     def poll_seconds(self) -> float:
-        return min(member.poll_seconds for member in self._members.values())
+        """Of those that do not ring; seldom, where none of them had anything to do lately."""
+        now = self._clock()
+        seconds = _QUIET_SECONDS
+        for name, member in self._asked.items():
+            if now - self._used.get(name, -math.inf) < _USED_SECONDS:
+                seconds = min(seconds, member.poll_seconds)
+        return seconds
 
-    @property
-    def spin_seconds(self) -> float:
-        return max(member.spin_seconds for member in self._members.values())
+    def ring_at_ends(self, bell: Bell) -> None:
+        for member in self._members.values():
+            member.ring_at_ends(bell)
+
+    def rings(self, endpoint: Endpoint) -> bool:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        return endpoint.member.rings(endpoint.endpoint)
+
+    def ring_at_arrivals(self, bell: Bell) -> bool:
+        rings = {name: member.ring_at_arrivals(bell) for name, member in self._members.items()}
+        self._asked = {name: self._members[name] for name in rings if not rings[name]}
+        return not self._asked
 
     @property
     def libraries(self) -> Mapping[str, str]:
@@ -93,7 +155,8 @@ class RoutedTransport(Transport):
                 reasons.append(f"not by {name}: {error}")
                 continue
             log.info("a peer is written to by %s%s", name, "".join(f" ({r})" for r in reasons))
-            return _RoutedEndpoint(member, endpoint)
+            self._used[name] = self._clock()
+            return _RoutedEndpoint(name, member, endpoint)
         raise TransportError("; ".join(reasons))
 
     def post(
@@ -103,27 +166,54 @@ class RoutedTransport(Transport):
         notification: bytes,
     ) -> Transfer:
         assert isinstance(endpoint, _RoutedEndpoint)
+        self._used[endpoint.name] = self._clock()
         transfer = endpoint.member.post(endpoint.endpoint, pieces, notification)
         return _RoutedTransfer(endpoint.member, transfer)
 
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
         assert isinstance(endpoint, _RoutedEndpoint)
+        self._used[endpoint.name] = self._clock()
         posted = endpoint.member.post_all(endpoint.endpoint, writes)
         return [
             each if isinstance(each, Exception) else _RoutedTransfer(endpoint.member, each)
             for each in posted
         ]
 
+    def holds(self, endpoint: Endpoint) -> bool:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        return endpoint.member.holds(endpoint.endpoint)
+
+    def hold(
+        self, endpoint: Endpoint, writes: Sequence[HeldWrite], holding: Holding
+    ) -> list[HeldTransfer | Exception]:
+        assert isinstance(endpoint, _RoutedEndpoint)
+        self._used[endpoint.name] = self._clock()
+        held = endpoint.member.hold(endpoint.endpoint, writes, holding)
+        return [
+            each if isinstance(each, Exception) else _RoutedHeld(endpoint.member, each)
+            for each in held
+        ]
+
+    def cancel(self, transfer: HeldTransfer) -> None:
+        assert isinstance(transfer, _RoutedHeld)
+        transfer.member.cancel(transfer.transfer)
+
     def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _RoutedTransfer)
+        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
         return transfer.member.poll(transfer.transfer)
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _RoutedTransfer)
+        assert isinstance(transfer, _RoutedTransfer | _RoutedHeld)
         transfer.member.release(transfer.transfer)
 
     def notifications(self) -> list[bytes]:
-        return [note for member in self._members.values() for note in member.notifications()]
+        arrived: list[bytes] = []
+        for name, member in self._members.items():
+            brought = member.notifications()
+            if brought:
+                self._used[name] = self._clock()
+            arrived += brought
+        return arrived
 
     def sever(self) -> None:
         self._all(lambda member: member.sever())

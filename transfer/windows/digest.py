@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.pycache._cpp_cache import RowDigester, WindowGeometry
+from tasuki.pycache._cpp_cache import GpuDigester, RowDigester, WindowGeometry
 from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
 from tasuki.pycache.layout import CacheLayout
 
@@ -211,6 +211,11 @@ def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Wind
 
 class Digester(ABC):
     """Digests windows out of one arena, wherever its memory is."""
+
+    @property
+    def of_gpu(self) -> GpuDigester | None:
+        """What compiled code digests with beside a GPU's transfers; None in host memory."""
+        return None
 
     @abstractmethod
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:

@@ -6,12 +6,13 @@ it to its window's digest. However many windows are asked for at once, there are
 copy there and one back. Bytes are read once: the floor is memory bandwidth. Keys come from L2,
 where they stay.
 
-Thread rule: one thread at a time per digester; work is queued on a stream of its own, which waits
-for nothing: the caller knows that the window's writes are done (its layer's event has fired).
+Thread rule: any thread, one at a time per digester; work is queued on a stream of its own, which
+waits for nothing: the caller knows that the window's writes are done (its layer's event has fired).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +20,12 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from tasuki.pycache._cpp_cache import CudaContext, GpuDigester
 from tasuki.pycache.layout import CacheLayout
+from tasuki.utils.triton.kernel_handle import kernel_handle
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .digest import (
-    MASK,
     ArenaWindow,
     Digester,
     WindowRows,
@@ -38,11 +40,11 @@ _PARTS = 4
 _CHUNK = 2048
 _BLOCK = 1024
 _WARPS = 4
-_HIGH_PRIORITY = -1
 
 
 class GpuWindowDigester(Digester):
-    """Digests windows out of one arena in a GPU's memory.
+    """Digests windows out of one arena in a GPU's memory, and launches, waits and reads back
+    without the interpreter's lock (cpp_cache/dataplane/gpu_digester.h).
 
     memory: the arena's bytes, uint8 [slabs * slab_bytes] on the device, shared and never copied.
     sizes: of units on the wire; the layout's own by default.
@@ -51,32 +53,36 @@ class GpuWindowDigester(Digester):
     def __init__(
         self, memory: torch.Tensor, layout: CacheLayout, sizes: UnitSizes | None = None
     ) -> None:
-        self._windows = window_geometry(layout, sizes)
-        self._words = memory.view(torch.int64)
+        words = memory.view(torch.int64)
         most = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
-        # Before the blocks of a forward that wait for a place: a window's end waits for this.
-        self._stream = (
-            torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
-        )
-        if memory.is_cuda:
+        with torch.cuda.device(memory.device):
             # Compiled before a peer waits for it.
-            self.digest_rows(WindowRows(*np.zeros((3, 1), dtype=np.int64)))
+            rows = WindowRows(*np.zeros((3, 1), dtype=np.int64))
+            placed = PlacedRows.on(memory.device, 1, row_table([rows]))
+            self._compiled = digest_rows(words, self._keys, placed)
+            torch.cuda.synchronize()
+        sums, mix = self._compiled
+        self._digester = GpuDigester(
+            CudaContext(memory.get_device()),
+            kernel_handle(sums),
+            kernel_handle(mix),
+            _PARTS,
+            words.data_ptr(),
+            self._keys.data_ptr(),
+            window_geometry(layout, sizes),
+        )
+
+    @property
+    def of_gpu(self) -> GpuDigester:
+        return self._digester
 
     def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
-        """Blocks until the GPU has answered, on this stream alone."""
-        rows, table = self._windows.rows([window.places for window in windows])
-        return self._digest(len(windows), rows, table)
+        """Blocks until the GPU has answered, on a stream of its own alone."""
+        return self._digester.digest_all([window.places for window in windows])
 
     def digest_rows(self, rows: WindowRows) -> int:
-        return self._digest(1, len(rows.offsets), row_table([rows]))[0]
-
-    def _digest(self, windows: int, rows: int, table: NDArray[np.int64]) -> list[int]:
-        with torch.cuda.stream(self._stream):
-            placed = PlacedRows.on(self._words.device, rows, table)
-            digest_rows(self._words, self._keys, placed)
-            found: list[int] = placed.digests[:windows].tolist()
-        return [digest & MASK for digest in found]
+        return self._digester.digest(rows.offsets, rows.lengths, rows.seeds)
 
 
 @dataclass(frozen=True)
@@ -99,16 +105,15 @@ class PlacedRows:
         return PlacedRows(offsets, lengths, seeds, windows, there[4])
 
 
-def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> None:
-    """Add the digests of all windows (their bits) to rows.digests, on the current stream.
+def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> tuple[Any, Any]:
+    """Add the digests of all windows (their bits) to rows.digests, on the current stream; what
+    Triton compiled, sums first.
 
-    words [n] int64: the arena; keys [at least the longest row] int64.
+    words [n] int64: the arena; keys [at least the longest row] int64. REQUIRES: a row.
     """
     count = len(rows.offsets)
-    if count == 0:
-        return
     partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)
-    _sum_kernel[(count, _PARTS)](
+    sums = _sum_kernel[(count, _PARTS)](
         words,
         keys,
         rows.offsets,
@@ -119,9 +124,10 @@ def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> No
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )
-    _mix_kernel[(count,)](
+    mix = _mix_kernel[(count,)](
         partial, rows.seeds, rows.windows, rows.digests, PARTS=_PARTS, num_warps=1
     )
+    return sums, mix
 
 
 @triton.jit

@@ -19,8 +19,8 @@ _COUNTERS = (
     (
         "kept",
         "what",
-        "Of a tier that outlives its node: states that stood again when it started, those whose "
-        "path was not whole, records that were torn, and those that the disk did not take.",
+        "Of a tier that outlives its node, by what was done: on a disk states that stood again, "
+        "in a remote store those that others may find; torn records; what was not taken.",
     ),
 )
 

@@ -1,20 +1,20 @@
 """Fetches as a prefill engine sees them: states that decode nodes read from here.
 
-Owns the allocations that pin them while they are read. Knows no queue: what is fetched waits for no
-prompt. Thread rule: the engine loop's. Invariants: what is sent is the state behind exactly the
-tokens that were named, under their salt, or nothing is; it stays pinned and unchanged until end(),
-which the daemon posts after its sender has drained; no more is pinned than the windows allow, of
-one decode node and in all.
+Owns the allocations that pin them while they are read, or loaded before from memory below the
+arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
+Invariants: what is sent is the state behind exactly the tokens that were named, under their salt,
+or nothing is; what had to be loaded is sent once that was acknowledged, and refused where it is
+late or wrong; it stays pinned and unchanged until end(), which the daemon posts after its sender
+has drained; no more is pinned than the windows allow, of one decode node and in all.
 """
 
-import numpy as np
+from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.engine.handover.accept_window import AcceptWindow
 from tasuki.engine.handover.at_rest import AtRestQueue
 from tasuki.engine.handover.base import HandoverContext
-from tasuki.pycache._cpp_cache import Allocation
-from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.engine.handover.held_states import HeldState, HeldStates
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import FinishedLayers
 
@@ -26,17 +26,17 @@ _ALL = "all"
 
 class HeldSender:
     def __init__(self, context: HandoverContext, sender: Sender) -> None:
-        self._cache = context.cache
         self._emit = context.emit
         self._sender = sender
         capacity = context.cache.capacity_tokens(context.working_slots)
         self._of_node = AcceptWindow(capacity, MOST_OF_A_NODE)
         self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
-        self._pinned: dict[m.RoomId, tuple[str, Allocation]] = {}
+        self._states = HeldStates(context)
+        self._held: dict[m.RoomId, tuple[str, HeldState]] = {}
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def __contains__(self, room: m.RoomId) -> bool:
-        return room in self._pinned
+        return room in self._held
 
     def reserve(self, message: m.FetchReserve) -> None:
         """REQUIRES: no other room has the number."""
@@ -44,46 +44,48 @@ class HeldSender:
         if not (self._of_node.has_room(peer, tokens) and self._in_all.has_room(_ALL, tokens)):
             self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
             return
-        # A match ends before a prompt's last token, so one more than what is asked for.
-        prompt = np.append(message.prompt, message.prompt[-1:])
-        allocation = self._cache.allocate_to_send(prompt, salt=message.ticket.salt)
-        if allocation is None or allocation.cached_tokens != tokens:
-            if allocation is not None:
-                self._cache.release(allocation)
+        held = self._states.hold(message.prompt, message.ticket.salt, partial(self._loaded, room))
+        if held is None:
             self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
             return
-        self._pinned[room] = peer, allocation
+        self._held[room] = peer, held
         self._of_node.enter(peer, room, tokens)
         self._in_all.enter(_ALL, room, tokens)
-        self.sources.put(room)
+        if held.sent is not None:
+            self.sources.put(room)
+
+    def _loaded(self, room: m.RoomId, landed: bool) -> None:
+        if landed:
+            self.sources.put(room)
+        else:
+            self._forget(room)
+            self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
 
     def _accept(self, room: m.RoomId) -> None:
-        if room in self._pinned:
+        if room in self._held:
             self._emit(m.PrefillAccepted(room))
 
     def start(self, grant: m.Grant) -> None:
         """It was granted: all that the receiver lacks may leave at once."""
-        pinned = self._pinned.get(grant.room)
-        if pinned is None:
+        _, held = self._held.get(grant.room, (None, None))
+        if held is None or held.sent is None:
             return
-        _, allocation = pinned
-        pages: list[int] = allocation.pages.tolist()
-        if allocation.source_page is not None:
-            pages.append(allocation.source_page)
-        assert len(pages) == -(-allocation.cached_tokens // PAGE_TOKENS)
-        assert allocation.cow_source_slot is not None
-        first = grant.first_page
-        lacking = tuple(pages[first:])
-        plan = FinishedLayers.long_finished(first, lacking, allocation.cow_source_slot)
+        (pages, slot), first = held.sent, grant.first_page
+        plan = FinishedLayers.long_finished(first, pages[first:], slot)
         self._sender.plan_forward(grant.room, plan)
         self._emit(m.StateHeld(grant.room))
 
     def end(self, room: m.RoomId) -> None:
         """The room is over and its sender has drained. Idempotent."""
-        pinned = self._pinned.pop(room, None)
-        if pinned is None:
-            return
-        peer, allocation = pinned
+        held = self._forget(room)
+        if held is not None:
+            self._states.let_go(held)
+
+    def _forget(self, room: m.RoomId) -> HeldState | None:
+        found = self._held.pop(room, None)
+        if found is None:
+            return None
+        peer, held = found
         self._of_node.leave(peer, room)
         self._in_all.leave(_ALL, room)
-        self._cache.release(allocation)
+        return held

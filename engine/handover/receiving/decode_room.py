@@ -8,10 +8,9 @@ writer is fenced, and Fenced where the room's own early step may still write the
 
 from dataclasses import dataclass, field
 
+from tasuki.engine.handover.early.early_step import EarlyStep
 from tasuki.engine.messages import HitBreakdown, RemoteDone, RoomId
 from tasuki.engine.request import IllegalMove, Request
-
-from .early_step import EarlyStep
 
 
 @dataclass(frozen=True)

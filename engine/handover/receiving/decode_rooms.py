@@ -19,6 +19,7 @@ from tasuki.engine.handover.at_rest import AtRestQueue
 from tasuki.engine.handover.base import HandoverContext
 from tasuki.engine.handover.room_names import RoomNames
 from tasuki.engine.request import AwaitingPrefill, Receiving, Request
+from tasuki.engine.routing.router import usable_here
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest, Match
@@ -90,7 +91,7 @@ class DecodeRooms:
             sampling=_FIRST_TOKEN_ALONE if request.forks else request.sampling,
             salt=request.salt,
             marks=request.marks,
-            offered=match.usable_tokens,
+            offered=usable_here(match),
             caller=request.caller,
             priority=request.priority,
             due_seconds=self._scheduler.due_seconds(request),

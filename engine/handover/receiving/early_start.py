@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
 from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Request
 from tasuki.engine.runner.lane_adjustments import logit_adjuster
@@ -18,8 +19,6 @@ from tasuki.model.ops.sampling.logit_adjustments import LogitAdjuster, TokensBef
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.transfer.receiving.layer_barrier import LayerBarrier
-
-from .early_step import EarlyStep, EarlySteps
 
 _REMEMBERED = 8
 """Steps whose shortest is believed: a step that others held up says nothing of the next."""

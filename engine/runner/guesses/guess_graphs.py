@@ -1,10 +1,12 @@
-"""A guess of the draft layer as CUDA graphs, one a padded batch size: from the tokens drawn last to
-a draft behind each, and to what the next guess starts from.
+"""The draft layer's guesses as CUDA graphs, one a padded batch size and number of guesses: from
+what was drawn last to so many drafts on the rows' lanes, of which each is behind the one before.
 
-Owns the graphs, their memory and the logits, which all of them leave in one place.
+Owns the graphs and their memory. Draws from a part of the vocabulary (top_k, top_p) are graphs of
+their own, since finding the part takes longer than all else of a small draw.
 """
 
 from bisect import bisect_left
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,7 +14,9 @@ from torch import Tensor
 from tasuki.engine.runner.cuda_graphs import no_collection
 from tasuki.engine.runner.padded_sizes import padded_sizes
 from tasuki.model.backends.triton_backend import TritonBackend
+from tasuki.model.ops.draft.chain import chain_advance, chain_begin
 from tasuki.model.ops.sampling.sample import sample
+from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
@@ -27,46 +31,49 @@ class GuessGraphs:
         arena: Arena,
         rows: GuessRows,
         table: Tensor,
+        drafts: Tensor,
     ) -> None:
-        """Capture a graph for every size up to table's rows. Nothing of the arena is touched: while
-        rows counts no row, the operators leave it alone."""
+        """Capture a graph for every size up to table's rows. drafts [lanes, most guesses]: where
+        they go. Nothing of the arena is touched: while rows counts no row, the operators leave it
+        alone."""
         self._model = model
         self._backend = backend
         self._arena = arena
         self._rows = rows
         self._table = table
+        self._drafts = drafts
         self._scratch = backend.scratch(table.shape[0])
         self._sizes = padded_sizes(table.shape[0])
-        self._logits = torch.empty(
-            self._sizes[-1], model.config.vocab, dtype=torch.float32, device=arena.bytes.device
-        )
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         rows.clear()
         pool = torch.cuda.graph_pool_handle()
+        counts = range(1, drafts.shape[1] + 1)
         # The largest first: the smaller ones then live in the memory that it took.
-        for size in reversed(self._sizes):
+        for size, cuts in product(reversed(self._sizes), (True, False)):
             # Kernels are compiled and libraries find their workspaces outside of the capture.
-            self._step(size)
+            self._guess(size, 1, cuts=cuts)
             torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with no_collection(), torch.cuda.graph(graph, pool=pool):
-                self._step(size)
-            self._graphs[size] = graph
+            for count in reversed(counts):
+                graph = torch.cuda.CUDAGraph()
+                with no_collection(), torch.cuda.graph(graph, pool=pool):
+                    self._guess(size, count, cuts=cuts)
+                self._graphs[size, count, cuts] = graph
 
-    def replay(self, count: int) -> Tensor:
-        """One guess of each of `count` rows; their logits [count, vocab], which the next replay
-        overwrites. REQUIRES: rows have begun, the table is written."""
-        self._graphs[self._sizes[bisect_left(self._sizes, count)]].replay()
-        return self._logits[:count]
+    def replay(self, rows: int, count: int, *, cuts: bool) -> None:
+        """So many guesses of each of so many rows. cuts: whether any row draws from a part of the
+        vocabulary only. REQUIRES: they are filled, the table is written."""
+        size = self._sizes[bisect_left(self._sizes, rows)]
+        self._graphs[size, count, cuts].replay()
 
     @torch.inference_mode()
-    def _step(self, size: int) -> None:
-        rows = self._rows
-        batch = rows.batch(size, self._table)
+    def _guess(self, size: int, count: int, *, cuts: bool) -> None:
+        rows, chain = self._rows, self._rows.chain(size)
+        batch, draws, lanes = rows.batch(size, self._table), rows.draws(size), rows.lanes(size)
         operators = self._backend.bind_decode(batch, self._scratch).drafts(rows.counts)
-        draws, hidden = rows.draws(size), rows.hidden(size)
-        found, after = self._model.guess(draws.token, hidden, operators, self._arena)
-        logits = self._logits[:size]
-        logits.copy_(found)
-        hidden.copy_(after)
-        sample(logits, draws, rows.rows)
+        chain_begin(chain, rows.starts(size), self._model.config.max_position)
+        hidden = chain.hidden
+        for number in range(count):
+            logits, hidden = self._model.guess(chain.tokens, hidden, operators, self._arena)
+            kept = cut(logits, draws) if cuts else None
+            sample(logits, draws, rows.rows, kept, ids=self._model.draft_ids)
+            chain_advance(chain, lanes, self._drafts[:, number])

@@ -9,25 +9,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tasuki.engine.forward_plan import Ints
 from tasuki.engine.runner.device_batch import DeviceBatch, SamplingTable
+from tasuki.engine.runner.last_tokens import LastTokens
 from tasuki.engine.runner.sequence_states import ResolvedRows
-from tasuki.engine.runner.verify.guess_starts import GuessStarts
+from tasuki.engine.runner.verify.drafted_rows import LastDrawn
 from tasuki.model.batch import DecodeBatch
+from tasuki.model.ops.draft.chain import Chain, ChainStarts
 from tasuki.model.ops.sampling.sample import Draws
 
-from .guess_chain import GuessChain
+_LEFT, _PLACES, _SLOTS, _WIDTH = range(4)
 
 
 class GuessRows:
-    """At most `capacity` rows; scratch_lane: as for a DeviceBatch."""
+    """At most `capacity` rows."""
 
     def __init__(
-        self, capacity: int, width: int, dtype: torch.dtype, scratch_lane: int, device: torch.device
+        self, capacity: int, width: int, lanes: LastTokens, carry: Tensor, verified: LastDrawn
     ) -> None:
-        """width, dtype: of hidden states."""
-        self._numbers = DeviceBatch(capacity, scratch_lane, device)
-        self._left = torch.zeros(capacity, dtype=torch.int32, device=device)
-        self._hidden = torch.zeros(capacity, width, dtype=dtype, device=device)
+        """width: of hidden states. carry [slots, width]. verified: of the rows that verified drafts
+        last, at the addresses that they always have."""
+        device = carry.device
+        self._numbers = DeviceBatch(capacity, lanes.scratch, device)
+        self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
+        self._hidden = torch.zeros(capacity, width, dtype=verified.hidden.dtype, device=device)
+        self._lanes = lanes
+        self._carry = carry
+        self._verified = verified
         self.counts = torch.ones(capacity, dtype=torch.int32, device=device)
         """Tokens of a row."""
 
@@ -35,46 +43,67 @@ class GuessRows:
         """No row counts from here on in the stream."""
         self._numbers.clear()
 
-    def fill(self, rows: ResolvedRows, wanted: Sequence[int], sampling: SamplingTable) -> None:
+    def fill(
+        self,
+        rows: ResolvedRows,
+        wanted: Sequence[int],
+        places: Sequence[int],
+        slots: Ints,
+        width: int,
+        sampling: SamplingTable,
+    ) -> None:
         """rows: of one token, the one behind which drafts are guessed, where it stands if no draft
-        of the forward held. wanted: drafts of each, at least one."""
+        of the forward held. wanted: drafts of each, at least one. places: of each among the rows
+        that verified drafts last, `width` tokens each; -1: it was not among them, and begins with
+        its lane's token and what its slot carries."""
         self._numbers.fill(rows, sampling)
-        host = torch.zeros(self._left.shape, dtype=torch.int32, pin_memory=True)
-        host.numpy()[: len(rows)] = wanted
-        self._left.copy_(host, non_blocking=True)
-
-    def begin(self, starts: GuessStarts, limit: int) -> None:
-        """Of the rows that were filled, in their order; limit: as for GuessChain."""
-        count = len(starts.tokens)
-        self.draws(count).token.copy_(starts.tokens)
-        self._hidden[:count].copy_(starts.hidden)
-        self._chain(count).begin(starts.further, limit)
-
-    def advance(self, count: int) -> None:
-        """Of so many rows: the next guess is behind what was drawn last."""
-        self._chain(count).advance()
-
-    def _chain(self, count: int) -> GuessChain:
-        # A draft stands behind its context.
-        contexts = self.draws(count).positions
-        return GuessChain(self._numbers.positions(count), contexts, self._left[:count])
+        host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)
+        seats = host.numpy()
+        seats[_LEFT, : len(rows)] = wanted
+        seats[_PLACES, : len(rows)] = places
+        seats[_SLOTS, : len(rows)] = slots
+        seats[_WIDTH] = width
+        self._seats.copy_(host, non_blocking=True)
 
     @property
     def rows(self) -> Tensor:
         """[1]: how many rows count."""
         return self._numbers.rows
 
-    def lanes(self, count: int) -> Tensor:
-        return self._numbers.lanes(count)
+    def lanes(self, size: int) -> Tensor:
+        return self._numbers.lanes(size)
 
-    def hidden(self, size: int) -> Tensor:
-        """[size, width]: of the token before each; the graph writes that of each."""
-        return self._hidden[:size]
+    def chain(self, size: int) -> Chain:
+        draws = self.draws(size)
+        return Chain(
+            tokens=draws.token,
+            hidden=self._hidden[:size],
+            positions=self._numbers.positions(size),
+            # A draft stands behind its context.
+            context_lens=draws.positions,
+            left=self._seats[_LEFT, :size],
+            rows=self.rows,
+        )
+
+    def starts(self, size: int) -> ChainStarts:
+        verified = self._verified
+        return ChainStarts(
+            places=self._seats[_PLACES, :size],
+            lanes=self.lanes(size),
+            slots=self._seats[_SLOTS, :size],
+            last_tokens=self._lanes.all,
+            carry=self._carry,
+            width=self._seats[_WIDTH, :1],
+            drawn=verified.drawn,
+            ids=verified.ids,
+            counts=verified.counts,
+            hidden=verified.hidden,
+        )
 
     def draws(self, size: int) -> Draws:
         """Their tokens are those behind which the next guess is, until it is drawn."""
         return self._numbers.draws(size)
 
     def batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """The first `size` rows as the model takes them. table [rows, pages]."""
+        """The first `size` rows as the model takes them. table [rows, pages]: of these rows."""
         return self._numbers.decode_batch(size, table)

@@ -1,12 +1,12 @@
 """Computes rows with drafts on a GPU, and folds what of them holds.
 
 Owns their numbers on the device, their pages' table, their graphs and what is kept of their last
-step for folds; shares model, arena and samplers with the runner. The next step of such rows
-overwrites what is kept: the engine folds before it drafts again, since it drafts behind what is
-there. Thread rule: the runner's; one stream.
+steps for folds; shares model, arena and samplers with the runner. A row that goes on with drafts
+folds its last step on the way (model/ops/gdn/verify/rows.py), any other at once: the engine folds
+before it drafts again, since it drafts behind what is there. Thread rule: the runner's; one stream.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,11 +28,15 @@ from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
-from .drafted_rows import DraftedRows
-from .guess_starts import GuessStarts
+from .drafted_rows import DraftedRows, HeldFold, LastDrawn
+from .lane_drafts import LaneDrafts
 from .token_rows import MOST_ROWS, token_rows
 from .verified_rows import VerifiedRows
 from .verify_graphs import VerifyGraphs
+
+_MOST_TOKENS_BESIDE = 128
+"""Tokens of a step up to which its products take as long as its weights' bytes: with more, rows of
+a token are cheaper in a step of their own, though weights are read twice."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class _Held:
     tokens: int
     read_slot: int
     write_slot: int
+
+    def fold(self, count: int) -> HeldFold:
+        """Of its first tokens, so many."""
+        return HeldFold(self.place, count, self.read_slot, self.write_slot)
 
 
 class DraftVerifier:
@@ -59,9 +67,10 @@ class DraftVerifier:
         rows: int,
         pages: int,
         drafts: int,
+        on_lanes: LaneDrafts | None,
     ) -> None:
-        """rows, pages: most of a step, and of a row. drafts: of a row at most. REQUIRES: nothing in
-        the arena is used yet."""
+        """rows, pages: most of a step, and of a row. drafts: of a row at most. on_lanes: those that
+        guesses leave, if anybody makes some. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -73,25 +82,56 @@ class DraftVerifier:
         self._rows = DraftedRows(self._most, drafts + 1, scratch_lane, device)
         self._table = BlockTable(self._most, pages, device)
         self._scratch = backend.verify_scratch(self._most, drafts + 1)
+        self._on_lanes = on_lanes
         self._graphs = VerifyGraphs(
-            model, backend, arena, self._rows, self._table.table, self._scratch
+            model,
+            backend,
+            arena,
+            self._rows,
+            self._table.table,
+            self._scratch,
+            None if on_lanes is None else on_lanes.tokens,
         )
+        self._turn = 0
+        """Of the last step, as of what is kept."""
+        self._later: dict[int, HeldFold] = {}
+        """Of the last step's rows those whose states are stored by the next one, by lane."""
         self._held: dict[int, _Held] = {}
-        self._width = 1
+        self.width = 1
+        """Tokens of a row of the last step."""
         self._alone: set[int] = set()
         """Lanes whose rows went without their drafts, and wrote their slots."""
-        self._fold([_Held(0, 1, 0, 0)], [1])
+        self._beside: frozenset[int] = frozenset()
+        """Lanes of this step's rows that have no drafts."""
+        self._store([_Held(0, 1, 0, 0)])
 
     def seated(self, rows: ResolvedRows) -> ResolvedRows:
         """The rows with drafts, as far as there is room for them; others are computed without, as
-        steps of a token are."""
+        steps of a token are. Where there is room for all rows of a token too these are computed
+        beside, so that weights are read once."""
+        self._beside = frozenset()
         others = rows.verifies.nonzero()[0][self._most :]
         if not len(others):
-            return rows
+            return self._joined(rows)
+        waiting = [self._later.pop(lane, None) for lane in rows.lanes[others].tolist()]
+        self._fold_now([fold for fold in waiting if fold is not None])
         verifies, decodes, lengths = rows.verifies.copy(), rows.decodes.copy(), rows.lengths.copy()
         verifies[others], decodes[others], lengths[others] = False, True, 1
         self._alone |= set(rows.lanes[others].tolist())
         return replace(rows, verifies=verifies, decodes=decodes, lengths=lengths)
+
+    def _joined(self, rows: ResolvedRows) -> ResolvedRows:
+        decodes = rows.decodes
+        count = int(rows.verifies.sum() + decodes.sum())
+        if not rows.verifies.any() or not decodes.any() or count > self._most:
+            return rows
+        width = self._graphs.width(int(rows.lengths[rows.verifies].max()))
+        # Such draws wait for others, and such tokens are where only a plain step looks for them.
+        apart = rows.on_lane | self._sampling.adjusts[rows.lanes]
+        if count * width > _MOST_TOKENS_BESIDE or (decodes & apart).any():
+            return rows
+        self._beside = frozenset(rows.lanes[decodes].tolist())
+        return replace(rows, verifies=rows.verifies | decodes, decodes=np.zeros_like(decodes))
 
     def verify(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
@@ -105,8 +145,13 @@ class DraftVerifier:
         ids: Ints = np.zeros((len(rows), width), dtype=np.int32)
         for row, (at, length) in enumerate(zip(rows.tokens_at, rows.lengths, strict=True)):
             ids[row, :length] = plan.tokens[at : at + length]
-        drafts = [ids[row, 1:length].tolist() for row, length in enumerate(rows.lengths.tolist())]
-        self._rows.fill(rows, each, ids, self._sampling)
+        self._check_drafts(rows)
+        for lane, slot in zip(rows.lanes.tolist(), rows.read_slots.tolist(), strict=True):
+            if lane in self._later and self._later[lane].write_slot != slot:
+                raise PlanError(f"lane {lane} reads slot {slot}, which its fold does not store")
+        self._turn = 1 - self._turn
+        self._rows.fill(rows, each, ids, self._sampling, self._turn, self._later)
+        self._later = {}
         logits = self._graphs.replay(len(rows), width)
         self._hold(rows, width)
         if self._sampling.cuts[rows.lanes].any():
@@ -114,19 +159,28 @@ class DraftVerifier:
             draws = self._rows.draws(len(rows), width)
             sample(own, draws, self._rows.tokens, cut(own, draws))
         tops = self._eager.top(np.arange(len(each)), each, logits)
-        drawn = self._rows.read()
-        adjusted = self._draw_adjusted(each, drafts, width, logits)
+        drawn, sent = self._rows.read(), self._rows.read_ids()
+        adjusted = self._draw_adjusted(rows, each, sent, width, logits)
         self._take_over(adjusted, width)
-        return VerifiedRows(numbers, drafts, width, drawn, tops, adjusted)
+        self._store([self._held[lane] for lane in rows.lanes.tolist() if lane in self._beside])
+        return VerifiedRows(numbers, rows.lengths, sent, width, drawn, tops, adjusted)
 
-    def starts(self, lanes: Sequence[int]) -> GuessStarts:
-        """Behind what was drawn last of these lanes' rows of the last step, in their order, as far
-        as drafts held. REQUIRES: there is a draft layer; nothing of them is folded yet."""
-        hidden = self._scratch.hidden
-        assert hidden is not None, "the config has no draft layer"
-        every = self._rows.starts(len(self._held), self._width, hidden)
-        places = np.array([self._held[lane].place for lane in lanes])
-        return every.take(self._to_device(places))
+    def _check_drafts(self, rows: ResolvedRows) -> None:
+        taken = rows.drafts_on_lane
+        for lane, length in zip(rows.lanes[taken].tolist(), rows.lengths[taken], strict=True):
+            if self._on_lanes is None:
+                raise PlanError(f"lane {lane} is to verify drafts of its own, which nobody makes")
+            self._on_lanes.check(lane, int(length) - 1)
+
+    @property
+    def last_drawn(self) -> LastDrawn:
+        """REQUIRES: there is a draft layer."""
+        assert self._scratch.hidden is not None, "the config has no draft layer"
+        return self._rows.last_drawn(self._scratch.hidden)
+
+    def place(self, lane: int) -> int:
+        """Of the lane's row in the last step. REQUIRES: nothing of it is folded yet."""
+        return self._held[lane].place
 
     def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
         """Let what was drawn outside of the graph stand where the graph's draws stood."""
@@ -143,7 +197,7 @@ class DraftVerifier:
         return torch.from_numpy(numbers).pin_memory().to(self._device, non_blocking=True)
 
     def _hold(self, rows: ResolvedRows, width: int) -> None:
-        self._width = width
+        self.width = width
         columns = (rows.lanes, rows.lengths, rows.read_slots, rows.write_slots)
         self._held = {
             lane: _Held(place, tokens, read, write)
@@ -153,10 +207,11 @@ class DraftVerifier:
         }
 
     def _draw_adjusted(
-        self, each: ResolvedRows, drafts: Sequence[Sequence[int]], width: int, logits: Tensor
+        self, of: ResolvedRows, each: ResolvedRows, ids: Tensor, width: int, logits: Tensor
     ) -> dict[int, list[Sampled]]:
-        """Draw those rows whose requests change the logits, by what was drawn before: token after
-        token, each waited for, as far as drafts hold. By the rows' places."""
+        """of: the rows; each: their tokens, which are on their way to `ids` on the host. Draw those
+        rows whose requests change the logits, by what was drawn before: token after token, each
+        waited for, as far as drafts hold. By the rows' places."""
         going = self._sampling.adjusts[each.lanes[::width]].nonzero()[0].tolist()
         found: dict[int, list[Sampled]] = {row: [] for row in going}
         for place in range(width):
@@ -176,15 +231,16 @@ class DraftVerifier:
                 logprob, margin = float(floats[1, number]), float(floats[2, number])
                 top = tops.get(int(at[number]), ())
                 found[row].append(Sampled(tokens[number], logprob, margin, top))
-                if place < len(drafts[row]) and tokens[number] == drafts[row][place]:
+                draft = place + 1
+                if draft < of.lengths[row] and tokens[number] == ids[row * width + draft]:
                     still.append(row)
             going = still
         return found
 
-    def fold(self, folds: Iterable[Fold]) -> None:
-        """Store what they ask for. Raises PlanError."""
-        held: list[_Held] = []
-        counts: list[int] = []
+    def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
+        """Store what they ask for. later: lanes whose rows come next, if there is room for them:
+        these do it themselves. Raises PlanError."""
+        found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
                 self._alone.discard(fold.lane)
@@ -195,27 +251,33 @@ class DraftVerifier:
                     f"{fold.count} tokens of lane {fold.lane} are to be folded, which holds "
                     f"{0 if row is None else row.tokens}"
                 )
-            held.append(row)
-            counts.append(fold.count)
-        if held:
-            self._fold(held, counts)
+            found[fold.lane] = row.fold(fold.count)
+        self._later = {lane: fold for lane, fold in found.items() if lane in later}
+        self._fold_now([fold for lane, fold in found.items() if lane not in later])
 
     def drop(self, lanes: Iterable[int]) -> None:
         for lane in lanes:
             self._held.pop(lane, None)
             self._alone.discard(lane)
 
+    def _store(self, rows: Sequence[_Held]) -> None:
+        """The states behind rows of a token, which holds whatever is drawn."""
+        self._fold_now([row.fold(1) for row in rows])
+
     @torch.inference_mode()
-    def _fold(self, rows: Sequence[_Held], counts: Sequence[int]) -> None:
-        host = torch.empty(4, len(rows), dtype=torch.int32, pin_memory=True)
+    def _fold_now(self, folds: Sequence[HeldFold]) -> None:
+        if not folds:
+            return
+        host = torch.empty(4, len(folds), dtype=torch.int32, pin_memory=True)
         host.numpy()[:] = (
-            [row.place for row in rows],
-            counts,
-            [row.read_slot for row in rows],
-            [row.write_slot for row in rows],
+            [fold.place for fold in folds],
+            [fold.count for fold in folds],
+            [fold.read_slot for fold in folds],
+            [fold.write_slot for fold in folds],
         )
-        folds = FoldRows(*host.to(self._device, non_blocking=True))
+        rows = FoldRows(*host.to(self._device, non_blocking=True))
         arena, hidden = self._arena, self._scratch.hidden
-        gdn_fold(self._scratch.kept, self._model.config, arena.conv, arena.ssm, folds)
+        kept = self._scratch.kept.of(self._turn)
+        gdn_fold(kept, self._model.config, arena.conv, arena.ssm, rows)
         if hidden is not None:
-            fold_carry(hidden, folds, arena.carry[0])
+            fold_carry(hidden, rows, arena.carry[0])

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tasuki.engine.forward_plan import Ints
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.runner.eager_sampler import TopTokens
 from tasuki.model.ops.sampling.params import TopLogprobs
@@ -20,12 +21,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 @dataclass(frozen=True)
 class VerifiedRows:
-    """Of the plan's rows of these numbers. drafts: of each; a row has `width` tokens in `drawn`,
-    which is as DeviceBatch.read() has it, and in `tops`. adjusted: all that counts of some of the
-    rows, by their place in `rows`, as drawn one after another."""
+    """Of the plan's rows of these numbers. lengths: tokens of each; a row has `width` tokens in
+    `ids`, of which those behind the first are drafts, in `drawn`, which is as DeviceBatch.read()
+    has it, and in `tops`. adjusted: all that counts of some of the rows, by their place in `rows`,
+    as drawn one after another."""
 
     rows: NDArray[np.int64]
-    drafts: Sequence[Sequence[int]]
+    lengths: Ints
+    ids: Tensor
     width: int
     drawn: Tensor
     tops: Sequence[TopTokens]
@@ -52,9 +55,10 @@ class VerifiedRows:
         return first, behind
 
     def _counted(self, place: int, tops: Mapping[int, TopLogprobs]) -> list[Sampled]:
-        drafts, floats = self.drafts[place], self.drawn.view(torch.float32)
+        first, floats = place * self.width, self.drawn.view(torch.float32)
+        drafts = self.ids[first + 1 : first + int(self.lengths[place])].tolist()
         found: list[Sampled] = []
-        for at in range(place * self.width, place * self.width + len(drafts) + 1):
+        for at in range(first, first + len(drafts) + 1):
             token = int(self.drawn[0, at])
             logprob, margin = float(floats[1, at]), float(floats[2, at])
             found.append(Sampled(token, logprob, margin, tops.get(at, ())))

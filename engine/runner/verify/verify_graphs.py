@@ -32,16 +32,18 @@ class VerifyGraphs:
         rows: DraftedRows,
         table: Tensor,
         scratch: VerifyScratch,
+        drafts: Tensor | None,
     ) -> None:
-        """Capture a graph for every size up to table's rows and every width up to what the scratch
-        holds. Nothing of the arena is touched: while rows counts no row, the operators leave it
-        alone."""
+        """drafts [lanes, most of a row]: that are on lanes, if any ever are. Capture a graph for
+        every size up to table's rows and every width up to what the scratch holds. Nothing of the
+        arena is touched: while rows counts no row, the operators leave it alone."""
         self._model = model
         self._backend = backend
         self._arena = arena
         self._rows = rows
         self._table = table
         self._scratch = scratch
+        self._drafts = drafts
         self._sizes = padded_sizes(table.shape[0])
         self._widths = widths(scratch.kept.tokens - 1)
         self._logits = torch.empty(
@@ -80,7 +82,12 @@ class VerifyGraphs:
     def _step(self, size: int, width: int) -> None:
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
-        tokens = self._rows.ids(size, width)
+        carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
+        operators.fold(self._arena.conv, carry)
+        if self._drafts is None:
+            tokens = self._rows.ids(size, width)
+        else:
+            tokens = self._rows.take_drafts(size, width, self._drafts)
         branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
         if self._arena.layout.draft_layers:
             self._model.keep_entries(tokens, branch, residual, operators, self._arena, NullHooks())

@@ -5,8 +5,6 @@ opened through a link, nor of another user. Folders of other contracts are left 
 """
 
 import fcntl
-import hashlib
-import json
 import os
 import stat
 import time
@@ -14,10 +12,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tasuki.engine.tiers.store.contract_name import PREFIX, contract_digest, folder_of
+
 from .disk_failed import DiskFailed
 
-_PREFIX = "tasuki-"
-_NAME_DIGITS = 16
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LOCK_SECONDS = 5.0
 """A node that was killed may take so long to be gone."""
@@ -30,9 +28,8 @@ class KeptFolder:
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
         """contract: what must be equal before bytes that were kept are used. Raises DiskFailed:
         another user's, another node's, or no folder can be made there."""
-        text = json.dumps(dict(contract), sort_keys=True)
-        self.contract = hashlib.sha256(text.encode()).hexdigest()
-        name = _PREFIX + self.contract[:_NAME_DIGITS]
+        self.contract = contract_digest(contract)
+        name = folder_of(self.contract)
         self.path = parent / name
         try:
             if not self.path.is_symlink() and not self.path.is_dir():
@@ -40,7 +37,7 @@ class KeptFolder:
             _check_owner(self.path, os.lstat(self.path), stat.S_ISDIR)
             os.chmod(self.path, _FOLDER_MODE)
             self.others = sum(
-                each.name.startswith(_PREFIX) and each.name != name for each in parent.iterdir()
+                each.name.startswith(PREFIX) and each.name != name for each in parent.iterdir()
             )
             self._lock = self.open("lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:

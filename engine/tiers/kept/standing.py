@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
@@ -26,6 +27,15 @@ class KeptPath:
     pages: list[int]
     slot: int
     kind: str
+
+    @property
+    def identity(self) -> bytes:
+        """16 bytes: equal where it is the same state at the same places."""
+        total = xxhash.xxh3_128(len(self.salt).to_bytes(8, "little") + self.salt)
+        total.update(self.kind.encode() + self.slot.to_bytes(8, "little"))
+        total.update(len(self.tokens).to_bytes(8, "little") + self.tokens.tobytes())
+        total.update(np.array(self.pages, "<i4").tobytes())
+        return total.digest()
 
 
 class Standing:
@@ -118,6 +128,10 @@ class Standing:
         for number, record in self.live():
             if self._slot_record[record.slot] == number:
                 yield self._path(number, record)
+
+    def kept_of(self) -> bytes:
+        """The identities of what stands whole, one behind the other."""
+        return b"".join(path.identity for path in self.paths() if path is not None)
 
     def _path(self, number: int, record: Kept) -> KeptPath | None:
         ids = _ids(record.pages)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -12,15 +13,20 @@ from .standing import KeptPath
 log = logging.getLogger(__name__)
 
 
-def restore(cache: HybridPrefixCache, tier: int, index: KeptIndex) -> None:
-    """Give the tree each state that is of use, once. REQUIRES: the cache has served nobody."""
+def restore(
+    cache: HybridPrefixCache, tier: int, index: KeptIndex, others: Sequence[bytes] = ()
+) -> None:
+    """Give the tree each state that is of use, once. others: what other ranks kept, as of
+    kept_of(): a state stands where all of them have it at the same places. REQUIRES: the cache has
+    served nobody."""
     standing, index.standing = index.standing, None
     if standing is None:
         return
     began = time.monotonic()
     counters = index.counters
+    everywhere = [_identities(kept) for kept in others]
     for path in standing.paths():
-        if path is not None and _stands(cache, tier, path):
+        if path is not None and _is_in(path, everywhere) and _stands(cache, tier, path):
             counters["restored"] += 1
         else:
             counters["lost"] += 1
@@ -29,6 +35,14 @@ def restore(cache: HybridPrefixCache, tier: int, index: KeptIndex) -> None:
         "another has it",
         *(counters["restored"], time.monotonic() - began, counters["lost"]),
     )
+
+
+def _identities(kept: bytes) -> frozenset[bytes]:
+    return frozenset(kept[at : at + 16] for at in range(0, len(kept), 16))
+
+
+def _is_in(path: KeptPath, everywhere: Sequence[frozenset[bytes]]) -> bool:
+    return not everywhere or all(path.identity in kept for kept in everywhere)
 
 
 def _stands(cache: HybridPrefixCache, tier: int, path: KeptPath) -> bool:

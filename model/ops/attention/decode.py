@@ -17,12 +17,21 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .merge import GateSource, merge_shares, share_of_program
-from .online_softmax import LOG2_E, attend, attend_visible
-from .paged_tiles import page_matrix
+from .online_softmax import LOG2_E
+from .page_rows import holds_fp8
+from .paged_tiles import (
+    attend_tile,
+    exact_queries,
+    head_elements,
+    page_tiles,
+    tile_keys,
+    tile_types,
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +69,9 @@ class DecodeWorkspace:
 
 
 _PROGRAMS_PER_PROCESSOR = 1
-_WARPS = 4
-_STAGES = 5
+_WARPS, _STAGES = 4, 5
+_FP8_WARPS, _FP8_STAGES = 8, 7
+"""Of FP8 rows, whose tiles are half as long, and are taken apart in registers."""
 
 
 def paged_attention_decode(
@@ -85,11 +95,14 @@ def paged_attention_decode(
     batch, heads, dim = q.shape
     group = heads // config.kv_heads
     group_block = max(triton.next_power_of_2(group), 16)
-    tile = kv.shape[3] if kv.element_size() == 2 else 16
+    tile = tile_keys(q)
+    warps, stages = (_FP8_WARPS, _FP8_STAGES) if holds_fp8(kv) else (_WARPS, _STAGES)
+    if q.element_size() == 4:
+        warps, stages = _WARPS, 1
     batch_block = triton.next_power_of_2(batch)
     _kernel[(config.kv_heads, workspace.shares)](
         q,
-        page_matrix(kv, tile),
+        *page_tiles(kv, tile),
         page_table,
         page_table.stride(0),
         context_lens,
@@ -102,11 +115,11 @@ def paged_attention_decode(
         GROUP=group,
         GROUP_BLOCK=group_block,
         HEAD_DIM=dim,
-        PAGE_TOKENS=kv.shape[3],
+        PAGE_TOKENS=PAGE_TOKENS,
         TILE=tile,
         BATCH_BLOCK=batch_block,
-        num_warps=_WARPS,
-        num_stages=_STAGES if kv.element_size() == 2 else 1,
+        num_warps=warps,
+        num_stages=stages,
         **dependent(q),
     )
     return merge_shares(
@@ -117,7 +130,7 @@ def paged_attention_decode(
         rows,
         workspace.shares,
         q,
-        kv.shape[3],
+        PAGE_TOKENS,
     )
 
 
@@ -125,6 +138,7 @@ def paged_attention_decode(
 def _kernel(
     q,
     kv,
+    scales,
     page_table,
     page_table_stride,
     context_lens,
@@ -154,8 +168,7 @@ def _kernel(
     stop = tl.minimum(position + share, tl.max(ends, axis=0))
     sequence = tl.sum((ends <= position).to(tl.int32), axis=0)
     query = tl.arange(0, GROUP_BLOCK)
-    element = tl.arange(0, HEAD_DIM)
-    offset = tl.arange(0, TILE)
+    element = head_elements(scales, HEAD_DIM)
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     wait_for_inputs(DEPENDENT)
     while position < stop:
@@ -170,32 +183,46 @@ def _kernel(
         output = tl.zeros([GROUP_BLOCK, HEAD_DIM], tl.float32)
         largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_BLOCK], tl.float32)
+        queries, score_scale = exact_queries(queries, scale, scales)
 
         first_tile = (position - begin) * tiles_a_page
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
         full = tl.minimum(last_tile, length // TILE)
         for tile in range(first_tile, full):
-            page = tl.load(table + tile // tiles_a_page)
-            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
-            key = kv.load([row, 0])
-            value = kv.load([row + PAGE_TOKENS, 0])
-            output, largest, total = attend(queries, key, value, output, largest, total, scale)
-        if full < last_tile:
-            page = tl.load(table + full // tiles_a_page)
-            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + full % tiles_a_page * TILE
-            key = kv.load([row, 0])
-            value = kv.load([row + PAGE_TOKENS, 0])
-            written = full * TILE + offset < length
-            output, largest, total = attend_visible(
+            output, largest, total = attend_tile(
                 queries,
-                key,
-                value,
-                written[None, :],
-                written,
+                kv,
+                scales,
+                table,
+                kv_head,
+                tile,
+                None,
+                None,
                 output,
                 largest,
                 total,
-                scale,
+                score_scale,
+                KV_HEADS,
+                PAGE_TOKENS,
+                TILE,
+            )
+        if full < last_tile:
+            output, largest, total = attend_tile(
+                queries,
+                kv,
+                scales,
+                table,
+                kv_head,
+                full,
+                None,
+                length,
+                output,
+                largest,
+                total,
+                score_scale,
+                KV_HEADS,
+                PAGE_TOKENS,
+                TILE,
             )
         place = (program + sequence).to(tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(
@@ -209,23 +236,28 @@ def _kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model, bfloat16 and float32."""
+    """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
     heads = {"KV_HEADS": 4, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
-    def spec(name: str, dtype: str, tile: int, stages: int) -> KernelSpec:
+    def spec(
+        name: str, dtype: str, tile: int, warps: int, stages: int, *, fp8: bool = False
+    ) -> KernelSpec:
+        types, absent = tile_types(dtype, tile, 256, fp8=fp8)
         return KernelSpec.of(
             name,
             _kernel,
-            heads | {"TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True},
-            _WARPS,
+            heads | {"TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True} | absent,
+            warps,
             stages,
             pointers=f"*{dtype}",
             fp32="outputs weights",
             i32="page_table context_lens rows",
-            kv=f"tensordesc<{dtype}[{tile},256]>",
+            **types,
         )
 
     return [
-        spec("attention_decode", "bf16", 64, _STAGES),
-        spec("attention_decode_fp32", "fp32", 16, 1),
+        spec("attention_decode", "bf16", 64, _WARPS, _STAGES),
+        spec("attention_decode_fp32", "fp32", 16, _WARPS, 1),
+        spec("attention_decode_fp8_rows", "bf16", 64, _FP8_WARPS, _FP8_STAGES, fp8=True),
+        spec("attention_decode_fp32_fp8_rows", "fp32", 16, _WARPS, 1, fp8=True),
     ]

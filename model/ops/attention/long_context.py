@@ -17,6 +17,10 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.pycache.layout import PAGE_TOKENS
+
+from .gathered_rows import gathered_rows
+from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum of
@@ -103,7 +107,7 @@ class ContextBlocks:
         """Let the blocks of one sequence attend to its keys [start, start + most_keys), as far as
         each sees them; the keys are freed at the end, before others are gathered."""
         longest = max(block.keys for block in blocks) - start
-        keys, values = _gather(kv, table, start, min(longest, self.most_keys))
+        keys, values = _gather(kv, table, start, min(longest, self.most_keys), q.dtype)
         for block in blocks:
             seen = min(block.keys - start, self.most_keys)
             if seen <= 0:
@@ -181,11 +185,16 @@ def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> No
     sums.copy_(both)
 
 
-def _gather(kv: Tensor, table: Tensor, start: int, keys: int) -> tuple[Tensor, Tensor]:
+def _gather(
+    kv: Tensor, table: Tensor, start: int, keys: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Keys and values [keys, kv_heads, head_dim] of a sequence from position start on; both are
-    whole pages."""
-    pages, heads, kinds, tokens, dim = kv.shape
-    lines = kv.view(pages * heads * kinds * tokens, dim)
+    whole pages. dtype: of what FP8 rows become."""
+    if holds_fp8(kv):
+        pages = table[start // PAGE_TOKENS :]
+        return gathered_rows(kv, pages, keys // PAGE_TOKENS, dtype)
+    _, heads, kinds, tokens, dim = kv.shape
+    lines = kv.view(-1, dim)
     # Heads of a token side by side, as cuDNN was planned for: strides that do not depend on keys.
     within = torch.arange(tokens, device=kv.device, dtype=table.dtype)[:, None]
     head = torch.arange(heads, device=kv.device, dtype=table.dtype)

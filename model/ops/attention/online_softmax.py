@@ -1,37 +1,57 @@
 """Softmax over a stream of keys: one step of it, shared by the attention kernels.
 
-Scores are kept in units of log2, so that exp2 serves; their scale holds the factor log2(e).
+Scores are kept in units of log2, so that exp2 serves; their scale holds the factor log2(e). An
+output is the sum of exp2(score - largest) * value, a total that of exp2(score - largest).
 """
 
 import triton
 import triton.language as tl
 
+from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
+
 LOG2_E = tl.constexpr(1.4426950408889634)
+_LEAST_SCORE = tl.constexpr(-1.0e30)
+_LEAST_EXPONENT = tl.constexpr(-60.0)
 
 
 @triton.jit
-def attend(q, key, value, output, largest, total, scale):
-    """Take in keys and values [TILE, D], all visible: output [M, D], largest, total [M] float32."""
-    scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-    return _take_in(scores, value, output, largest, total)
-
-
-@triton.jit
-def attend_visible(q, key, value, visible, written, output, largest, total, scale):
-    """The same where `visible` [M or 1, TILE]; values where not `written` [TILE] may be NaN."""
-    scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
-    scores = tl.where(visible, scores, float("-inf"))
-    value = tl.where(written[:, None], value, 0.0)
-    return _take_in(scores, value, output, largest, total)
-
-
-@triton.jit
-def _take_in(scores, value, output, largest, total):
+def take_in(scores, value, output, largest, total):
+    """Scores [M, TILE], -inf where a key is not seen, and values [TILE, D]: output [M, D], largest
+    and total [M] float32."""
     # A row that has seen no key yet keeps a finite maximum: -inf minus -inf would be NaN.
-    higher = tl.maximum(tl.maximum(largest, tl.max(scores, axis=1)), -1.0e30)
+    higher = tl.maximum(tl.maximum(largest, tl.max(scores, axis=1)), _LEAST_SCORE)
     correction = tl.exp2(largest - higher)
     weights = tl.exp2(scores - higher[:, None])
     total = total * correction + tl.sum(weights, axis=1)
     output = output * correction[:, None]
     output = tl.dot(weights.to(value.dtype), value, output, input_precision="ieee")
     return output, higher, total
+
+
+@triton.jit
+def take_in_rows(scores, codes, scale, output, largest, total):
+    """The same of values that are codes [TILE, D] times 2^(scale - 127), scale [TILE] int32.
+
+    A value's power of two joins its weight. Then it is those products that must not exceed one, for
+    float16 holds no large ones: so `largest` is of them. Of values near zero the power counts as
+    2^-60, that their totals may not overflow.
+    """
+    exponent = (scale - 127).to(tl.float32)[None, :]
+    least = tl.maximum(exponent, _LEAST_EXPONENT)
+    higher = tl.maximum(tl.maximum(largest, tl.max(scores + least, axis=1)), _LEAST_SCORE)
+    correction = tl.exp2(largest - higher)
+    weights = tl.exp2(scores + exponent - higher[:, None])
+    undone = ((254 - scale) << 23).to(tl.float32, bitcast=True)
+    undone = tl.where(scale == NAN_SCALE, float("nan"), undone)
+    total = total * correction + tl.sum(weights * undone[None, :], axis=1)
+    output = output * correction[:, None]
+    output = tl.dot(weights.to(codes.dtype), codes, output, input_precision="ieee")
+    return output, higher, total
+
+
+@triton.jit
+def as_rows(output, largest, total):
+    """An output that was begun elsewhere, as if of rows in FP8: `largest` of its products."""
+    exponent = tl.minimum(tl.maximum((largest_bits(output) >> 23) - 127 - 8, -60), 60)
+    undone = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    return output * undone[:, None], largest + exponent.to(tl.float32), total * undone

@@ -1,31 +1,187 @@
-"""Pages as attention kernels read them: tiles of a matrix, by the tensor copy engine.
+"""Pages as attention kernels read them: tiles of tokens, by the tensor copy engine.
 
-The kv view of a layer is one matrix of rows [page][head][key, value][token] by [dim]; a tile is
-some tokens of one page and one head, which lie side by side.
+A tile is some tokens of one page and one head, keys or values, which lie side by side. Kernels take
+`PageTiles` apart into two arguments: of numbers a matrix of rows [page][head][key, value][token] by
+[dim], and None; of FP8 rows the codes [page, head][key, value, token][dim], and a matrix of heads
+by bytes, which has a head's scales at its end.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .online_softmax import attend, attend_visible
+from tasuki.pycache.layout import PAGE_TOKENS as _PAGE_TOKENS
+from tasuki.utils.triton.fp8_rows import largest_bits, row_factor
+
+from .online_softmax import take_in, take_in_rows
+from .page_rows import holds_fp8
+
+PageTiles = tuple[TensorDescriptor, TensorDescriptor | None]
 
 
-def page_matrix(kv: Tensor, tile: int) -> TensorDescriptor:
-    """kv [pages, kv_heads, 2, page_tokens, head_dim], dense, as a matrix read by [tile, head_dim]:
-    token t of the keys (0) or values (1) of head h of page p is row
-    ((p * kv_heads + h) * 2 + 0 or 1) * page_tokens + t."""
-    pages, heads, kinds, tokens, dim = kv.shape
+def tile_keys(q: Tensor) -> int:
+    """Tokens of a tile: a whole page in 16-bit types, else what registers hold."""
+    return _PAGE_TOKENS if q.element_size() == 2 else 16
+
+
+def page_tiles(kv: Tensor, tile: int) -> PageTiles:
+    """kv, dense, as page_rows.py has it, read by `tile` tokens."""
     if not kv.is_contiguous():
         raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
-    return TensorDescriptor(kv, [pages * heads * kinds * tokens, dim], [dim, 1], [tile, dim])
+    if not holds_fp8(kv):
+        pages, heads, kinds, tokens, dim = kv.shape
+        return TensorDescriptor(
+            kv, [pages * heads * kinds * tokens, dim], [dim, 1], [tile, dim]
+        ), None
+    pages, heads, size = kv.shape
+    rows = 2 * _PAGE_TOKENS
+    dim = size // rows - 1
+    words = kv.view(torch.int32)
+    codes = TensorDescriptor(
+        words, [pages * heads, rows, dim // 4], [size // 4, dim // 4, 1], [1, tile, dim // 4]
+    )
+    # Both sides' scales at once: the copy engine fills places of whole 128 bytes.
+    return codes, TensorDescriptor(kv, [pages * heads, size], [size, 1], [1, rows])
+
+
+def tile_types(
+    dtype: str, tile: int, dim: int, *, fp8: bool
+) -> tuple[dict[str, str], dict[str, object]]:
+    """Types of a kernel's `kv` and `scales`, and constants where one is absent, for its spec."""
+    if not fp8:
+        return {"kv": f"tensordesc<{dtype}[{tile},{dim}]>"}, {"scales": None}
+    return {
+        "kv": f"tensordesc<i32[1,{tile},{dim // 4}]>",
+        "scales": f"tensordesc<u8[1,{2 * _PAGE_TOKENS}]>",
+    }, {}
+
+
+@triton.jit
+def head_elements(scales, HEAD_DIM: tl.constexpr):
+    """Which element of a head each column of queries and outputs is: as it comes of numbers, and of
+    FP8 rows as `code_planes` has them."""
+    column = tl.arange(0, HEAD_DIM)
+    if scales is None:
+        return column
+    else:
+        return column % (HEAD_DIM // 4) * 4 + column // (HEAD_DIM // 4)
+
+
+@triton.jit
+def exact_queries(queries, scale, scales):
+    """(queries, scale) for `attend_tile`. Codes are numbers of float16, which multiplies as fast as
+    bfloat16; so 16-bit queries are moved by a power of two a row to where float16 holds them as
+    they are, and the scale [M, 1] moves them back."""
+    if scales is not None and queries.dtype == tl.bfloat16:
+        numbers = queries.to(tl.float32)
+        # To 2^14 at most, so that what is left to smaller ones is 2^-38 of it.
+        exponent = tl.minimum(tl.maximum(largest_bits(numbers) >> 23, 15), 253)
+        there = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        back = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+        return (numbers * there[:, None]).to(tl.float16), scale * back[:, None]
+    else:
+        return queries, scale
+
+
+@triton.jit
+def code_planes(words, dtype: tl.constexpr):
+    """words int32 [TILE, W], of four codes each, as numbers [TILE, 4 W]: first the lowest codes of
+    all words, then the next ones. So what a thread has of a word never leaves it, where bytes would
+    be loaded one by one, or be sorted through shared memory."""
+    first = words.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    second = (words >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    third = (words >> 16).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    fourth = (words >> 24).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    both = tl.join(tl.join(first, second), tl.join(third, fourth))
+    return both.permute(0, 3, 2, 1).reshape([words.shape[0], 4 * words.shape[1]])
+
+
+@triton.jit
+def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
+    """Which of a tile's keys [TILE] are there, and which scores [M or 1, TILE] count."""
+    keys = tile * TILE + tl.arange(0, TILE)
+    written = keys < end
+    if FIRST_KEY > 0:
+        written = written & (keys >= FIRST_KEY)
+    if positions is None:
+        visible = written[None, :]
+    else:
+        visible = (keys[None, :] <= positions[:, None]) & written[None, :]
+    return written, visible
+
+
+@triton.jit
+def _row(table, row):
+    """Of [ROWS, COLUMNS], int32 of 0 and more."""
+    rows = tl.arange(0, table.shape[0])
+    return tl.max(tl.where(rows[:, None] == row, table, 0), 0)
+
+
+@triton.jit
+def attend_tile(
+    queries,
+    kv,
+    scales,
+    table,
+    kv_head,
+    tile,
+    positions,
+    end,
+    output,
+    largest,
+    total,
+    scale,
+    KV_HEADS: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    FIRST_KEY: tl.constexpr = 0,
+):
+    """Let queries [M, D] attend to the tile's TILE keys: output [M, D], largest and total [M] in,
+    and out.
+
+    table: of the sequence's pages. end: keys from there on are poison, None: none is. positions
+    [M]: a query sees keys up to its own, None: all. Nobody sees keys before FIRST_KEY.
+    """
+    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
+    head = tl.load(table + tile // tiles_a_page) * KV_HEADS + kv_head
+    token = tile % tiles_a_page * TILE
+    if scales is None:
+        row = head * (2 * PAGE_TOKENS) + token
+        key = kv.load([row, 0])
+        value = kv.load([row + PAGE_TOKENS, 0])
+        scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+        if end is not None:
+            written, visible = _seen(tile, positions, end, TILE, FIRST_KEY)
+            scores = tl.where(visible, scores, float("-inf"))
+            value = tl.where(written[:, None], value, 0.0)
+        return take_in(scores, value, output, largest, total)
+    else:
+        dim: tl.constexpr = queries.shape[1]
+        key = kv.load([head, token, 0]).reshape([TILE, dim // 4])
+        value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
+        both = scales.load([head, 2 * PAGE_TOKENS * dim])
+        both = both.reshape([2 * tiles_a_page, TILE]).to(tl.int32)
+        key_scale = _row(both, tile % tiles_a_page)
+        value_scale = _row(both, tiles_a_page + tile % tiles_a_page)
+        key = code_planes(key, queries.dtype)
+        scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
+        scores = scores * (scale * row_factor(key_scale)[None, :])
+        if end is not None:
+            written, visible = _seen(tile, positions, end, TILE, FIRST_KEY)
+            scores = tl.where(visible, scores, float("-inf"))
+            value = tl.where(written[:, None], value, 0)
+            value_scale = tl.where(written, value_scale, 127)
+        value = code_planes(value, queries.dtype)
+        return take_in_rows(scores, value, value_scale, output, largest, total)
 
 
 @triton.jit
 def attend_pages(
     queries,
     kv,
+    scales,
     table,
     kv_head,
     positions,
@@ -43,28 +199,41 @@ def attend_pages(
 ):
     """Key tiles [first, full) are seen by every row, [full, last) up to positions [TILE_ROWS] and
     `end`; they join output [TILE_ROWS, head_dim], largest score and sum of exponentials."""
-    tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE_KEYS
+    queries, scale = exact_queries(queries, scale, scales)
     for tile in range(first, full):
-        page = tl.load(table + tile // tiles_a_page)
-        row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
-        key = kv.load([row, 0])
-        value = kv.load([row + PAGE_TOKENS, 0])
-        output, largest, total = attend(queries, key, value, output, largest, total, scale)
-    for tile in range(tl.maximum(first, full), last):
-        page = tl.load(table + tile // tiles_a_page)
-        row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE_KEYS
-        key = kv.load([row, 0])
-        value = kv.load([row + PAGE_TOKENS, 0])
-        keys = tile * TILE_KEYS + tl.arange(0, TILE_KEYS)
-        output, largest, total = attend_visible(
+        output, largest, total = attend_tile(
             queries,
-            key,
-            value,
-            keys[None, :] <= positions[:, None],
-            keys < end,
+            kv,
+            scales,
+            table,
+            kv_head,
+            tile,
+            None,
+            None,
             output,
             largest,
             total,
             scale,
+            KV_HEADS,
+            PAGE_TOKENS,
+            TILE_KEYS,
+        )
+    for tile in range(tl.maximum(first, full), last):
+        output, largest, total = attend_tile(
+            queries,
+            kv,
+            scales,
+            table,
+            kv_head,
+            tile,
+            positions,
+            end,
+            output,
+            largest,
+            total,
+            scale,
+            KV_HEADS,
+            PAGE_TOKENS,
+            TILE_KEYS,
         )
     return output, largest, total

@@ -15,11 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .merge import GateSource, merge_splits
-from .online_softmax import LOG2_E
-from .paged_tiles import attend_pages, page_matrix
+from .online_softmax import LOG2_E, as_rows
+from .paged_tiles import attend_pages, head_elements, page_tiles, tile_keys, tile_types
 from .prefill_tiles import PrefillTiles
 
 _WARPS = 8
@@ -42,19 +43,19 @@ def paged_attention_prefill(
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
-    keys = kv.shape[3] if q.element_size() == 2 else 16
+    keys = tile_keys(q)
     common = {
         "TILE_ROWS": tiles.rows,
         "HEADS": heads,
         "GROUP": heads // config.kv_heads,
         "HEAD_DIM": dim,
-        "PAGE_TOKENS": kv.shape[3],
+        "PAGE_TOKENS": PAGE_TOKENS,
         "TILE_KEYS": keys,
         "num_warps": _WARPS if q.element_size() == 2 else 4,
         "num_stages": _STAGES if q.element_size() == 2 else 1,
     }
     scale = dim**-0.5 * LOG2_E.value
-    inputs = (q, page_matrix(kv, keys), page_table, page_table.stride(0), tiles.tiles)
+    inputs = (q, *page_tiles(kv, keys), page_table, page_table.stride(0), tiles.tiles)
     if tiles.splits == 1:
         earlier, sums = None, None
         if tiles.context.blocks:
@@ -73,8 +74,8 @@ def paged_attention_prefill(
 
 
 @triton.jit
-def _queries(q, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    element = tl.arange(0, HEAD_DIM)
+def _queries(q, scales, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    element = head_elements(scales, HEAD_DIM)
     start = q + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
     return tl.load(start + element, mask=inside[:, None], other=0.0)
 
@@ -83,6 +84,7 @@ def _queries(q, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
 def _kernel(
     q,
     kv,
+    scales,
     page_table,
     page_table_stride,
     tiles,
@@ -107,7 +109,7 @@ def _kernel(
     row = tl.load(tile) + offset
     inside = offset < count
     end = position + count
-    element = tl.arange(0, HEAD_DIM)
+    element = head_elements(scales, HEAD_DIM)
     served = tl.load(tile + 4)
     output_row = row.to(tl.int64) * HEADS + head
     started = tl.zeros([TILE_ROWS, HEAD_DIM], tl.float32)
@@ -120,9 +122,12 @@ def _kernel(
         started = tl.load(start + element, mask=there[:, None], other=0.0).to(tl.float32)
         largest = tl.load(sums + output_row, mask=there, other=float("-inf")) * LOG2_E
         total = tl.where(there, 1.0, 0.0)
+        if scales is not None:
+            started, largest, total = as_rows(started, largest, total)
     result, _, total = attend_pages(
-        _queries(q, row, head, inside, HEADS, HEAD_DIM),
+        _queries(q, scales, row, head, inside, HEADS, HEAD_DIM),
         kv,
+        scales,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
         head // GROUP,
         position + offset,
@@ -149,6 +154,7 @@ def _kernel(
 def _split_kernel(
     q,
     kv,
+    scales,
     page_table,
     page_table_stride,
     tiles,
@@ -176,8 +182,9 @@ def _split_kernel(
     share = (key_tiles + tl.num_programs(2) - 1) // tl.num_programs(2)
     last = tl.minimum(split * share + share, key_tiles)
     result, largest, total = attend_pages(
-        _queries(q, row, head, inside, HEADS, HEAD_DIM),
+        _queries(q, scales, row, head, inside, HEADS, HEAD_DIM),
         kv,
+        scales,
         page_table + tl.load(tile + 2).to(tl.int64) * page_table_stride,
         head // GROUP,
         position + offset,
@@ -193,7 +200,7 @@ def _split_kernel(
         PAGE_TOKENS,
         TILE_KEYS,
     )
-    element = tl.arange(0, HEAD_DIM)
+    element = head_elements(scales, HEAD_DIM)
     place = (split.to(tl.int64) * tokens + row) * HEADS + head
     target = outputs + place[:, None] * HEAD_DIM + element
     seen = total > 0
@@ -204,23 +211,29 @@ def _split_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """In the shape of the 9B model, bfloat16 and float32."""
+    """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
     heads = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(
-        name: str, kernel: Any, fp32: str = "", narrow: bool = True, **absent: object
+        name: str,
+        kernel: Any,
+        fp32: str = "",
+        narrow: bool = True,
+        fp8: bool = False,
+        **absent: object,
     ) -> KernelSpec:
         dtype, rows, keys = ("bf16", 128, 64) if narrow else ("fp32", 16, 16)
+        types, no_scales = tile_types(dtype, keys, 256, fp8=fp8)
         return KernelSpec.of(
             name,
             kernel,
-            heads | {"TILE_ROWS": rows, "TILE_KEYS": keys} | absent,
+            heads | {"TILE_ROWS": rows, "TILE_KEYS": keys} | absent | no_scales,
             _WARPS if narrow else 4,
             _STAGES if narrow else 1,
             pointers=f"*{dtype}",
             fp32=fp32,
             i32="page_table tiles",
-            kv=f"tensordesc<{dtype}[{keys},256]>",
+            **types,
         )
 
     return [
@@ -228,4 +241,7 @@ def compile_specs() -> list[KernelSpec]:
         spec("attention_prefill_after_context", _kernel, fp32="sums"),
         spec("attention_prefill_fp32", _kernel, narrow=False, earlier=None, sums=None),
         spec("attention_prefill_split", _split_kernel, fp32="outputs weights"),
+        spec("attention_prefill_fp8_rows", _kernel, fp8=True, earlier=None, sums=None),
+        spec("attention_prefill_after_context_fp8_rows", _kernel, fp32="sums", fp8=True),
+        spec("attention_prefill_split_fp8_rows", _split_kernel, "outputs weights", fp8=True),
     ]

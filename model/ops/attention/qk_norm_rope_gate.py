@@ -2,8 +2,9 @@
 Or to its pages alone.
 
 Queries leave normed and rotated; keys likewise go straight into the page of their token, values as
-they are. The gate stays where it is, in `projected`, for the attention kernels to apply. Twin:
-`rms_norm` and `apply_rotary` of model.ops, then the writes of `paged_attention`.
+they are; into pages of FP8 rows each as codes and its scale, rounded here and nowhere else. The
+gate stays where it is, in `projected`, for the attention kernels to apply. Twin: `rms_norm` and
+`apply_rotary` of model.ops, then the writes of `paged_attention`.
 
 A program owns one token's heads of one kind. Pages that no written token lies in are not touched.
 The kernel ahead may not write rows or positions: they are read before it has ended.
@@ -17,8 +18,12 @@ from torch import Tensor
 
 from tasuki.model.config import ModelConfig
 from tasuki.model.weights.layers import AttentionWeights
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.fp8_rows import largest_bits, row_codes, row_scale
 from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .page_rows import holds_fp8
 
 _HEADS = 8
 _WARPS = 2
@@ -52,8 +57,7 @@ def qk_norm_rope_gate(
     """Queries [T, query_heads, head_dim] in projected's dtype; keys and values go into kv.
 
     projected [T, query_heads x (q, gate) | k | v], any row stride; rotary of `rotary_cache`, with
-    every position of `places`; kv [pages, kv_heads, 2, page_tokens, head_dim], the last of unit
-    stride.
+    every position of `places`; kv as page_rows.py has it, its last dimension of unit stride.
     """
     q = projected.new_empty(projected.shape[0], config.query_heads, config.head_dim)
     _launch(projected, q, weights, config, rotary, places, kv)
@@ -83,6 +87,8 @@ def _launch(
 ) -> None:
     heads = 0 if q is None else config.query_heads
     dim, half = config.head_dim, config.rotary_dim // 2
+    # Of an FP8 head: its codes, dense; behind them are the scales.
+    rows = (PAGE_TOKENS * dim, dim) if holds_fp8(kv) else kv.stride()[2:4]
     blocks = triton.cdiv(heads, _HEADS) + triton.cdiv(config.kv_heads, _HEADS)
     _kernel[(projected.shape[0], blocks)](
         projected,
@@ -98,13 +104,14 @@ def _launch(
         # Without query heads no program has a query to write.
         kv if q is None else q,
         kv,
-        *kv.stride()[:4],
+        *kv.stride()[:2],
+        *rows,
         config.norm_eps,
         QUERY_HEADS=heads,
         KV_HEADS=config.kv_heads,
         HEAD_DIM=dim,
         HALF=half,
-        PAGE_TOKENS=kv.shape[3],
+        PAGE_TOKENS=PAGE_TOKENS,
         Q_BLOCK=_block(heads),
         KV_BLOCK=_block(config.kv_heads),
         DIM=triton.next_power_of_2(dim),
@@ -124,6 +131,7 @@ def _norm_and_rotate(
     stored,
     source,
     target,
+    scales,
     inside,
     kept,
     weight,
@@ -135,7 +143,8 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """`stored`, the heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`.
+    """`stored`, the heads at `source` [HEADS], where `inside`, to `target` [HEADS], where `kept`;
+    as codes, if there are `scales` [HEADS] for their rows.
 
     The elements that turn are read again, from the nearest cache, as two tiles of which one is the
     other's partner: exchanging them between threads costs more.
@@ -144,15 +153,10 @@ def _norm_and_rotate(
     values = stored.to(tl.float32)
     root = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)
     scale = tl.load(weight + element, mask=element < HEAD_DIM, other=0.0)
-    normed = values * root[:, None] * scale[None, :]
-    tl.store(
-        target[:, None] + element,
-        normed.to(stored.dtype),
-        mask=kept[:, None] & (element >= 2 * HALF) & (element < HEAD_DIM),
-    )
+    normed = (values * root[:, None] * scale[None, :]).to(stored.dtype)
+    passes = (element >= 2 * HALF) & (element < HEAD_DIM)
     column = tl.arange(0, PART)
     there = inside[:, None] & (column < HALF)
-    stays = kept[:, None] & (column < HALF)
     # Rounded as the oracle rounds between norm and rotary.
     first = tl.load(source[:, None] + column, mask=there, other=0.0).to(tl.float32)
     first_scale = tl.load(weight + column, mask=column < HALF, other=0.0)
@@ -162,10 +166,22 @@ def _norm_and_rotate(
     second = (second * root[:, None] * second_scale[None, :]).to(stored.dtype).to(tl.float32)
     cos = tl.load(angles + column, mask=live & (column < HALF), other=0.0)[None, :]
     sin = tl.load(angles + HALF + column, mask=live & (column < HALF), other=0.0)[None, :]
-    turned = first * cos - second * sin
-    tl.store(target[:, None] + column, turned.to(stored.dtype), mask=stays)
-    turned = second * cos + first * sin
-    tl.store(target[:, None] + HALF + column, turned.to(stored.dtype), mask=stays)
+    turned = (first * cos - second * sin).to(stored.dtype)
+    partner = (second * cos + first * sin).to(stored.dtype)
+    if scales is not None:
+        normed = tl.where(passes[None, :], normed.to(tl.float32), 0.0)
+        turned = turned.to(tl.float32)
+        partner = partner.to(tl.float32)
+        largest = tl.maximum(largest_bits(turned), largest_bits(partner))
+        byte = row_scale(tl.maximum(largest, largest_bits(normed)))
+        normed = row_codes(normed, byte)
+        turned = row_codes(turned, byte)
+        partner = row_codes(partner, byte)
+        tl.store(scales, byte.to(tl.uint8), mask=kept)
+    tl.store(target[:, None] + element, normed, mask=kept[:, None] & passes)
+    stays = kept[:, None] & (column < HALF)
+    tl.store(target[:, None] + column, turned, mask=stays)
+    tl.store(target[:, None] + HALF + column, partner, mask=stays)
 
 
 @triton.jit(do_not_specialize=["page_table_stride"])
@@ -221,6 +237,7 @@ def _kernel(
             tl.load(heads[:, None] + element, mask=queries, other=0.0),
             heads,
             q + (token * QUERY_HEADS + head) * HEAD_DIM,
+            None,
             head < QUERY_HEADS,
             (head < QUERY_HEADS) & live,
             q_norm,
@@ -243,12 +260,21 @@ def _kernel(
         owner = tl.load(owners + token, mask=stored, other=0).to(tl.int64)
         entry = page_table + owner * page_table_stride + position // PAGE_TOKENS
         page = tl.load(entry, mask=stored, other=0).to(tl.int64)
-        line = kv + page * page_stride + (position % PAGE_TOKENS) * token_stride
-        target = line + kv_head * head_stride
+        block_heads = kv + page * page_stride + kv_head * head_stride
+        target = block_heads + (position % PAGE_TOKENS) * token_stride
+        if kv.dtype.element_ty == tl.uint8:
+            scales = block_heads + 2 * value_stride + position % PAGE_TOKENS
+            numbers = value.to(tl.float32)
+            byte = row_scale(largest_bits(numbers))
+            value = row_codes(numbers, byte)
+            tl.store(scales + PAGE_TOKENS, byte.to(tl.uint8), mask=inside & stored)
+        else:
+            scales = None
         _norm_and_rotate(
             key,
             keys,
             target,
+            scales,
             inside,
             inside & stored,
             k_norm,
@@ -269,7 +295,7 @@ def compile_specs() -> list[KernelSpec]:
     blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32}
     keys_alone = {"QUERY_HEADS": 0, "Q_BLOCK": 1}
 
-    def spec(name: str, constants: dict[str, int]) -> KernelSpec:
+    def spec(name: str, constants: dict[str, int], kv: str = "*bf16") -> KernelSpec:
         return KernelSpec.of(
             name,
             _kernel,
@@ -277,10 +303,14 @@ def compile_specs() -> list[KernelSpec]:
             _WARPS,
             fp32="q_norm k_norm rotary",
             i32="positions owners page_table rows",
+            kv=kv,
         )
 
     return [
         spec("qk_norm_rope_gate", {"GAPS": False}),
         spec("qk_norm_rope_gate_gaps", {"GAPS": True}),
         spec("k_norm_rope", {"GAPS": False} | keys_alone),
+        spec("qk_norm_rope_gate_fp8_rows", {"GAPS": False}, "*u8"),
+        spec("qk_norm_rope_gate_gaps_fp8_rows", {"GAPS": True}, "*u8"),
+        spec("k_norm_rope_fp8_rows", {"GAPS": False} | keys_alone, "*u8"),
     ]

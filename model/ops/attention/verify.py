@@ -14,13 +14,21 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .decode import DecodeWorkspace
 from .merge import GateSource, merge_shares, share_of_program
-from .online_softmax import LOG2_E, attend, attend_visible
-from .paged_tiles import page_matrix
+from .online_softmax import LOG2_E
+from .paged_tiles import (
+    attend_tile,
+    exact_queries,
+    head_elements,
+    page_tiles,
+    tile_keys,
+    tile_types,
+)
 
 _STAGES = 3
 _LEAST_QUERIES = 16
@@ -54,10 +62,10 @@ def paged_attention_verify(
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
     group = heads // config.kv_heads
     queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
-    tile = kv.shape[3] if kv.element_size() == 2 else 16
+    tile = tile_keys(q)
     _kernel[(config.kv_heads, workspace.shares)](
         q,
-        page_matrix(kv, tile),
+        *page_tiles(kv, tile),
         page_table,
         page_table.stride(0),
         context_lens,
@@ -72,12 +80,12 @@ def paged_attention_verify(
         GROUP=group,
         QUERIES=queries,
         HEAD_DIM=dim,
-        PAGE_TOKENS=kv.shape[3],
+        PAGE_TOKENS=PAGE_TOKENS,
         TILE=tile,
         BATCH_BLOCK=triton.next_power_of_2(batch),
         FIRST_KEY=first_key,
         num_warps=_warps(queries),
-        num_stages=_STAGES if kv.element_size() == 2 else 1,
+        num_stages=_STAGES if q.element_size() == 2 else 1,
         **dependent(q),
     )
     merged = merge_shares(
@@ -88,7 +96,7 @@ def paged_attention_verify(
         rows,
         workspace.shares,
         q.view(batch, tokens * heads, dim),
-        kv.shape[3],
+        PAGE_TOKENS,
         tokens,
     )
     return merged.view(batch * tokens, heads * dim)
@@ -102,6 +110,7 @@ def _warps(queries: int) -> int:
 def _kernel(
     q,
     kv,
+    scales,
     page_table,
     page_table_stride,
     context_lens,
@@ -137,8 +146,7 @@ def _kernel(
     token = query // GROUP
     head = token * (KV_HEADS * GROUP) + kv_head * GROUP + query % GROUP
     exists = query < TOKENS * GROUP
-    element = tl.arange(0, HEAD_DIM)
-    offset = tl.arange(0, TILE)
+    element = head_elements(scales, HEAD_DIM)
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     HEADS: tl.constexpr = TOKENS * KV_HEADS * GROUP
     wait_for_inputs(DEPENDENT)
@@ -154,6 +162,7 @@ def _kernel(
         output = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
         largest = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
+        queries, score_scale = exact_queries(queries, scale, scales)
 
         first_tile = (position - begin) * tiles_a_page
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
@@ -162,30 +171,41 @@ def _kernel(
         if FIRST_KEY > 0:
             full = tl.minimum(first_tile, full)
         for tile in range(first_tile, full):
-            page = tl.load(table + tile // tiles_a_page)
-            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
-            key = kv.load([row, 0])
-            value = kv.load([row + PAGE_TOKENS, 0])
-            output, largest, total = attend(queries, key, value, output, largest, total, scale)
-        for tile in range(tl.maximum(first_tile, full), last_tile):
-            page = tl.load(table + tile // tiles_a_page)
-            row = (page * KV_HEADS + kv_head) * (2 * PAGE_TOKENS) + tile % tiles_a_page * TILE
-            key = kv.load([row, 0])
-            value = kv.load([row + PAGE_TOKENS, 0])
-            keys = tile * TILE + offset
-            written = keys < length
-            if FIRST_KEY > 0:
-                written = written & (keys >= FIRST_KEY)
-            output, largest, total = attend_visible(
+            output, largest, total = attend_tile(
                 queries,
-                key,
-                value,
-                (keys[None, :] <= before + token[:, None]) & written[None, :],
-                written,
+                kv,
+                scales,
+                table,
+                kv_head,
+                tile,
+                None,
+                None,
                 output,
                 largest,
                 total,
-                scale,
+                score_scale,
+                KV_HEADS,
+                PAGE_TOKENS,
+                TILE,
+            )
+        for tile in range(tl.maximum(first_tile, full), last_tile):
+            output, largest, total = attend_tile(
+                queries,
+                kv,
+                scales,
+                table,
+                kv_head,
+                tile,
+                before + token,
+                length,
+                output,
+                largest,
+                total,
+                score_scale,
+                KV_HEADS,
+                PAGE_TOKENS,
+                TILE,
+                FIRST_KEY,
             )
         place = (program + sequence).to(tl.int64) * HEADS + head
         # A share may be of keys behind a row's first tokens only: those see none of it.
@@ -204,22 +224,26 @@ def _kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """9B with 3 and with 7 drafts, and 3 of 35B-A3B's half of heads, bfloat16; and one token of the
-    draft layer."""
+    draft layer; likewise of FP8 rows."""
 
-    def spec(drafts: int, kv_heads: int, group: int, first_key: int = 0) -> KernelSpec:
+    def spec(
+        drafts: int, kv_heads: int, group: int, first_key: int = 0, *, fp8: bool = False
+    ) -> KernelSpec:
+        types, absent = tile_types("bf16", 64, 256, fp8=fp8)
         tokens = drafts + 1
         queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
         heads = {"TOKENS": tokens, "KV_HEADS": kv_heads, "GROUP": group, "QUERIES": queries}
         sizes = {"HEAD_DIM": 256, "PAGE_TOKENS": 64, "TILE": 64, "BATCH_BLOCK": 32}
         return KernelSpec.of(
-            f"attention_verify_{drafts}_drafts_of_{group}_heads",
+            f"attention_verify_{drafts}_drafts_of_{group}_heads{'_fp8_rows' if fp8 else ''}",
             _kernel,
-            heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True},
+            heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True} | absent,
             _warps(queries),
             _STAGES,
             fp32="outputs weights",
             i32="page_table context_lens counts rows",
-            kv="tensordesc<bf16[64,256]>",
+            **types,
         )
 
-    return [spec(3, 4, 4), spec(7, 4, 4), spec(3, 2, 8), spec(7, 2, 8), spec(0, 4, 4, 1)]
+    shapes = ((3, 4, 4), (7, 4, 4), (3, 2, 8), (7, 2, 8), (0, 4, 4, 1))
+    return [spec(*shape, fp8=fp8) for fp8 in (False, True) for shape in shapes]

@@ -43,6 +43,27 @@ def carry_normed(
     )
 
 
+def carry_folded(
+    hidden: Tensor, places: Tensor, counts: Tensor, carry: Tensor, write_slots: Tensor
+) -> None:
+    """The hidden state behind the first counts[r] tokens at places[r] of hidden [places, tokens,
+    width], contiguous, into slot write_slots[r] of carry, as for `carry_normed`; where counts[r] is
+    0 nothing is written. places, counts, write_slots [B] int32. Twin: an index in PyTorch."""
+    width = hidden.shape[2]
+    _folded_kernel[(len(counts),)](
+        hidden,
+        hidden.shape[1],
+        places,
+        counts,
+        carry,
+        carry.stride(0),
+        write_slots,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=_warps(width),
+    )
+
+
 def _warps(width: int) -> int:
     warps: int = triton.next_power_of_2(width) // (32 * _ELEMENTS)
     return min(max(warps, 1), 16)
@@ -76,11 +97,42 @@ def _kernel(
     tl.store(carry + slot * carry_stride + column, result, mask=inside)
 
 
+@triton.jit(do_not_specialize=["tokens"])
+def _folded_kernel(
+    hidden,
+    tokens,
+    places,
+    counts,
+    carry,
+    carry_stride,
+    write_slots,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    count = tl.load(counts + row)
+    if count == 0:
+        return
+    column = tl.arange(0, BLOCK)
+    at = tl.load(places + row).to(tl.int64) * tokens + count - 1
+    value = tl.load(hidden + at * WIDTH + column, mask=column < WIDTH, other=0.0)
+    slot = tl.load(write_slots + row).to(tl.int64)
+    to = carry + slot * carry_stride + column
+    tl.store(to, value.to(carry.dtype.element_ty), mask=column < WIDTH)
+
+
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
     return [
         KernelSpec.of(
             "draft_carry", _kernel, sizes, _warps(4096), fp32="norm", i32="write_slots rows"
-        )
+        ),
+        KernelSpec.of(
+            "draft_carry_folded",
+            _folded_kernel,
+            sizes,
+            _warps(4096),
+            i32="places counts write_slots",
+        ),
     ]

@@ -1,10 +1,14 @@
 """Products of many rows with FP8 weights as they are stored (W8A16): a stream of weights through
 the matrix instructions of the activations' dtype.
 
-A program owns a tile of weight rows and a tile of x's rows over all columns. Weights are turned in
-registers, which is exact, and multiplied in bf16 (float32: IEEE); the sum of 128 columns gets its
-scale in float32. The order of a row's sums depends on no other row, so a row's result is the same
-at every batch size that takes the same tile. Twin: `reference.product`.
+A program owns a tile of weight rows and of x's rows, and a share of the columns. Weights are turned
+in registers (e4m3.py) and multiplied in bf16 (float32: IEEE); the sum of 128 columns gets its scale
+in float32. Tiles are tall, since every tile reads x again, from the L2 cache, which is hardly
+faster than memory; what a narrow output lacks in tiles, shares of the columns make up for, which
+split_sums.py joins. No two warps turn the same weights: of up to 16 rows of x those are the first
+operand, of which an instruction takes 16 rows; of more the weights are, in registers, and x is read
+from shared memory, once for all warps. The order of a row's sums depends on no other row, so a
+row's result is the same at every batch size that takes the same tile. Twin: `reference.product`.
 """
 
 from dataclasses import dataclass
@@ -15,48 +19,59 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.weights.fp8 import Fp8
-from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
+from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .e4m3 import packed, turned, turned_pairs
 from .fp8_scales import GROUP, scale_sizes
+from .split_sums import joined, joined_swiglu
 
 
 @dataclass(frozen=True)
 class Tile:
-    """`rows` of the weights and `batch` rows of x a program, so many steps of 128 columns in
-    flight."""
+    """`rows` of the weights and `batch` rows of x a program, over one of `split` shares of the
+    columns, so many steps of 128 columns in flight."""
 
     rows: int
     batch: int
+    split: int
     stages: int
     warps: int
 
 
-_FEW_PROGRAMS = 256
-"""Fewer leave multiprocessors idle, or end unevenly: then tiles are narrower."""
-_PROMPTS = Tile(128, 128, 4, 8)
-_EXACT = Tile(32, 16, 2, 4)
+MOST_SECOND = 16
+"""Rows of x up to which weights are the second operand."""
+_PROGRAMS = 256
+"""That are wanted at least: two a multiprocessor, of which one turns weights while one waits."""
+_LEAST_BLOCKS = 4
+"""Of 128 columns, in a share: a program fills and drains its pipeline once."""
+_EXACT = Tile(32, 16, 1, 2, 4)
 """In float32, whose operands take twice the memory and no matrix instruction."""
 
 
-def tile_for(batch: int, rows: int, dtype: torch.dtype) -> Tile:
-    """By shapes alone, so that a captured graph holds one of them. Not yet chosen by
-    measurement."""
+def split_for(tiles: int, columns: int) -> int:
+    """Shares of the columns, a power of two: until there are enough programs, or too few columns a
+    program."""
+    split = 1
+    while tiles * split < _PROGRAMS and columns >= 2 * split * _LEAST_BLOCKS * GROUP:
+        split *= 2
+    return split
+
+
+def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
+    """By shapes alone, so that a captured graph holds one of them. The fastest at 16 rows of 24
+    over each matrix of 9B on an H100."""
     if dtype is not torch.bfloat16:
         return _EXACT
-    narrow = rows < 64 * _FEW_PROGRAMS
-    if batch <= 16:
-        return Tile(32, 16, 8, 4) if narrow else Tile(64, 16, 6, 4)
-    if batch <= 32:
-        return Tile(32, 32, 6, 4) if narrow else Tile(64, 32, 6, 4)
-    if batch <= 64:
-        return Tile(64, 64, 4, 4) if narrow else Tile(128, 64, 4, 8)
-    return _PROMPTS
+    split = split_for(triton.cdiv(rows, 64), columns)
+    if batch <= MOST_SECOND:
+        return Tile(64, 16, split, 5 if split > 1 else 3, 4)
+    return Tile(64, 32 if batch <= 32 else 64, split, 3, 4)
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
     """One for every length, so that the first prompt compiles it."""
-    return _PROMPTS if dtype is torch.bfloat16 else _EXACT
+    return Tile(64, 64, 1, 3, 4) if dtype is torch.bfloat16 else _EXACT
 
 
 def fp8_product(
@@ -67,25 +82,74 @@ def fp8_product(
     batch, columns = x.shape
     rows = weight.shape[0]
     output = x.new_empty(batch, rows) if output is None else output
-    tile = tile or tile_for(batch, rows, x.dtype)
-    _kernel[(triton.cdiv(rows, tile.rows), triton.cdiv(batch, tile.batch))](
+    tile = tile or tile_for(batch, rows, columns, x.dtype)
+    if tile.split == 1:
+        _launch(x, weight, output, tile)
+    else:
+        joined(_parts(x, weight, tile), output)
+    return output
+
+
+def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
+    """silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width, columns]; no
+    rounding between."""
+    tile = tile or tile_for(x.shape[0], *gate_up.shape, x.dtype)
+    output = x.new_empty(x.shape[0], gate_up.shape[0] // 2)
+    joined_swiglu(_parts(x, gate_up, tile), output)
+    return output
+
+
+def _parts(x: Tensor, weight: Fp8, tile: Tile) -> Tensor:
+    """[split, B, rows] float32."""
+    parts = x.new_empty(tile.split, x.shape[0], weight.shape[0], dtype=torch.float32)
+    _launch(x, weight, parts, tile)
+    return parts
+
+
+def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
+    batch, columns = x.shape
+    rows = weight.shape[0]
+    _kernel[(triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))](
         x,
         weight.values,
         weight.scales,
         output,
         x.stride(0),
-        output.stride(0),
+        output.stride(-2),
         batch,
         rows,
         COLUMNS=columns,
         BATCH=tile.batch,
         ROWS=tile.rows,
+        SPLIT=tile.split,
         STAGES=tile.stages,
+        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
+        **packed(weight.values),
         **scale_sizes(weight),
         **dependent(x),
         num_warps=tile.warps,
     )
-    return output
+
+
+@triton.jit
+def tile_of_rows(
+    matrix, index, stride, column, WEIGHTS_FIRST: tl.constexpr, IS_FIRST: tl.constexpr
+):
+    """Pointers of a tile [rows, columns] where it is the product's first operand, else [columns,
+    rows]."""
+    if WEIGHTS_FIRST == IS_FIRST:
+        return matrix + index[:, None] * stride + column[None, :]
+    else:
+        return matrix + index[None, :] * stride + column[:, None]
+
+
+@triton.jit
+def along(index, WEIGHTS_FIRST: tl.constexpr):
+    """What goes with rows of weights of a product [rows, items] or [items, rows]."""
+    if WEIGHTS_FIRST:
+        return index[:, None]
+    else:
+        return index[None, :]
 
 
 @triton.jit(do_not_specialize=["batch", "rows"])
@@ -101,57 +165,87 @@ def _kernel(
     COLUMNS: tl.constexpr,
     BATCH: tl.constexpr,
     ROWS: tl.constexpr,
+    SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
+    PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
+    tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % ROWS == 0)
     grid: tl.constexpr = (COLUMNS + 127) // 128
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    item = tl.program_id(1) * BATCH + tl.arange(0, BATCH)
+    share: tl.constexpr = (grid + SPLIT - 1) // SPLIT
+    dtype: tl.constexpr = x.dtype.element_ty
+    first = tl.program_id(0) * ROWS
+    row = first + tl.arange(0, ROWS)
+    item = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
+    # What is past the matrices reads their last row, and is not stored.
+    kept = tl.minimum(row, rows - 1)
+    taken = tl.minimum(item, batch - 1)
     column = tl.arange(0, 128)
-    of_row = values + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    of_item = x + item.to(tl.int64)[None, :] * x_stride + column[:, None]
-    inside, counts = (row < rows)[:, None], (item < batch)[None, :]
-    of_block = scales + row // SCALE_ROWS * grid
-    wait_for_inputs(DEPENDENT)
-    result = tl.zeros([ROWS, BATCH], tl.float32)
-    for begin in tl.range(0, COLUMNS, 128, num_stages=STAGES):
+    of_row = tile_of_rows(values, kept.to(tl.int64), COLUMNS, column, WEIGHTS_FIRST, True)
+    of_item = tile_of_rows(x, taken.to(tl.int64), x_stride, column, WEIGHTS_FIRST, False)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if WEIGHTS_FIRST:
+        result = tl.zeros([ROWS, BATCH], tl.float32)
+    else:
+        result = tl.zeros([BATCH, ROWS], tl.float32)
+    begin = tl.program_id(1) * share
+    for block in tl.range(begin, min(begin + share, grid), num_stages=STAGES):
+        at = block * 128
         if COLUMNS % 128:
-            left = begin + column < COLUMNS
-            weights = tl.load(of_row + begin, inside & left[None, :], 0.0)
-            inputs = tl.load(of_item + begin, counts & left[:, None], 0.0)
+            left = at + column < COLUMNS
+            codes = tl.load(of_row + at, along(left, not WEIGHTS_FIRST), 0.0)
+            inputs = tl.load(of_item + at, along(left, WEIGHTS_FIRST), 0.0)
         else:
-            weights = tl.load(of_row + begin, inside, 0.0)
-            inputs = tl.load(of_item + begin, counts, 0.0)
-        turned = weights.to(inputs.dtype)
+            codes = tl.load(of_row + at)
+            inputs = tl.load(of_item + at)
+        if WEIGHTS_FIRST:
+            part = tl.dot(turned_pairs(codes, dtype, PACKED), inputs, input_precision="ieee")
+        else:
+            part = tl.dot(inputs, turned(codes, dtype, PACKED), input_precision="ieee")
         if SCALE_COLUMNS < COLUMNS:
-            part = tl.dot(turned, inputs, input_precision="ieee")
-            scale = tl.load(of_block + begin // 128, row < rows, 0.0)
-            result += part * scale[:, None]
-        else:
-            result = tl.dot(turned, inputs, result, input_precision="ieee")
+            if SCALE_ROWS == 1:
+                part *= along(tl.load(scales + kept * grid + block), WEIGHTS_FIRST)
+            else:
+                part *= tl.load(scales + first // SCALE_ROWS * grid + block)
+        result += part
     if SCALE_COLUMNS >= COLUMNS:
-        result *= tl.load(scales + row, row < rows, 0.0)[:, None]
-    at = output + item.to(tl.int64)[None, :] * output_stride + row[:, None]
-    tl.store(at, result.to(output.dtype.element_ty), inside & counts)
+        result *= along(tl.load(scales + kept), WEIGHTS_FIRST)
+    line = (tl.program_id(1) * batch + item).to(tl.int64) * output_stride
+    at = along(row, WEIGHTS_FIRST) + along(line, not WEIGHTS_FIRST)
+    inside = along(row < rows, WEIGHTS_FIRST) & along(item < batch, not WEIGHTS_FIRST)
+    tl.store(output + at, result.to(output.dtype.element_ty), inside)
 
 
 def compile_specs() -> list[KernelSpec]:
     """out_proj and gate_up of 9B, block scales, at each size of batch."""
 
     def spec(name: str, batch: int, rows: int, columns: int) -> KernelSpec:
-        tile = tile_for(batch, rows, torch.bfloat16)
-        sizes = {"COLUMNS": columns, "BATCH": tile.batch, "ROWS": tile.rows, "STAGES": tile.stages}
-        constants = sizes | {"SCALE_ROWS": GROUP, "SCALE_COLUMNS": GROUP, "DEPENDENT": True}
+        tile = tile_for(batch, rows, columns, torch.bfloat16)
+        constants = {
+            "COLUMNS": columns,
+            "BATCH": tile.batch,
+            "ROWS": tile.rows,
+            "SPLIT": tile.split,
+            "STAGES": tile.stages,
+            "WEIGHTS_FIRST": tile.batch > MOST_SECOND,
+            "PACKED": True,
+            "SCALE_ROWS": GROUP,
+            "SCALE_COLUMNS": GROUP,
+            "DEPENDENT": True,
+        }
         return KernelSpec.of(
             f"fp8_product_{name}_{batch}",
             _kernel,
             constants,
             tile.warps,
-            fp32="scales",
+            fp32="scales output" if tile.split > 1 else "scales",
             values="*fp8e4nv",
         )
 
     shapes = (("out_proj", 4096, 4096), ("gate_up", 24576, 4096))
-    return [spec(name, batch, *size) for batch in (16, 32, 64, 128) for name, *size in shapes]
+    return [spec(name, batch, *size) for batch in (16, 32, 64) for name, *size in shapes]

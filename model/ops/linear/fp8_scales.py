@@ -1,4 +1,5 @@
-"""How kernels apply the scales of FP8 weights, which lie as `model/weights/fp8_layout.py` says.
+"""How kernels apply the scales of FP8 weights, which lie as `model/weights/kernels/fp8_layout.py`
+says.
 
 Where SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
 rows, 128 or 1. Values are multiplied as they are, and scales folded in float32.
@@ -11,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.weights.fp8 import BLOCK, Fp8
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
 
 GROUP = BLOCK
@@ -23,19 +25,27 @@ def scale_sizes(weight: Fp8) -> dict[str, int]:
     return {"SCALE_ROWS": weight.block_rows, "SCALE_COLUMNS": weight.block_columns}
 
 
+FP4_GROUP = 16
+"""Columns that share a scale of NVFP4, and with that what its matrices are known by."""
+
+
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, or a stack of them, as kernels take either kind: scales None of plain numbers."""
+    """A matrix, or a stack of them, as kernels take any kind: scales None of plain numbers, factors
+    of NVFP4 alone."""
 
     values: Tensor
     scales: Tensor | None
     scale_rows: int
     scale_columns: int
+    factors: Tensor | None = None
 
     @staticmethod
     def of(matrix: Matrix) -> "Operand":
         """Raises WeightsError where it is of several kinds, or of one without a kernel."""
         segment = matrix.only
+        if isinstance(segment, NvFp4Halves):
+            return Operand(segment.packed, segment.groups, 1, FP4_GROUP, segment.factors)
         if not isinstance(segment, Fp8):
             return Operand(matrix.plain, None, 1, matrix.shape[-1])
         sizes = scale_sizes(segment)
@@ -83,10 +93,26 @@ def scaled_products(
 
 
 @triton.jit
+def run_sums(products, RUN: tl.constexpr):
+    """products [ROWS, BLOCK], the columns of each run of RUN summed: what one thread holds of a row
+    takes one register between blocks of columns."""
+    ROWS: tl.constexpr = products.shape[0]
+    RUNS: tl.constexpr = products.shape[1] // RUN
+    return tl.sum(tl.reshape(products, [ROWS, RUNS, RUN]), axis=2)
+
+
+@triton.jit
 def row_scales(scales, first, height, ROWS: tl.constexpr):
     """[ROWS] of scales that are each for a whole row."""
     row = first + tl.arange(0, ROWS)
     return tl.load(scales + row, row < height, 0.0)
+
+
+@triton.jit
+def elements_of_row(WIDTH: tl.constexpr, SCALE_COLUMNS: tl.constexpr):
+    """Of the values as they are stored: bytes that hold two where those are NVFP4."""
+    result: tl.constexpr = (WIDTH + 127) // 128 * 64 if SCALE_COLUMNS == 16 else WIDTH
+    return result
 
 
 @triton.jit
@@ -100,5 +126,8 @@ def scales_of(
 ):
     """Where those of one matrix of a stack begin."""
     tall: tl.constexpr = (HEIGHT + SCALE_ROWS - 1) // SCALE_ROWS
-    wide: tl.constexpr = (WIDTH + SCALE_COLUMNS - 1) // SCALE_COLUMNS
-    return scales + index * (tall * wide)
+    if SCALE_COLUMNS == 16:
+        return scales + index * (tall * ((WIDTH + 127) // 128 * 8))
+    else:
+        wide: tl.constexpr = (WIDTH + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+        return scales + index * (tall * wide)

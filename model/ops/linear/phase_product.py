@@ -3,6 +3,7 @@
     stored as    STEP           PROMPT
     plain        library        library
     FP8          fp8_product    the library's W8A8 where it takes the matrix, else fp8_product
+    NVFP4        nvfp4_product  nvfp4_product
 
 What is chosen depends on the matrix, its device and the model's dtype, never on the number of rows.
 float32 activations are never quantised: such a model is exact. Twin: `reference.product`.
@@ -14,12 +15,15 @@ from torch.nn import functional
 
 from tasuki.model.phase import Phase
 from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Plain, Segment
 
 from .fp8_activations import quantised_swiglu
 from .fp8_library import block_product, has_block_product, library_product
-from .fp8_product import fp8_product, tile_of_prompts
+from .fp8_product import fp8_product, fp8_product_swiglu, tile_of_prompts
+from .nvfp4_product import nvfp4_product
+from .nvfp4_product import tile_of_prompts as nvfp4_tile_of_prompts
 from .swiglu import swiglu
 
 
@@ -39,6 +43,14 @@ def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
     return output
 
 
+def phase_gate_up(x: Tensor, gate_up: Matrix, phase: Phase) -> Tensor:
+    """silu(gate) * up [T, width] of x's product with gate_up [2 * width, in]."""
+    match gate_up.segments:
+        case [Fp8() as weight] if phase is Phase.STEP:
+            return fp8_product_swiglu(x, weight)
+    return swiglu(phase_product(x, gate_up, phase))
+
+
 def phase_swiglu(gate_up: Tensor, down: Matrix, phase: Phase) -> Tensor:
     """silu(gate) * up of gate_up [T, 2 * in], times down [out, in] transposed: [T, out]."""
     match down.segments:
@@ -55,6 +67,8 @@ def _of_prompt(x: Tensor, segment: Segment) -> Tensor:
         if found is not None:
             return found
         return fp8_product(x, segment, tile=tile_of_prompts(x.dtype))
+    if isinstance(segment, NvFp4Halves):
+        return nvfp4_product(x, segment, tile=nvfp4_tile_of_prompts(x.dtype))
     assert isinstance(segment, Plain), f"{segment.kind} has no kernel"
     return functional.linear(x, segment.values)
 
@@ -63,6 +77,8 @@ def _of_step(x: Tensor, segment: Segment, output: Tensor) -> None:
     """Into output [T, out], any row stride."""
     if isinstance(segment, Fp8):
         fp8_product(x, segment, output)
+    elif isinstance(segment, NvFp4Halves):
+        nvfp4_product(x, segment, output)
     else:
         assert isinstance(segment, Plain), f"{segment.kind} has no kernel"
         torch.mm(x, segment.values.t(), out=output)

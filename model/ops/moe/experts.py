@@ -3,10 +3,10 @@
 Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Twin:
 `TorchOperators.feed_forward`. Few tokens go to gemv.py; more are sorted by expert and go
 through torch's grouped matrix products, which are bf16 only, so that other dtypes take gemv.py
-at every size. FP8 experts have grouped products of their own (fp8_grouped.py), and quantise the
-rows of prompts, of few tokens too: precision follows the phase. The choice depends on shapes and
-the phase alone, so that a captured graph holds one way. No host sync. Tokens past rows[0] get no
-expert and undefined results.
+at every size. FP8 and NVFP4 experts have grouped products of their own (fp8_grouped.py,
+nvfp4_grouped.py); FP8 quantises the rows of prompts, of few tokens too: precision follows the
+phase. The choice depends on shapes and the phase alone, so that a captured graph holds one way. No
+host sync. Tokens past rows[0] get no expert and undefined results.
 """
 
 import torch
@@ -19,11 +19,13 @@ from tasuki.model.ops.linear.phase_product import phase_product, phase_swiglu
 from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.phase import Phase
 from tasuki.model.weights.fp8 import Fp8
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 
 from .fp8_grouped import grouped_fp8
 from .gemv import moe_gemv
+from .nvfp4_grouped import grouped_nvfp4
 from .permute import permute, unpermute
 from .permute_index import Permutation, permute_index
 from .router import choose
@@ -31,6 +33,9 @@ from .shared_gate import fused_gate_sigmoid_mul_add
 
 # Where the two paths cross on an H200 with the shapes of 35B-A3B (docs/kernels.md).
 MOST_GEMV_TOKENS = 64
+MOST_CODED_GEMV_TOKENS = 32
+"""Of FP8 and NVFP4 experts: on an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens, and 1.24
+times as fast by grouped products at 64."""
 
 
 def moe(
@@ -49,7 +54,8 @@ def moe(
     """
     assert isinstance(config.feed_forward, MoeShape)
     chosen = config.feed_forward.chosen
-    few = x.shape[0] <= MOST_GEMV_TOKENS and (phase is Phase.STEP or _is_plain(weights))
+    few = x.shape[0] <= (MOST_GEMV_TOKENS if weights.gate_up.is_plain else MOST_CODED_GEMV_TOKENS)
+    few = few and (phase is Phase.STEP or not _is_quantised_by_phase(weights))
     if x.dtype is not torch.bfloat16 or few:
         return moe_gemv(x, weights, chosen, rows)
     if side is None:
@@ -66,10 +72,11 @@ def moe(
     return fused_gate_sigmoid_mul_add(x, weights.shared_gate, shared, routed, rows)
 
 
-def _is_plain(weights: MoeWeights) -> bool:
+def _is_quantised_by_phase(weights: MoeWeights) -> bool:
+    """Whether prompts have other activations than answers: those that FP8 weights multiply."""
     shared = weights.shared
     matrices = (weights.gate_up, weights.down, shared.gate_up, shared.down)
-    return all(matrix.is_plain for matrix in matrices)
+    return any(isinstance(matrix.only, Fp8) for matrix in matrices)
 
 
 def _mlp(x: Tensor, weights: MlpWeights, phase: Phase) -> Tensor:
@@ -90,6 +97,8 @@ def _gate_up(
     """[T * chosen, 2 * inner] in expert order."""
     positions, ends = permutation.positions, permutation.ends
     weight = matrices.only
+    if isinstance(weight, NvFp4Halves):
+        return grouped_nvfp4(permute(x, positions, rows), weight, ends)
     if not isinstance(weight, Fp8):
         return _grouped(permute(x, positions, rows), matrices.plain, ends)
     if phase is Phase.STEP:
@@ -104,6 +113,8 @@ def _gate_up(
 def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
     """silu(gate) * up of each pair, times its expert's matrix."""
     weight = matrices.only
+    if isinstance(weight, NvFp4Halves):
+        return grouped_nvfp4(swiglu(both), weight, ends)
     if not isinstance(weight, Fp8):
         return _grouped(swiglu(both), matrices.plain, ends)
     if phase is Phase.STEP:

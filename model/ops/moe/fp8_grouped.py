@@ -3,41 +3,29 @@
 pairs [P, columns], rows of expert e in [ends[e - 1], ends[e]); weight [experts, rows, columns].
 Twin: `reference.product` of each expert's rows. Pairs in bf16 are multiplied in bf16, weights
 turned in registers (W8A16); pairs quantised by 128 columns are multiplied as codes (W8A8). Either
-way a sum of 128 columns gets its scales in float32. A program owns a tile of weight rows and a tile
-of one expert's rows, and finds out which from `ends`: there are as many programs as any placement
-of P pairs can need, and those that are left over return. Rows past the last end are not written.
+way a sum of 128 columns gets its scales in float32. Weights are the second operand of the matrix
+instruction, whose first takes 16 rows: so no two warps turn the same weights. A program owns a tile
+of weight rows and a tile of one expert's rows, and finds out which from `ends`: there are as many
+programs as any placement of P pairs can need, and those that are left over return. Rows past the
+last end are not written.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tasuki.model.ops.linear.e4m3 import packed, turned
 from tasuki.model.ops.linear.fp8_scales import GROUP, scale_sizes, scales_of
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .expert_tiles import Tile, are_few, place_of_tile
 
-@dataclass(frozen=True)
-class Tile:
-    """`rows` of the weights, `pairs` of an expert a program, so many steps in flight."""
-
-    rows: int
-    pairs: int
-    stages: int
-    warps: int
-
-
-# By how many pairs an expert has on average; not yet chosen by measurement.
-_FEW = Tile(64, 16, 5, 4)
-_MANY = Tile(128, 64, 4, 8)
-
-
-def tile_for(pairs: int, experts: int) -> Tile:
-    """One of two, both of which the engine's first forwards take: none is compiled later."""
-    return _FEW if pairs <= 8 * experts else _MANY
+_FEW = Tile(128, 16, 3, 4)
+_MANY = Tile(128, 64, 4, 4)
+"""By how many pairs an expert has on average, the fastest of seven each, at 64 and 8192 tokens of
+35B-A3B on an H100. Both are taken by the engine's first forwards: none is compiled later."""
 
 
 def grouped_fp8(
@@ -47,10 +35,9 @@ def grouped_fp8(
     contiguous; weight for kernels; ends [experts] int32, ascending."""
     count, columns = pairs.shape
     experts, rows, _ = weight.shape
-    tile = tile or tile_for(count, experts)
+    tile = tile or (_FEW if are_few(count, experts) else _MANY)
     output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
-    tiles = min(triton.cdiv(count, tile.pairs) + experts, count)
-    _kernel[(triton.cdiv(rows, tile.rows), tiles)](
+    _kernel[tile.programs(count, experts, rows)](
         pairs,
         scales,
         weight.values,
@@ -64,6 +51,7 @@ def grouped_fp8(
         PAIRS=tile.pairs,
         ROWS=tile.rows,
         STAGES=tile.stages,
+        **packed(weight.values),
         **scale_sizes(weight),
         num_warps=tile.warps,
     )
@@ -85,58 +73,53 @@ def _kernel(
     PAIRS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
+    tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % ROWS == 0)
     grid: tl.constexpr = (COLUMNS + 127) // 128
-    # The tile's expert: the first whose tiles end behind it.
-    tile = tl.program_id(1)
-    index = tl.arange(0, PADDED)
-    exists = index < EXPERTS
-    end_of = tl.load(ends + index, exists, 0)
-    begin_of = tl.load(ends + index - 1, exists & (index > 0), 0)
-    tiles_of = tl.where(exists, (end_of - begin_of + PAIRS - 1) // PAIRS, 0)
-    last_of = tl.cumsum(tiles_of, axis=0)
-    expert = tl.sum(((last_of <= tile) & exists).to(tl.int32), axis=0)
+    expert, pair, end = place_of_tile(ends, tl.program_id(1), EXPERTS, PADDED, PAIRS)
     if expert >= EXPERTS:
         return
-    mine = index == expert
-    first = tl.sum(tl.where(mine, last_of - tiles_of, 0), axis=0)
-    end = tl.sum(tl.where(mine, end_of, 0), axis=0)
-    pair = tl.sum(tl.where(mine, begin_of, 0), axis=0) + (tile - first) * PAIRS
     pair += tl.arange(0, PAIRS)
 
     expert = expert.to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first_row = tl.program_id(0) * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    # Rows past the matrix read its last one and are not stored.
+    kept = tl.minimum(row, ALL_ROWS - 1)
     column = tl.arange(0, 128)
-    inside, counts = (row < ALL_ROWS)[:, None], (pair < end)[None, :]
+    counts = (pair < end)[:, None]
     matrix = values + expert * ALL_ROWS * COLUMNS
-    of_row = matrix + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-    of_pair = pairs + pair.to(tl.int64)[None, :] * COLUMNS + column[:, None]
+    of_row = matrix + kept[None, :] * COLUMNS + column[:, None]
+    of_pair = pairs + pair.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     of_expert = scales_of(scales, expert, ALL_ROWS, COLUMNS, SCALE_ROWS, SCALE_COLUMNS)
-    result = tl.zeros([ROWS, PAIRS], tl.float32)
+    result = tl.zeros([PAIRS, ROWS], tl.float32)
     for begin in tl.range(0, COLUMNS, 128, num_stages=STAGES):
         if COLUMNS % 128:
             left = begin + column < COLUMNS
-            weights = tl.load(of_row + begin, inside & left[None, :], 0.0)
-            inputs = tl.load(of_pair + begin, counts & left[:, None], 0.0)
+            weights = tl.load(of_row + begin, left[:, None], 0.0)
+            inputs = tl.load(of_pair + begin, counts & left[None, :], 0.0)
         else:
-            weights = tl.load(of_row + begin, inside, 0.0)
+            weights = tl.load(of_row + begin)
             inputs = tl.load(of_pair + begin, counts, 0.0)
         if pair_scales is None:
-            part = tl.dot(weights.to(inputs.dtype), inputs)
+            part = tl.dot(inputs, turned(weights, tl.bfloat16, PACKED))
         else:
-            part = tl.dot(weights, inputs)
+            part = tl.dot(inputs, weights)
             at = pair_scales + pair.to(tl.int64) * grid + begin // 128
-            part *= tl.load(at, pair < end, 0.0)[None, :]
+            part *= tl.load(at, pair < end, 0.0)[:, None]
         if SCALE_COLUMNS < COLUMNS:
-            at_block = of_expert + row // SCALE_ROWS * grid + begin // 128
-            part *= tl.load(at_block, row < ALL_ROWS, 0.0)[:, None]
+            if SCALE_ROWS == 1:
+                part *= tl.load(of_expert + kept * grid + begin // 128)[None, :]
+            else:
+                part *= tl.load(of_expert + first_row // SCALE_ROWS * grid + begin // 128)
         result += part
     if SCALE_COLUMNS >= COLUMNS:
-        result *= tl.load(of_expert + row, row < ALL_ROWS, 0.0)[:, None]
-    at = output + pair.to(tl.int64)[None, :] * ALL_ROWS + row[:, None]
-    tl.store(at, result.to(output.dtype.element_ty), inside & counts)
+        result *= tl.load(of_expert + kept)[None, :]
+    at = output + pair.to(tl.int64)[:, None] * ALL_ROWS + row[None, :]
+    tl.store(at, result.to(output.dtype.element_ty), counts & (row < ALL_ROWS)[None, :])
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -144,7 +127,7 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size
-        tile = tile_for(8 * (8192 if codes else 128), 256)
+        tile = _MANY if codes else _FEW
         constants = {
             "ALL_ROWS": rows,
             "COLUMNS": columns,
@@ -153,6 +136,7 @@ def compile_specs() -> list[KernelSpec]:
             "PAIRS": tile.pairs,
             "ROWS": tile.rows,
             "STAGES": tile.stages,
+            "PACKED": True,
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,
         } | ({} if codes else {"pair_scales": None})

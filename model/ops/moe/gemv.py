@@ -19,24 +19,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tasuki.model.ops.linear.e2m1 import group_products, row_factors
+from tasuki.model.ops.linear.e4m3 import packed
 from tasuki.model.ops.linear.fp8_scales import (
+    FP4_GROUP,
     GROUP,
     Operand,
+    elements_of_row,
     row_scales,
+    run_sums,
     scaled_products,
     scales_of,
 )
+from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.weights.layers import MoeWeights
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .router import choose
 
-# Rows of a matrix a program reads at a time, and their columns: 4 x 1024 bf16 are eight loads of
-# 16 bytes a thread. Small programs are many, which is what hides latency at one token.
-_ROWS = 4
-_COLUMNS = 1024
-_WARPS = 2
+# 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, which is what hides
+# latency at one token.
+_PLAIN = Stream(4, 1024, 2)
+# More rows: what a column of the input costs is shared by as many bytes. Codes: the fastest of nine
+# at 1 and 16 tokens of 35B-A3B on an H100; four bits: not chosen by measurement.
+_CODES = Stream(8, 2048, 4)
+_FOUR_BITS = Stream(8, 2048, 4)
 
 
 def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
@@ -44,19 +52,21 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
     tokens, hidden = x.shape
     gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
     shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)
+    first, second, third = (_stream(matrix) for matrix in (shared_up, gate_up, down))
     experts, _, inner = weights.down.shape
     shared_inner = weights.shared.down.shape[1]
     logits = x.new_empty(tokens, experts)
     gate = x.new_empty(tokens, dtype=torch.float32)
     shared = x.new_empty(tokens, shared_inner)
-    router_tiles = triton.cdiv(experts, _ROWS)
-    tiles = router_tiles + 1 + triton.cdiv(shared_inner, _ROWS)
+    router_tiles = triton.cdiv(experts, first.rows)
+    tiles = router_tiles + 1 + triton.cdiv(shared_inner, first.rows)
     _logits_and_shared[(tokens, tiles)](
         x,
         weights.router,
         weights.shared_gate,
         shared_up.values,
         shared_up.scales,
+        shared_up.factors,
         rows,
         logits,
         gate,
@@ -65,19 +75,21 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         HIDDEN=hidden,
         EXPERTS=experts,
         SHARED=shared_inner,
-        ROWS=_ROWS,
-        COLUMNS=_columns(hidden, shared_up),
+        ROWS=first.rows,
+        COLUMNS=_columns(first, hidden, shared_up),
         SCALE_ROWS=shared_up.scale_rows,
         SCALE_COLUMNS=shared_up.scale_columns,
+        **packed(x),
         **dependent(x),
-        num_warps=_WARPS,
+        num_warps=first.warps,
     )
     choice = choose(logits, chosen, rows)
     acts = x.new_empty(tokens * chosen, inner)
-    _gate_up[(tokens * chosen, triton.cdiv(inner, _ROWS))](
+    _gate_up[(tokens * chosen, triton.cdiv(inner, second.rows))](
         x,
         gate_up.values,
         gate_up.scales,
+        gate_up.factors,
         choice.experts,
         rows,
         acts,
@@ -85,23 +97,26 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         HIDDEN=hidden,
         INNER=inner,
         CHOSEN=chosen,
-        ROWS=_ROWS,
-        COLUMNS=_columns(hidden, gate_up),
+        ROWS=second.rows,
+        COLUMNS=_columns(second, hidden, gate_up),
         SCALE_ROWS=gate_up.scale_rows,
         SCALE_COLUMNS=gate_up.scale_columns,
+        **packed(x),
         **dependent(x),
-        num_warps=_WARPS,
+        num_warps=second.warps,
     )
     out = x.new_empty(tokens, hidden)
-    _down[(tokens, triton.cdiv(hidden, _ROWS))](
+    _down[(tokens, triton.cdiv(hidden, third.rows))](
         acts,
         down.values,
         down.scales,
+        down.factors,
         choice.experts,
         choice.weights,
         shared,
         shared_down.values,
         shared_down.scales,
+        shared_down.factors,
         gate,
         rows,
         out,
@@ -109,21 +124,28 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         INNER=inner,
         SHARED=shared_inner,
         CHOSEN=chosen,
-        ROWS=_ROWS,
-        COLUMNS=_columns(inner, down),
-        SHARED_COLUMNS=_columns(shared_inner, shared_down),
+        ROWS=third.rows,
+        COLUMNS=_columns(third, inner, down),
+        SHARED_COLUMNS=_columns(third, shared_inner, shared_down),
         SCALE_ROWS=down.scale_rows,
         SCALE_COLUMNS=down.scale_columns,
         SHARED_SCALE_ROWS=shared_down.scale_rows,
         SHARED_SCALE_COLUMNS=shared_down.scale_columns,
+        **packed(x),
         **dependent(x),
-        num_warps=_WARPS,
+        num_warps=third.warps,
     )
     return out
 
 
-def _columns(width: int, weights: Operand) -> int:
-    return max(min(_COLUMNS, int(triton.next_power_of_2(width))), weights.least_columns)
+def _columns(stream: Stream, width: int, weights: Operand) -> int:
+    return max(min(stream.block, int(triton.next_power_of_2(width))), weights.least_columns)
+
+
+def _stream(weights: Operand) -> Stream:
+    if weights.factors is not None:
+        return _FOUR_BITS
+    return _PLAIN if weights.scales is None else _CODES
 
 
 @triton.jit
@@ -135,32 +157,53 @@ def _products(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     scales=None,
+    factors=None,
     first=None,
     all_rows=None,
     SCALE_ROWS: tl.constexpr = 1,
     SCALE_COLUMNS: tl.constexpr = 1,
+    PACKED: tl.constexpr = False,
 ):
-    """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks:
-    [rows, COLUMNS] float32. A row past `height` gives zeros. scales: of FP8 numbers, among
-    `all_rows` of which row[0] is `first`."""
+    """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks
+    and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
+    numbers, among `all_rows` of which row[0] is `first`."""
     ROWS: tl.constexpr = row.shape[0]
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in tl.static_range(0, WIDTH, COLUMNS):
-        column = begin + tl.arange(0, COLUMNS)
-        inside = column < WIDTH
-        at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        block = tl.load(matrix + at, (row < height)[:, None] & inside[None, :], 0.0)
-        factor = tl.load(vector + column, inside, 0.0).to(tl.float32)
-        if scales is None:
-            products += block.to(tl.float32) * factor[None, :]
-        else:
-            products += scaled_products(
-                block, factor, scales, first, all_rows, begin, ROWS, COLUMNS, WIDTH, SCALE_ROWS,
-                SCALE_COLUMNS,
-            )  # fmt: skip
-    if scales is not None:  # noqa: SIM102 (decided when the kernel is compiled)
-        if SCALE_COLUMNS >= WIDTH:
-            products *= row_scales(scales, first, all_rows, ROWS)[:, None]
+    # What a thread holds of a row is summed before it is kept.
+    RUN: tl.constexpr = 1 if scales is None else 32 if SCALE_COLUMNS == 16 else 16
+    products = tl.zeros([ROWS, COLUMNS // RUN], tl.float32)
+    if factors is not None:
+        WIDE: tl.constexpr = (WIDTH + 127) // 128 * 64
+        for begin in tl.static_range(0, WIDE, COLUMNS // 2):
+            byte = begin + tl.arange(0, COLUMNS // 2)
+            at = row.to(tl.int64)[:, None] * WIDE + byte[None, :]
+            codes = tl.load(matrix + at, (row < height)[:, None] & (byte < WIDE)[None, :], 0)
+            column = byte // 64 * 128 + byte % 64
+            low = tl.load(vector + column, column < WIDTH, 0.0).to(tl.float32)
+            high = tl.load(vector + column + 64, column + 64 < WIDTH, 0.0).to(tl.float32)
+            products += group_products(
+                codes, scales, low, high, first, all_rows, begin, ROWS, WIDE, PACKED
+            )
+        of_row = tl.minimum(first + tl.arange(0, ROWS), all_rows - 1)
+        multiplier, divisor = row_factors(factors, of_row, all_rows)
+        products = products * multiplier[:, None] / divisor[:, None]
+    else:
+        for begin in tl.static_range(0, WIDTH, COLUMNS):
+            column = begin + tl.arange(0, COLUMNS)
+            inside = column < WIDTH
+            at = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+            block = tl.load(matrix + at, (row < height)[:, None] & inside[None, :], 0.0)
+            factor = tl.load(vector + column, inside, 0.0).to(tl.float32)
+            if scales is None:
+                products += block.to(tl.float32) * factor[None, :]
+            else:
+                found = scaled_products(
+                    block, factor, scales, first, all_rows, begin, ROWS, COLUMNS, WIDTH, SCALE_ROWS,
+                    SCALE_COLUMNS,
+                )  # fmt: skip
+                products += run_sums(found, 16)
+        if scales is not None:  # noqa: SIM102 (decided when the kernel is compiled)
+            if SCALE_COLUMNS >= WIDTH:
+                products *= row_scales(scales, first, all_rows, ROWS)[:, None]
     return products
 
 
@@ -174,23 +217,25 @@ def _swiglu_rows(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     scales,
+    factors,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
 ):
     """silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate rows."""
     row = first + tl.arange(0, ROWS)
     gate = tl.sum(
         _products(
             matrix, row, inner, vector, WIDTH, COLUMNS,
-            scales, first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS,
+            scales, factors, first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS, PACKED,
         ),
         axis=1,
     )  # fmt: skip
-    up_rows = matrix + inner.to(tl.int64) * WIDTH
+    up_rows = matrix + inner.to(tl.int64) * elements_of_row(WIDTH, SCALE_COLUMNS)
     up = tl.sum(
         _products(
             up_rows, row, inner, vector, WIDTH, COLUMNS,
-            scales, inner + first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS,
+            scales, factors, inner + first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS, PACKED,
         ),
         axis=1,
     )  # fmt: skip
@@ -204,6 +249,7 @@ def _logits_and_shared(
     shared_gate,
     shared_gate_up,
     shared_scales,
+    shared_factors,
     rows,
     logits,
     gate,
@@ -216,6 +262,7 @@ def _logits_and_shared(
     COLUMNS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -239,7 +286,7 @@ def _logits_and_shared(
         inner = tl.full([], SHARED, tl.int32)
         act = _swiglu_rows(
             shared_gate_up, first, inner, vector, ROWS, HIDDEN, COLUMNS,
-            shared_scales, SCALE_ROWS, SCALE_COLUMNS,
+            shared_scales, shared_factors, SCALE_ROWS, SCALE_COLUMNS, PACKED,
         )  # fmt: skip
         tl.store(shared + token * SHARED + row, act, row < SHARED)
 
@@ -249,6 +296,7 @@ def _gate_up(
     x,
     matrices,
     scales,
+    factors,
     experts,
     rows,
     acts,
@@ -260,6 +308,7 @@ def _gate_up(
     COLUMNS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -268,16 +317,19 @@ def _gate_up(
     if token >= tl.load(rows):
         return
     expert = tl.load(experts + pair).to(tl.int64)
-    matrix = matrices + expert * (2 * INNER * HIDDEN)
+    matrix = matrices + expert * (2 * INNER * elements_of_row(HIDDEN, SCALE_COLUMNS))
     first = tl.program_id(1) * ROWS
     row = first + tl.arange(0, ROWS)
     vector = x + token.to(tl.int64) * x_stride
     inner = tl.full([], INNER, tl.int32)
     if scales is not None:
         scales = scales_of(scales, expert, 2 * INNER, HIDDEN, SCALE_ROWS, SCALE_COLUMNS)
+    if factors is not None:
+        factors += expert * (2 * 2 * INNER)
     act = _swiglu_rows(
-        matrix, first, inner, vector, ROWS, HIDDEN, COLUMNS, scales, SCALE_ROWS, SCALE_COLUMNS
-    )
+        matrix, first, inner, vector, ROWS, HIDDEN, COLUMNS, scales, factors, SCALE_ROWS,
+        SCALE_COLUMNS, PACKED,
+    )  # fmt: skip
     tl.store(acts + pair.to(tl.int64) * INNER + row, act, row < INNER)
 
 
@@ -286,11 +338,13 @@ def _down(
     acts,
     matrices,
     scales,
+    factors,
     experts,
     weights,
     shared,
     shared_matrix,
     shared_scales,
+    shared_factors,
     gate,
     rows,
     out,
@@ -305,6 +359,7 @@ def _down(
     SCALE_COLUMNS: tl.constexpr,
     SHARED_SCALE_ROWS: tl.constexpr,
     SHARED_SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -313,67 +368,89 @@ def _down(
         return
     first = tl.program_id(1) * ROWS
     row = first + tl.arange(0, ROWS)
-    products = tl.zeros([ROWS, COLUMNS], tl.float32)
+    RUN: tl.constexpr = 1 if scales is None else 32 if SCALE_COLUMNS == 16 else 16
+    products = tl.zeros([ROWS, COLUMNS // RUN], tl.float32)
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
         expert = tl.load(experts + pair).to(tl.int64)
-        matrix = matrices + expert * (HIDDEN * INNER)
+        matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
         vector = acts + pair * INNER
         of_expert = scales
         if scales is not None:
             of_expert = scales_of(scales, expert, HIDDEN, INNER, SCALE_ROWS, SCALE_COLUMNS)
+        expert_factors = factors
+        if factors is not None:
+            expert_factors = factors + expert * (2 * HIDDEN)
         found = _products(
             matrix, row, HIDDEN, vector, INNER, COLUMNS,
-            of_expert, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS,
+            of_expert, expert_factors, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS, PACKED,
         )  # fmt: skip
         products += tl.load(weights + pair) * found
     vector = shared + token * SHARED
     found = _products(
         shared_matrix, row, HIDDEN, vector, SHARED, SHARED_COLUMNS,
-        shared_scales, first, HIDDEN, SHARED_SCALE_ROWS, SHARED_SCALE_COLUMNS,
+        shared_scales, shared_factors, first, HIDDEN, SHARED_SCALE_ROWS, SHARED_SCALE_COLUMNS,
+        PACKED,
     )  # fmt: skip
     total = tl.sum(products, axis=1) + tl.load(gate + token) * tl.sum(found, axis=1)
     tl.store(out + token * HIDDEN + row, total, row < HIDDEN)
 
 
+_STORED = {"bf16": (_PLAIN, None), "fp8": (_CODES, GROUP), "nvfp4": (_FOUR_BITS, FP4_GROUP)}
+
+
 def compile_specs() -> list[KernelSpec]:
-    """35B-A3B, plain and in FP8 blocks."""
-    return [spec for stored in ("bf16", "fp8") for spec in _specs(stored)]
+    """35B-A3B, plain, in FP8 blocks and in NVFP4."""
+    return [spec for stored in _STORED for spec in _specs(stored)]
 
 
 def _specs(stored: str) -> list[KernelSpec]:
-    fp8 = stored == "fp8"
-    matrices = ("matrices", "shared_matrix", "shared_gate_up")
-    every = {"HIDDEN": 2048, "ROWS": _ROWS, "DEPENDENT": True}
-    first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": _COLUMNS}
-    second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": _COLUMNS}
+    stream, group = _STORED[stored]
+    every = {"HIDDEN": 2048, "ROWS": stream.rows, "PACKED": True, "DEPENDENT": True}
+    first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": stream.block}
+    second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": stream.block}
     third = second | {"SHARED": 512, "COLUMNS": 512, "SHARED_COLUMNS": 512}
+    kinds = {
+        "bf16": {},
+        "fp8": {"values": "*fp8e4nv", "scales": "*fp32"},
+        "nvfp4": {"values": "*u8", "scales": "*fp8e4nv", "factors": "*fp32"},
+    }[stored]
+    names = {
+        "values": ("matrices", "shared_matrix", "shared_gate_up"),
+        "scales": ("scales", "shared_scales"),
+        "factors": ("factors", "shared_factors"),
+    }
 
     def spec(name: str, kernel: Any, constants: dict[str, Any], i32: str, fp32: str) -> KernelSpec:
         arguments = kernel.arg_names
         sizes = {
-            name: GROUP if fp8 else constants.get(width, 0) if "COLUMNS" in name else 1
+            name: (group or constants[width]) if "COLUMNS" in name else group if fp8_rows else 1
             for name, width in (
-                ("SCALE_ROWS", ""),
+                ("SCALE_ROWS", "HIDDEN"),
                 ("SCALE_COLUMNS", "INNER" if name == "down" else "HIDDEN"),
-                ("SHARED_SCALE_ROWS", ""),
+                ("SHARED_SCALE_ROWS", "HIDDEN"),
                 ("SHARED_SCALE_COLUMNS", "SHARED"),
             )
             if name in arguments
         }
-        scales = [name for name in ("scales", "shared_scales") if name in arguments]
-        absent: dict[str, Any] = {} if fp8 else dict.fromkeys(scales)
+        types, absent = {}, {}
+        for part, given in names.items():
+            here = [name for name in given if name in arguments]
+            if part in kinds:
+                types |= dict.fromkeys(here, kinds[part])
+            elif part != "values":
+                absent |= dict.fromkeys(here)
         made = KernelSpec.of(
-            f"moe_gemv_{name}{'_fp8' if fp8 else ''}",
+            f"moe_gemv_{name}{'' if stored == 'bf16' else f'_{stored}'}",
             kernel,
             constants | sizes | absent,
-            _WARPS,
+            stream.warps,
             i32=i32,
-            fp32=" ".join([fp32, *(scales if fp8 else [])]),
+            fp32=fp32,
         )
-        codes = {name: "*fp8e4nv" for name in matrices if fp8 and name in arguments}
-        return replace(made, signature=made.signature | codes)
+        return replace(made, signature=made.signature | types)
 
+    fp8_rows = stored == "fp8"
     return [
         spec("logits_and_shared", _logits_and_shared, first, "rows", "gate"),
         spec("gate_up", _gate_up, second, "experts rows", ""),

@@ -69,13 +69,16 @@ def sample(
     rows: Tensor,
     cut: Cut | None = None,
     mask: Tensor | None = None,
+    ids: Tensor | None = None,
     of: Slice | None = None,
 ) -> None:
     """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored: with
     a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn. mask [B, at
     least vocab / 8] uint8: likewise, those whose bit it has, t % 8 of byte t // 8. Logprobs stay
-    those of the whole distribution. of: where logits are those of a part of the vocabulary, of
-    which every rank has another one: all draw the same; then there is neither cut nor mask."""
+    those of the whole distribution. ids [vocab] int64, ascending: the tokens that the logits are
+    of, where these are a part of the model's; each has its own noise, as among all. of: where every
+    rank has logits of another part of the vocabulary: all draw the same; then there is nothing else
+    of these."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
     # In one piece, which is all that ranks exchange; of a multiple of four rows, so that what lies
@@ -86,6 +89,7 @@ def sample(
         logits,
         *((None,) * 3 if cut is None else (cut.keys, cut.left, cut.equals)),
         mask,
+        ids,
         draws.temperature,
         draws.keys,
         draws.positions,
@@ -152,6 +156,7 @@ def _best_of_run(
     cut_left,
     cut_equals,
     mask,
+    names,
     temperature,
     keys,
     positions,
@@ -194,6 +199,8 @@ def _best_of_run(
     if MASKED:
         bits = tl.load(mask + row.to(tl.int64) * mask_stride + ids // 8, inside, 0)
         score = tl.where((bits.to(tl.int32) >> (ids % 8)) & 1 != 0, score, -float("inf"))
+    if names is not None:
+        ids = tl.load(names + ids, inside, 2147483647).to(tl.int32)
     heat = tl.load(temperature + row)
     if heat > 0:
         noise = _gumbel(
@@ -257,9 +264,15 @@ def compile_specs() -> list[KernelSpec]:
     width = {"RUNS": triton.next_power_of_2(triton.cdiv(248320, RUN))}
     cuts = "cut_keys cut_left cut_equals"
 
-    def best_of_run(name: str, dtype: str, cut: bool, masked: bool) -> KernelSpec:
+    def best_of_run(
+        name: str, dtype: str, cut: bool, masked: bool, named: bool = False
+    ) -> KernelSpec:
         constants = {"CUT": cut, "MASKED": masked, "NARROW": dtype == "bf16", "RUN": RUN} | width
-        absent = [*([] if cut else cuts.split()), *([] if masked else ["mask"])]
+        absent = [
+            *([] if cut else cuts.split()),
+            *([] if masked else ["mask"]),
+            *([] if named else ["names"]),
+        ]
         return KernelSpec.of(
             f"sampling_{name}_{dtype}",
             _best_of_run,
@@ -269,7 +282,7 @@ def compile_specs() -> list[KernelSpec]:
             i32="keys positions rows token" + (f" {cuts}" if cut else ""),
             logits=f"*{dtype}",
             vocab="i32:16",
-            pointers="*u8",
+            pointers="*i64" if named else "*u8",
         )
 
     joined = KernelSpec.of(
@@ -289,4 +302,5 @@ def compile_specs() -> list[KernelSpec]:
             ("best_of_run_masked", False, True),
         )
     ]
-    return [*best, joined]
+    part = best_of_run("best_of_run_of_a_part", "bf16", cut=False, masked=False, named=True)
+    return [*best, part, joined]

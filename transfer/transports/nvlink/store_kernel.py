@@ -23,12 +23,8 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 ALIGNMENT = 16
 """Bytes: what offsets and lengths of pieces are multiples of."""
-_ALIGNMENT_BITS = 4
-_CHUNK_BYTES = 32 * 1024
-_CHUNK_UNITS = _CHUNK_BYTES // ALIGNMENT
+CHUNK_BYTES = 32 * 1024
 _WARPS = 16
-_HEAD = 2
-_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -48,65 +44,35 @@ class Grid:
     turn: int
 
 
-def table_words(pieces: int) -> int:
-    """Length of the table of that many pieces, in int64 words."""
-    return _HEAD + _COLUMNS * pieces + 1
+def launch_store(
+    source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
+) -> Any:
+    """Write every piece of the filled table on the current stream, then 1 to the int32 at `flag`;
+    what Triton compiled. Windows are launched without it (cpp_cache/dataplane/peer_writer.h).
 
-
-def fill_table(table: NDArray[np.int64], pieces: Pieces) -> int:
-    """Write the launch's table; how many chunks it has.
-
-    table [at least table_words(len(pieces))]: how many programs are done, padding, then columns:
-    local, remote and length of each piece in units of ALIGNMENT, and the chunk it begins with, to
-    which the number of chunks is added. REQUIRES: pieces are multiples of ALIGNMENT.
+    source: address of this side's arena. table: on the device, as fill_piece_table wrote it with
+    chunks of CHUNK_BYTES. flag: of host memory that the device can write. Addresses and the
+    permission need more than 32 bits.
     """
-    count = len(pieces)
-    table[0] = 0
-    columns = table[_HEAD : _HEAD + 3 * count].reshape(3, count)
-    np.right_shift(pieces.T, _ALIGNMENT_BITS, out=columns)
-    firsts = table[_HEAD + 3 * count : table_words(count)]
-    firsts[0] = 0
-    np.cumsum((columns[2] + (_CHUNK_UNITS - 1)) // _CHUNK_UNITS, out=firsts[1:])
-    return int(firsts[count])
-
-
-class PieceStore:
-    """Launches on one device. Keeps what was compiled: looking it up costs as much as a launch."""
-
-    def __init__(self) -> None:
-        self._compiled: Any = None
-
-    def launch(
-        self, source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
-    ) -> None:
-        """Write every piece of the filled table on the current stream, then 1 to the int32 at
-        `flag`.
-
-        source: address of this side's arena. table: on the device, as fill_table wrote it. flag: of
-        host memory that the device can write. Addresses and the permission need more than 32 bits.
-        """
-        arguments = (
-            source,
-            target.arena,
-            target.gate,
-            target.permission,
-            table,
-            pieces,
-            grid.turn,
-            flag,
-            _CHUNK_BYTES // 8,
-        )
-        if self._compiled is None:
-            # None of the arguments is specialised on, so that this is compiled once.
-            self._compiled = _store_kernel[(grid.programs,)](*arguments, num_warps=_WARPS)
-        else:
-            self._compiled[(grid.programs, 1, 1)](*arguments)
+    # None of the arguments is specialised on, so that this is compiled once.
+    return _store_kernel[(grid.programs,)](
+        source,
+        target.arena,
+        target.gate,
+        target.permission,
+        table,
+        pieces,
+        grid.turn,
+        flag,
+        CHUNK_BYTES // 8,
+        num_warps=_WARPS,
+    )
 
 
 def naive_store_pieces(
     source: NDArray[np.uint8], target: NDArray[np.uint8], pieces: Pieces
 ) -> None:
-    """The twin of PieceStore on arrays, with the gate open."""
+    """The twin of launch_store on arrays, with the gate open."""
     for local, remote, length in pieces.tolist():
         target[remote : remote + length] = source[local : local + length]
 
@@ -175,7 +141,7 @@ def compile_specs() -> list[KernelSpec]:
                 "turn": "i32",
                 "flag": "i64",
             },
-            constants={"CHUNK": _CHUNK_BYTES // 8},
+            constants={"CHUNK": CHUNK_BYTES // 8},
             num_warps=_WARPS,
         )
     ]

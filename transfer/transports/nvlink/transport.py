@@ -1,7 +1,8 @@
 """A kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
 
-Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and streams
-on which windows are stored. Knows no layers and no rooms. Thread rule: as in base; one lock.
+Owns the export of this node's arena, its gate and mailbox, the mapped arenas of peers, and what
+stores windows there (cpp_cache/dataplane/peer_writer.h), which launches, watches and announces
+without the interpreter's lock. Knows no layers and no rooms. Thread rule: as in base; one lock.
 Invariants:
 1. Nothing waits for the GPU but disconnect(), which must not unmap what a kernel still writes.
 2. A notification is sent after the event behind the window's kernel was seen to have passed, by
@@ -12,18 +13,33 @@ What proves that no more writes come: the event of the last window (drain), the 
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from tasuki.transfer.errors import OutOfBounds, TransferError, TransportError
+from tasuki.pycache._cpp_cache import (
+    AskedDigest,
+    Bell,
+    CudaContext,
+    DigestQueue,
+    GpuDigester,
+    PeerEndpoint,
+    PeerOutcome,
+    PeerTransfer,
+    PeerWriter,
+    fill_piece_table,
+    piece_table_words,
+)
+from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import (
     Endpoint,
+    HeldTransfer,
+    HeldWrite,
+    Holding,
     Region,
     Transfer,
     TransferState,
@@ -32,20 +48,17 @@ from tasuki.transfer.transports.base import (
 )
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds
 from tasuki.transfer.windows.units import TransferUnits
+from tasuki.utils.triton.kernel_handle import kernel_handle
 
 from .cuda_ipc import WORD_BYTES, CudaIpc
-from .mailbox import Mailbox, MailboxWriter
+from .mailbox import MailboxAddress
 from .peer_address import PeerAddress
-from .staging import PIECES, Staging, Table
-from .store_kernel import ALIGNMENT, Grid, PieceStore, Target, fill_table
+from .store_kernel import ALIGNMENT, CHUNK_BYTES, Grid, Target, launch_store
 from .write_gate import NOBODY, PeerGate
 
 # More than one program an SM, beside a forward too: a few of them for longer slow it as much
 # (docs/hand-over.md).
 _GRID = Grid(programs=264, turn=4)
-# So that one window's table and first stores go beside the last ones of the window before.
-_STREAMS = 2
-_HIGH_PRIORITY = -1
 
 
 @dataclass(eq=False)
@@ -53,36 +66,40 @@ class _PeerEndpoint(Endpoint):
     address: PeerAddress
     arena: int
     gate: int
-    permission: int
-    mailbox: MailboxWriter
+    peer: PeerEndpoint
     open: bool = True
 
     @property
     def remote_size(self) -> int:
         return self.address.size
 
-    @property
-    def target(self) -> Target:
-        return Target(self.arena, self.gate, self.permission)
-
 
 @dataclass(eq=False)
 class _PeerTransfer(Transfer):
-    endpoint: _PeerEndpoint
-    notification: bytes
-    launch: "_Launch | None"
-    """None of a notification alone, and once it was stored or released."""
-    notified: bool = False
+    posted: PeerTransfer
+
+    @property
+    def ended_at(self) -> float | None:
+        return self.posted.ended_at
 
 
 @dataclass(eq=False)
-class _Launch:
-    """Windows that one kernel stores. table: None once nothing of it is under way on the GPU.
-    windows: those that may still ask."""
+class _PeerHeld(HeldTransfer):
+    posted: PeerTransfer
 
-    table: Table | None
-    windows: int
-    stored: bool = False
+    @property
+    def ended_at(self) -> float | None:
+        return self.posted.ended_at
+
+    @property
+    def posted_at(self) -> float | None:
+        return self.posted.posted_at
+
+    @property
+    def digest(self) -> AskedDigest:
+        digest = self.posted.digest
+        assert digest is not None
+        return digest
 
 
 class PeerCopyTransport(Transport):
@@ -94,29 +111,37 @@ class PeerCopyTransport(Transport):
         self._device = torch.device("cuda", index)
         self._ipc = CudaIpc(index)
         self._gate = PeerGate(self._ipc)
-        self._mailbox = Mailbox()
-        self._staging = Staging(self._device)
-        self._streams: list[Any] = [
-            torch.cuda.Stream(self._device, priority=_HIGH_PRIORITY)  # type: ignore[no-untyped-call]
-            for _ in range(_STREAMS)
-        ]
-        self._store = PieceStore()
-        self._compile()
+        self._mailbox_address = MailboxAddress.new()
+        self._mailbox = self._mailbox_address.open()
+        self._compiled = self._compile()
         self._lock = threading.Lock()
         self._region: Region | None = None
+        self._writer: PeerWriter | None = None
+        self._bells: list[Bell] = []
+        """Of arrivals."""
+        self._end_bells: list[Bell] = []
+        self._digests: DigestQueue | None = None
+        """Of what is held: all of it leaves one arena."""
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
 
-    def _compile(self) -> None:
-        """So that no window waits for it: one launch that finds the gate shut."""
-        table = self._staging.take(0)
+    def _compile(self) -> object:
+        """The store kernel, by one launch that finds the gate shut."""
+        table = np.zeros(piece_table_words(0), dtype=np.int64)
+        flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         own = self._gate.address
-        with torch.cuda.stream(self._streams[0]):
-            self._store.launch(
-                own, Target(own, own, NOBODY), table.device, 0, table.flag_address, Grid(1, 1)
+        fill_piece_table(table, np.empty((0, 3), dtype=np.int64), CHUNK_BYTES)
+        with torch.cuda.device(self._device):
+            compiled = launch_store(
+                own,
+                Target(own, own, NOBODY),
+                torch.from_numpy(table).to(self._device),
+                0,
+                flag.data_ptr(),
+                Grid(1, 1),
             )
-            table.event.record(self._streams[0])
-        self._staging.give_back(table)
+            torch.cuda.synchronize()
+        return compiled
 
     @property
     def settle_seconds(self) -> float:
@@ -128,14 +153,23 @@ class PeerCopyTransport(Transport):
         """Kernels that were launched in time run at once: their streams wait for nothing."""
         return 0.5
 
-    @property
-    def poll_seconds(self) -> float:
-        """A window takes about as long."""
-        return 0.0001
+    def ring_at_ends(self, bell: Bell) -> None:
+        with self._lock:
+            self._end_bells.append(bell)
+            if self._writer is not None:
+                self._writer.ring_at_ends(bell)
+            if self._digests is not None:
+                self._digests.ring_at_answers(bell)
 
-    @property
-    def spin_seconds(self) -> float:
-        return 0.002
+    def rings(self, endpoint: Endpoint) -> bool:
+        return True
+
+    def ring_at_arrivals(self, bell: Bell) -> bool:
+        with self._lock:
+            if not self._closed:
+                self._bells.append(bell)
+                bell.watch(self._mailbox.descriptor)
+        return True
 
     def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
         with self._lock:
@@ -143,34 +177,50 @@ class PeerCopyTransport(Transport):
                 raise TransportError("peer_copy: one arena a node; it is registered already")
             # Refused here rather than by the first peer.
             self._ipc.export(address)
+            try:
+                self._writer = PeerWriter(
+                    CudaContext(self._device.index),
+                    kernel_handle(self._compiled),
+                    *(_GRID.programs, _GRID.turn, CHUNK_BYTES, address, size),
+                )
+            except RuntimeError as error:
+                raise TransportError(f"peer_copy cannot write from here: {error}") from error
+            for bell in self._end_bells:
+                self._writer.ring_at_ends(bell)
             self._region = Region(address, size)
         return self._region
 
     def metadata(self) -> bytes:
         with self._lock:
-            region = self._registered()
+            region, _ = self._registered()
             return PeerAddress(
                 process=ProcessIdentity.own(),
                 gpu=_uuid(self._device.index),
                 arena=self._ipc.export(region.address),
                 size=region.size,
                 gate=self._gate.export,
-                mailbox=self._mailbox.address,
+                mailbox=self._mailbox_address,
             ).pack()
 
     def connect(self, metadata: bytes) -> Endpoint:
         address = PeerAddress.unpack(metadata)
         self._require_reachable(address)
         with ExitStack() as undo:
-            mailbox = MailboxWriter(address.mailbox)
-            undo.callback(mailbox.close)
             gate = self._ipc.open(address.gate, WORD_BYTES)
             undo.callback(self._ipc.close, address.gate, gate)
             # Read now and not sent along: a gate may have been shut since its address was given.
             permission = self._ipc.read_word(gate)
             arena = self._ipc.open(address.arena, address.size)
+            undo.callback(self._ipc.close, address.arena, arena)
+            mailbox = address.mailbox
+            try:
+                peer = PeerEndpoint(
+                    *(mailbox.name, mailbox.secret, arena, address.size, gate, permission)
+                )
+            except RuntimeError as error:
+                raise TransportError(str(error)) from error
             undo.pop_all()
-        endpoint = _PeerEndpoint(address, arena, gate, permission, mailbox)
+        endpoint = _PeerEndpoint(address, arena, gate, peer)
         with self._lock:
             self._endpoints.append(endpoint)
         return endpoint
@@ -205,119 +255,59 @@ class PeerCopyTransport(Transport):
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
         """Windows that fit one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
-        with self._lock:
-            posted: dict[int, Transfer | Exception] = {}
-            stored: list[int] = []
-            for index, write in enumerate(writes):
-                try:
-                    self._check(endpoint, write.pieces)
-                except TransferError as error:
-                    posted[index] = error
-                    continue
-                if len(write.pieces):
-                    stored.append(index)
-                else:
-                    posted[index] = _PeerTransfer(endpoint, write.notification, None)
-            for together in _fitting(stored, [len(write.pieces) for write in writes]):
-                posted.update(self._store_together(endpoint, writes, together))
-        return [posted[index] for index in range(len(writes))]
+        region, writer = self._registered()
+        given = [(write.pieces, write.notification) for write in writes]
+        posted = writer.post(endpoint.peer, given)
+        return [
+            _error(transfer, write, region, endpoint) or _PeerTransfer(transfer)
+            for transfer, write in zip(posted, writes, strict=True)
+        ]
 
-    def _check(self, endpoint: _PeerEndpoint, pieces: Pieces) -> None:
-        """Raises OutOfBounds, TransportError."""
-        region = self._registered()
-        check_bounds(pieces, region.size, endpoint.remote_size)
-        if int(np.bitwise_or.reduce(pieces, axis=None)) % ALIGNMENT:
-            raise OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
-        if not endpoint.open:
-            raise TransportError("peer_copy: the connection is closed")
-
-    def _store_together(
-        self, endpoint: _PeerEndpoint, writes: Sequence[Write], together: Sequence[int]
-    ) -> dict[int, Transfer | Exception]:
-        pieces = [writes[index].pieces for index in together]
-        try:
-            table = self._launch(
-                self._registered(), endpoint, pieces[0] if len(pieces) == 1 else np.vstack(pieces)
-            )
-        except TransportError as error:
-            return dict.fromkeys(together, error)
-        launch = _Launch(table, len(together))
-        return {
-            index: _PeerTransfer(endpoint, writes[index].notification, launch) for index in together
-        }
-
-    def _launch(self, region: Region, endpoint: _PeerEndpoint, pieces: Pieces) -> Table:
-        """Raises TransportError."""
-        count = len(pieces)
-        # In turn.
-        stream = self._streams.pop(0)
-        self._streams.append(stream)
-        try:
-            with torch.cuda.stream(stream):
-                table = self._staging.take(count)
-                chunks = fill_table(table.host, pieces)
-                table.send()
-                turns = -(-chunks // _GRID.turn)
-                self._store.launch(
-                    region.address,
-                    endpoint.target,
-                    table.device,
-                    count,
-                    table.flag_address,
-                    Grid(min(_GRID.programs, turns), _GRID.turn),
-                )
-                table.event.record(stream)
-        except RuntimeError as error:
-            raise TransportError(f"peer_copy could not post: {error}") from error
-        return table
-
-    def poll(self, transfer: Transfer) -> TransferState:
-        assert isinstance(transfer, _PeerTransfer)
-        with self._lock:
-            if transfer.launch is not None:
-                if not self._over(transfer.launch):
-                    return TransferState.PENDING
-                stored = transfer.launch.stored
-                self._let_go(transfer)
-                if not stored:
-                    raise TransportError("peer_copy: the receiver has shut its gate; connect anew")
-            if not transfer.notified:
-                transfer.notified = transfer.endpoint.mailbox.write(transfer.notification)
-        return TransferState.DONE if transfer.notified else TransferState.PENDING
-
-    def _over(self, launch: _Launch) -> bool:
-        """Whether the GPU is through with it; then its table is free."""
-        table = launch.table
-        if table is None:
-            return True
-        if not self._passed(table):
-            return False
-        launch.stored = bool(table.flag[0])
-        launch.table = None
-        self._staging.give_back(table)
+    def holds(self, endpoint: Endpoint) -> bool:
         return True
 
-    def _let_go(self, transfer: _PeerTransfer) -> None:
-        """It asks no more. Idempotent."""
-        launch, transfer.launch = transfer.launch, None
-        if launch is None:
-            return
-        launch.windows -= 1
-        if not launch.windows and launch.table is not None:
-            self._staging.give_back(launch.table)
-            launch.table = None
+    def hold(
+        self, endpoint: Endpoint, writes: Sequence[HeldWrite], holding: Holding
+    ) -> list[HeldTransfer | Exception]:
+        assert isinstance(endpoint, _PeerEndpoint)
+        region, writer = self._registered()
+        given = [
+            (held.write.pieces, held.write.notification, held.tick, held.window.places)
+            for held in writes
+        ]
+        digests = self._digests_of(holding.digester)
+        posted = writer.hold(endpoint.peer, given, holding.steps, holding.lease, digests)
+        return [
+            _error(transfer, held.write, region, endpoint) or _PeerHeld(transfer)
+            for transfer, held in zip(posted, writes, strict=True)
+        ]
 
-    @staticmethod
-    def _passed(table: Table) -> bool:
-        try:
-            return table.passed
-        except RuntimeError as error:
-            raise TransportError(f"peer_copy: the GPU failed: {error}") from error
+    def _digests_of(self, digester: GpuDigester) -> DigestQueue:
+        with self._lock:
+            if self._digests is None:
+                self._digests = DigestQueue(digester)
+                for bell in self._end_bells:
+                    self._digests.ring_at_answers(bell)
+            return self._digests
+
+    def cancel(self, transfer: HeldTransfer) -> None:
+        assert isinstance(transfer, _PeerHeld)
+        self._registered()[1].cancel(transfer.posted)
+
+    def poll(self, transfer: Transfer) -> TransferState:
+        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
+        match transfer.posted.outcome:
+            case PeerOutcome.PENDING:
+                return TransferState.PENDING
+            case PeerOutcome.DONE:
+                return TransferState.DONE
+            case PeerOutcome.CANCELLED | PeerOutcome.UNLEASED:
+                return TransferState.DROPPED
+        raise TransportError(f"peer_copy: {transfer.posted.why}")
 
     def release(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, _PeerTransfer)
-        with self._lock:
-            self._let_go(transfer)
+        assert isinstance(transfer, _PeerTransfer | _PeerHeld)
+        transfer.posted.release()
 
     def notifications(self) -> list[bytes]:
         with self._lock:
@@ -336,10 +326,10 @@ class PeerCopyTransport(Transport):
             return
         endpoint.open = False
         self._endpoints.remove(endpoint)
-        endpoint.mailbox.close()
-        # Unmapping under a kernel that writes would break this process's context.
-        for stream in self._streams:
-            stream.synchronize()
+        try:
+            self._registered()[1].disconnect(endpoint.peer)
+        except RuntimeError as error:
+            raise TransportError(f"peer_copy: the GPU failed: {error}") from error
         self._ipc.close(endpoint.address.arena, endpoint.arena)
         self._ipc.close(endpoint.address.gate, endpoint.gate)
 
@@ -350,29 +340,35 @@ class PeerCopyTransport(Transport):
             self._closed = True
             for endpoint in list(self._endpoints):
                 self._disconnect(endpoint)
+            if self._writer is not None:
+                self._writer.stop()
+            for bell in self._bells:
+                bell.forget(self._mailbox.descriptor)
             self._mailbox.close()
             self._gate.close()
             self._region = None
 
-    def _registered(self) -> Region:
-        if self._region is None:
+    def _registered(self) -> tuple[Region, PeerWriter]:
+        if self._region is None or self._writer is None:
             raise TransportError("peer_copy: register the arena first")
-        return self._region
+        return self._region, self._writer
 
 
-def _fitting(indices: Sequence[int], pieces: Sequence[int]) -> Iterator[list[int]]:
-    """In order, as many together as one table has room for; larger ones alone. pieces: of each
-    window."""
-    together: list[int] = []
-    count = 0
-    for index in indices:
-        if together and count + pieces[index] > PIECES:
-            yield together
-            together, count = [], 0
-        together.append(index)
-        count += pieces[index]
-    if together:
-        yield together
+def _error(
+    posted: PeerTransfer, write: Write, region: Region, endpoint: _PeerEndpoint
+) -> Exception | None:
+    """Of what could not be begun."""
+    match posted.outcome:
+        case PeerOutcome.OUTSIDE:
+            try:
+                check_bounds(write.pieces, region.size, endpoint.remote_size)
+            except OutOfBounds as error:
+                return error
+        case PeerOutcome.MISALIGNED:
+            return OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
+        case PeerOutcome.REFUSED:
+            return TransportError(f"peer_copy: {posted.why}")
+    return None
 
 
 def _uuid(device: int) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .kept_inputs import KeptInputs
+from .kept_inputs import KeptInputs, KeptTurns
 from .step import inputs_of, places_of_state, step
 
 _WARPS = 8
@@ -37,6 +37,10 @@ class FoldRows:
     read_slots: Tensor
     write_slots: Tensor
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.places, self.counts, self.read_slots, self.write_slots
+
 
 def gdn_fold(
     kept: KeptInputs,
@@ -45,25 +49,49 @@ def gdn_fold(
     ssm: Sequence[Tensor],
     folds: FoldRows,
 ) -> None:
-    """Store the states of all layers. conv, ssm: a layer each, views of one arena as for
-    `gdn_verify`, every layer as far behind the one before. Raises ValueError where they are not."""
-    layers, rows = len(ssm), len(folds.counts)
-    conv_step, ssm_step = _step_of(conv), _step_of(ssm)
-    tables = (folds.places, folds.counts, folds.read_slots, folds.write_slots)
+    """Store the states of all layers, conv columns included. conv, ssm: a layer each, views of one
+    arena as for `gdn_verify`, every layer as far behind the one before. Raises ValueError where
+    they are not."""
+    fold_columns(kept, config, conv, folds)
+    fold_states(kept, config, ssm, folds)
+
+
+def fold_columns(
+    kept: KeptInputs | KeptTurns,
+    config: ModelConfig,
+    conv: Sequence[Tensor],
+    folds: FoldRows,
+    turn: Tensor | None = None,
+) -> None:
+    """Of gdn_fold() the conv columns alone; a row of no tokens is left alone. turn [1] int32: of
+    the step that comes, where kept has both: the other one's is folded."""
+    layers, rows = len(conv), len(folds.counts)
+    conv_step = _step_of(conv)
+    raw = kept.raw
     _columns_kernel[(triton.cdiv(config.conv_channels, _CHANNELS), rows, layers)](
-        kept.raw,
-        kept.places,
-        kept.tokens,
+        raw,
+        turn,
+        raw.stride(0),
+        raw.shape[-3],
+        raw.shape[-2],
         conv[0],
         conv[0].stride(0),
         conv_step,
-        *tables,
+        *folds.tables,
         CHANNELS=config.conv_channels,
         COLUMNS=config.conv_width - 1,
         PADDED=triton.next_power_of_2(config.conv_width - 1),
         BLOCK=_CHANNELS,
         num_warps=_CHANNEL_WARPS,
     )
+
+
+def fold_states(
+    kept: KeptInputs, config: ModelConfig, ssm: Sequence[Tensor], folds: FoldRows
+) -> None:
+    """Of gdn_fold() what is not conv columns."""
+    layers, rows = len(ssm), len(folds.counts)
+    ssm_step = _step_of(ssm)
     _states_kernel[(config.value_heads, rows, layers)](
         kept.mixed,
         kept.scalars,
@@ -72,7 +100,7 @@ def gdn_fold(
         ssm[0],
         ssm[0].stride(0),
         ssm_step,
-        *tables,
+        *folds.tables,
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=config.value_heads,
         KEY_DIM=config.key_dim,
@@ -91,9 +119,11 @@ def _step_of(views: Sequence[Tensor]) -> int:
     return steps.pop() if steps else 0
 
 
-@triton.jit(do_not_specialize=["kept_places", "kept_tokens"])
+@triton.jit(do_not_specialize=["turn_size", "kept_places", "kept_tokens"])
 def _columns_kernel(
     raw,
+    turn,
+    turn_size,
     kept_places,
     kept_tokens,
     conv,
@@ -112,6 +142,10 @@ def _columns_kernel(
     layer = tl.program_id(2).to(tl.int64)
     place = tl.load(places + row)
     count = tl.load(counts + row)
+    if count == 0:
+        return
+    if turn is not None:
+        raw += (1 - tl.load(turn)).to(tl.int64) * turn_size
     read = tl.load(read_slots + row).to(tl.int64)
     write = tl.load(write_slots + row).to(tl.int64)
     conv += layer * layer_stride
@@ -195,5 +229,18 @@ def compile_specs() -> list[KernelSpec]:
         KernelSpec.of(
             "gdn_fold_states", _states_kernel, heads, _WARPS, fp32="scalars ssm", i32=tables
         ),
-        KernelSpec.of("gdn_fold_columns", _columns_kernel, sizes, _CHANNEL_WARPS, i32=tables),
+        KernelSpec.of(
+            "gdn_fold_columns",
+            _columns_kernel,
+            sizes | {"turn": None},
+            _CHANNEL_WARPS,
+            i32=tables,
+        ),
+        KernelSpec.of(
+            "gdn_fold_columns_first",
+            _columns_kernel,
+            sizes,
+            _CHANNEL_WARPS,
+            i32=f"{tables} turn",
+        ),
     ]

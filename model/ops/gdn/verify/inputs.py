@@ -33,8 +33,10 @@ def verify_inputs(
     counts: Tensor,
     rows: Tensor,
     kept: LayerInputs,
+    turn: Tensor,
 ) -> None:
-    """Fills the first counts[r] tokens of place r of `kept`, for each of the first rows[0] rows.
+    """Fills the first counts[r] tokens of place r of that turn of `kept`, for each of the first
+    rows[0] rows.
 
     projected [B * T, ...]: T tokens a row, arguments else as of `gdn_verify`.
     """
@@ -54,7 +56,10 @@ def verify_inputs(
         kept.raw,
         kept.mixed,
         kept.scalars,
-        kept.raw.shape[1],
+        turn,
+        kept.raw.stride(0),
+        kept.scalars.stride(0),
+        kept.raw.shape[2],
         KEY_HEADS=config.key_heads,
         VALUE_HEADS=config.value_heads,
         KEY_DIM=config.key_dim,
@@ -68,7 +73,7 @@ def verify_inputs(
     )
 
 
-@triton.jit(do_not_specialize=["kept_tokens"])
+@triton.jit(do_not_specialize=["kept_tokens", "turn_size", "turn_numbers"])
 def _kernel(
     projected,
     projected_stride,
@@ -83,6 +88,9 @@ def _kernel(
     raw,
     mixed,
     scalars,
+    turn,
+    turn_size,
+    turn_numbers,
     kept_tokens,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -105,6 +113,10 @@ def _kernel(
             wait()
         return
     read = tl.load(read_slots + row).to(tl.int64)
+    own = tl.load(turn).to(tl.int64)
+    raw += own * turn_size
+    mixed += own * turn_size
+    scalars += own * turn_numbers
     KEYS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM
     CHANNELS: tl.constexpr = KEYS + VALUE_HEADS * VALUE_DIM
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -160,6 +172,6 @@ def compile_specs() -> list[KernelSpec]:
             heads | {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "DEPENDENT": True},
             _WARPS,
             fp32="decay_rate dt_bias scalars",
-            i32="read_slots counts rows",
+            i32="read_slots counts rows turn",
         )
     ]

@@ -3,7 +3,8 @@ fold: the rows write no slot, since how many of their tokens hold shows only lat
 
 Owns the buffers; knows no lane. What is kept are inputs and never updates: a fold computes these
 again from the state that it finds, or its error would grow with every token. Launches that share it
-share a stream. Invariant: place r holds row r of the last forward of such rows, and nobody else's.
+share a stream. There are two sets, and forwards take turns: what one keeps the next one folds while
+it keeps its own. Invariant: place r of a set holds row r of the last forward whose turn it was.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tasuki.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """One layer's part of `KeptInputs`, without the first dimension."""
+    """One layer's part of both sets: as `KeptInputs`, the first dimension is the turn."""
 
     raw: Tensor
     mixed: Tensor
@@ -53,10 +54,6 @@ class KeptInputs:
             scalars=torch.empty(*shape, numbers, dtype=float32, device=device),
         )
 
-    def layer(self, index: int) -> LayerInputs:
-        """Of the GDN layer of this number, counted without the others."""
-        return LayerInputs(self.raw[index], self.mixed[index], self.scalars[index])
-
     @property
     def places(self) -> int:
         return self.raw.shape[1]
@@ -64,6 +61,42 @@ class KeptInputs:
     @property
     def tokens(self) -> int:
         return self.raw.shape[2]
+
+
+@dataclass(frozen=True)
+class KeptTurns:
+    """Both sets: as `KeptInputs`, behind a first dimension of 2."""
+
+    raw: Tensor
+    mixed: Tensor
+    scalars: Tensor
+
+    @staticmethod
+    def empty(
+        config: ModelConfig,
+        layers: int,
+        places: int,
+        tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "KeptTurns":
+        one = KeptInputs.empty(config, layers, places, tokens, dtype, torch.device("meta"))
+        parts = (one.raw, one.mixed, one.scalars)
+        return KeptTurns(
+            *(torch.empty(2, *part.shape, dtype=part.dtype, device=device) for part in parts)
+        )
+
+    def of(self, turn: int) -> KeptInputs:
+        """turn: 0 or 1."""
+        return KeptInputs(self.raw[turn], self.mixed[turn], self.scalars[turn])
+
+    def layer(self, index: int) -> LayerInputs:
+        """Of the GDN layer of this number, counted without the others."""
+        return LayerInputs(self.raw[:, index], self.mixed[:, index], self.scalars[:, index])
+
+    @property
+    def tokens(self) -> int:
+        return self.raw.shape[3]
 
 
 def scalars_a_token(config: ModelConfig) -> int:

@@ -1,14 +1,18 @@
 """Rows with drafts through a GDN layer, from in_proj's output to out_proj's input: as many decode
-steps as a row has tokens, but no slot is written.
+steps as a row has tokens, but the state behind them is not written.
 
 Two launches. `verify_inputs` makes what the recurrence is given, and keeps it for a fold. Then a
 program owns one value head of one row: it reads that head's state once and takes its tokens one
-after another, the state in registers. Twin: `TorchOperators.gdn` of sequences that are `stepped`
-and store nothing.
+after another, the state in registers. What of the row's last step holds is folded on the way: then
+the state is that before those tokens, and the one behind them is stored where the row would have
+read it. Twin: `TorchOperators.gdn` of sequences that are `stepped` and store nothing, and before
+them of those that are folded, which store.
 
 No row may read a slot that another row writes. The kernel before this pair in the stream may not
 write slots, counts or rows: they are read while it still runs.
 """
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -25,7 +29,18 @@ from .inputs import verify_inputs
 from .kept_inputs import LayerInputs
 from .step import inputs_of, places_of_state, step
 
-_WARPS = 8
+_WARPS = 16
+
+
+@dataclass(frozen=True)
+class RowFolds:
+    """What rows fold first, [B] int32 on the device. counts: tokens of the last step, 0 of rows
+    that fold nothing. places: of these rows, in what that step kept. slots: of the state before
+    those tokens; the read slot of rows that fold nothing. Conv columns are folded before."""
+
+    counts: Tensor
+    places: Tensor
+    slots: Tensor
 
 
 def gdn_verify(
@@ -38,6 +53,8 @@ def gdn_verify(
     counts: Tensor,
     rows: Tensor,
     kept: LayerInputs,
+    turn: Tensor,
+    folds: RowFolds,
 ) -> Tensor:
     """[B * T, value_heads * value_dim] in projected's dtype. Of the first rows[0] rows, tokens from
     counts[r] on give zeros; rows behind those are left unwritten.
@@ -45,10 +62,11 @@ def gdn_verify(
     projected [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
     (a)]: row r has the T from r * T on; any stride. conv [slots, channels, width - 1] and ssm
     [slots, value_heads, value_dim, key_dim] are views of the arena: dense but for the slot stride.
-    read_slots, counts [B] (1 to T) and rows [1]: int32, on the device. kept: of at least B places
-    and T tokens. Head dimensions are powers of two.
+    read_slots, counts [B] (1 to T), rows [1] and turn [1], 0 or 1: int32, on the device. kept: of
+    at least B places and T tokens; what this step keeps goes to its turn, what is folded is of the
+    other one. Head dimensions are powers of two.
     """
-    verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept)
+    verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
     output = projected.new_empty(projected.shape[0], heads * config.value_dim)
     _kernel[(heads, batch)](
@@ -56,7 +74,13 @@ def gdn_verify(
         projected.stride(0),
         kept.mixed,
         kept.scalars,
-        kept.mixed.shape[1],
+        turn,
+        kept.mixed.stride(0),
+        kept.scalars.stride(0),
+        kept.mixed.shape[2],
+        folds.counts,
+        folds.places,
+        folds.slots,
         weights.norm,
         ssm,
         ssm.stride(0),
@@ -78,13 +102,19 @@ def gdn_verify(
     return output
 
 
-@triton.jit(do_not_specialize=["kept_tokens", "tokens"])
+@triton.jit(do_not_specialize=["kept_tokens", "tokens", "turn_size", "turn_numbers"])
 def _kernel(
     z,
     projected_stride,
     mixed,
     scalars,
+    turn,
+    turn_size,
+    turn_numbers,
     kept_tokens,
+    fold_counts,
+    fold_places,
+    fold_slots,
     norm,
     ssm,
     ssm_stride,
@@ -107,31 +137,55 @@ def _kernel(
     # Asked for together, so that padding is noticed without a second wait.
     live = tl.load(rows)
     read = tl.load(read_slots + row).to(tl.int64)
+    before = tl.load(fold_slots + row).to(tl.int64)
+    folded = tl.load(fold_counts + row)
+    kept_at = tl.load(fold_places + row)
+    own = tl.load(turn).to(tl.int64)
     count = tl.load(counts + row)
     if row >= live:
         wait_for_inputs(DEPENDENT)
         return
-    old = ssm + read * ssm_stride + head * (VALUE_DIM * KEY_DIM)
+    old = ssm + before * ssm_stride + head * (VALUE_DIM * KEY_DIM)
     if DEPENDENT:
         prefetch(old, AHEAD)
     wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     NUMBERS: tl.constexpr = 2 * KEY_HEADS + 2 * VALUE_HEADS
+    # A token's inputs are asked for while the one before is computed: they come from far.
+    at = (1 - own) * turn_size + (kept_at * kept_tokens).to(tl.int64) * CHANNELS
+    numbers = (1 - own) * turn_numbers + (kept_at * kept_tokens).to(tl.int64) * NUMBERS
+    first = own * turn_size + (row * kept_tokens).to(tl.int64) * CHANNELS
+    first_numbers = own * turn_numbers + (row * kept_tokens).to(tl.int64) * NUMBERS
+    at = tl.where(folded > 0, at, first)
+    numbers = tl.where(folded > 0, numbers, first_numbers)
+    q, k, v, decay, beta = inputs_of(
+        mixed + at, scalars + numbers, head, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, LINE
+    )
     state = tl.load(old + places_of_state(KEY_DIM, VALUE_DIM, LINE)).to(tl.float32)
+    for number in range(folded):
+        is_last = number + 1 == folded
+        at = tl.where(is_last, first, at + CHANNELS)
+        numbers = tl.where(is_last, first_numbers, numbers + NUMBERS)
+        next_q, next_k, next_v, next_decay, next_beta = inputs_of(
+            mixed + at, scalars + numbers, head, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, LINE
+        )
+        state, _ = step(state, k, v, decay, beta)
+        state = state.to(ssm.dtype.element_ty).to(tl.float32)
+        q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
+    if folded > 0:
+        new = ssm + read * ssm_stride + head * (VALUE_DIM * KEY_DIM)
+        places = places_of_state(KEY_DIM, VALUE_DIM, LINE)
+        tl.store(new + places, state.to(ssm.dtype.element_ty))
     value = head * VALUE_DIM + tl.arange(0, VALUE_DIM)
     scale = tl.load(norm + tl.arange(0, VALUE_DIM))
-    at = (row * kept_tokens).to(tl.int64)
     token = (row * tokens).to(tl.int64)
-    for _ in range(count):
-        q, k, v, decay, beta = inputs_of(
-            mixed + at * CHANNELS,
-            scalars + at * NUMBERS,
-            head,
-            KEY_HEADS,
-            VALUE_HEADS,
-            KEY_DIM,
-            VALUE_DIM,
-            LINE,
+    for number in range(count):
+        gate = tl.load(z + token * projected_stride + value)
+        is_last = number + 1 == count
+        at = tl.where(is_last, at, at + CHANNELS)
+        numbers = tl.where(is_last, numbers, numbers + NUMBERS)
+        next_q, next_k, next_v, next_decay, next_beta = inputs_of(
+            mixed + at, scalars + numbers, head, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, LINE
         )
         # Over the old state, as the step's own sum is: S' q = decay (S q) + delta (k . q).
         asked = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
@@ -139,12 +193,11 @@ def _kernel(
         # A decode step would have stored it, rounded, and the next one read that.
         state = state.to(ssm.dtype.element_ty).to(tl.float32)
         out = decay * asked + delta * tl.sum(k * q)
-        gate = tl.load(z + token * projected_stride + value)
         gate = silu(gate.to(tl.float32)) * scale
         out *= tl.rsqrt(tl.sum(out * out) / VALUE_DIM + eps) * gate
         to = output + token * (VALUE_HEADS * VALUE_DIM) + value
         tl.store(to, out.to(output.dtype.element_ty))
-        at += 1
+        q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta
         token += 1
     # What follows in the model is computed for these tokens too, and may meet no NaN.
     for _ in range(count, tokens):
@@ -163,6 +216,6 @@ def compile_specs() -> list[KernelSpec]:
             heads | {"LINE": 32, "AHEAD": 65536, "DEPENDENT": True},
             _WARPS,
             fp32="scalars norm ssm",
-            i32="read_slots counts rows",
+            i32="read_slots counts rows turn fold_counts fold_places fold_slots",
         )
     ]

@@ -1,0 +1,1 @@
+"""Sessions that return from below the arena, and copies beside steps."""

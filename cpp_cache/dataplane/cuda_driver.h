@@ -1,0 +1,82 @@
+// The calls of the CUDA driver that the data plane makes, found when the process runs: building
+// needs no toolkit, and a machine without a GPU nothing at all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace tasuki::dataplane {
+
+// Of memory that a GPU reaches: its own, a peer's, or pinned on the host.
+using Address = std::uint64_t;
+using StreamHandle = void*;
+using EventHandle = void*;
+
+// A call of the driver failed; what() names the call and the driver's word for it.
+class CudaError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The driver's functions by what they do; each returns its code, 0 where it went well.
+struct CudaDriver {
+  static constexpr int kNotReady = 600;
+
+  int (*init)(unsigned flags);
+  int (*device_get)(int* device, int ordinal);
+  int (*retain_context)(void** context, int device);
+  int (*push_context)(void* context);
+  int (*pop_context)(void** context);
+  int (*stream_create)(StreamHandle* stream, unsigned flags, int priority);
+  int (*stream_synchronize)(StreamHandle stream);
+  int (*stream_destroy)(StreamHandle stream);
+  int (*event_create)(EventHandle* event, unsigned flags);
+  int (*event_record)(EventHandle event, StreamHandle stream);
+  int (*event_query)(EventHandle event);
+  int (*event_synchronize)(EventHandle event);
+  int (*event_destroy)(EventHandle event);
+  int (*host_allocate)(void** memory, std::size_t bytes, unsigned flags);
+  int (*host_free)(void* memory);
+  int (*allocate)(Address* memory, std::size_t bytes);
+  int (*free)(Address memory);
+  int (*copy_to_device)(Address to, const void* from, std::size_t bytes, StreamHandle stream);
+  int (*copy_to_host)(void* to, Address from, std::size_t bytes, StreamHandle stream);
+  int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                unsigned block_y, unsigned block_z, unsigned shared_bytes, StreamHandle stream,
+                void** parameters, void** extra);
+  int (*error_name)(int code, const char** name);
+
+  // Throws CudaError where this machine has no driver, or one without them.
+  static CudaDriver load();
+
+  // Throws CudaError unless the code is 0.
+  void require(int code, const char* call) const;
+};
+
+// The device's primary context, which a whole process shares with whoever else uses that GPU.
+class CudaContext {
+ public:
+  // device: as the driver counts. Throws CudaError where there is none.
+  CudaContext(const CudaDriver& driver, int device);
+
+  const CudaDriver& driver() const { return driver_; }
+
+  // Makes the context the calling thread's own while it lives. Throws CudaError.
+  class Current {
+   public:
+    explicit Current(const CudaContext& context);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const CudaDriver& driver_;
+  };
+
+ private:
+  CudaDriver driver_;
+  void* context_ = nullptr;
+};
+
+}  // namespace tasuki::dataplane

@@ -1,0 +1,65 @@
+// Digests windows that leave a GPU's arena, beside their transfers: all that wait, in one call.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dataplane/gpu_digester.h"
+#include "steps/bell.h"
+
+namespace tasuki::dataplane {
+
+// A window's digest, now or later. Whoever asked reads value and why once it is done; why: it could
+// not be digested.
+struct AskedDigest {
+  digest::WindowPlaces places;
+  std::vector<std::int64_t> pages;
+  std::atomic<bool> done = false;
+  std::uint64_t value = 0;
+  std::optional<std::string> why;
+
+  AskedDigest(const digest::WindowPlaces& window, std::vector<std::int64_t> page_ids)
+      : places(window), pages(std::move(page_ids)) {
+    places.pages = pages;
+  }
+  AskedDigest(const AskedDigest&) = delete;
+  AskedDigest& operator=(const AskedDigest&) = delete;
+};
+
+// Owns a thread and what was asked of it. Knows no rooms and no peers. Any thread asks.
+// Invariants: what was asked is answered, by the end of the queue too; a window that cannot be
+// digested fails alone.
+class DigestQueue {
+ public:
+  explicit DigestQueue(std::shared_ptr<GpuDigester> digester);
+  ~DigestQueue();
+  DigestQueue(const DigestQueue&) = delete;
+  DigestQueue& operator=(const DigestQueue&) = delete;
+
+  // Also ring this from now on, whenever some of what was asked is answered.
+  void ring_at_answers(std::shared_ptr<const Bell> bell);
+
+  // Its bytes stay as they are until it is done.
+  void ask(std::shared_ptr<AskedDigest> asked);
+
+ private:
+  void run();
+  void answer(std::vector<std::shared_ptr<AskedDigest>>& batch);
+
+  std::shared_ptr<GpuDigester> digester_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<AskedDigest>> asked_;
+  std::vector<std::shared_ptr<const Bell>> bells_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tasuki::dataplane

@@ -1,0 +1,70 @@
+// Digests windows out of an arena in a GPU's memory: transfer/windows/digest_kernel.py has the
+// kernels, transfer/windows/digest.py says what is digested.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "dataplane/cuda_objects.h"
+#include "digest/row_digester.h"
+#include "digest/window_geometry.h"
+
+namespace tasuki::dataplane {
+
+// The two launches of a digest: sums of rows, `parts` programs each, and their mix.
+struct DigestKernels {
+  Kernel sum;
+  Kernel mix;
+  unsigned parts;
+};
+
+// Owns a stream and the tables that its launches read. Knows no peers. Any thread; one at a time.
+// Waits for its own stream alone: the caller knows that the windows' writes are done.
+class GpuDigester {
+ public:
+  // words: where the arena begins; keys: of the longest row there will be. Throws CudaError.
+  GpuDigester(std::shared_ptr<const CudaContext> context, const DigestKernels& kernels,
+              Address words, Address keys, digest::WindowGeometry geometry);
+  ~GpuDigester();
+  GpuDigester(const GpuDigester&) = delete;
+  GpuDigester& operator=(const GpuDigester&) = delete;
+
+  // Blocks until the GPU has answered, however many there are with one copy there, two launches and
+  // one copy back. Throws CudaError, and std::out_of_range on a layer that there is not.
+  // REQUIRES: ids are those of the arena.
+  std::vector<std::uint64_t> digest(std::span<const digest::WindowPlaces> windows);
+
+  // The same of one window, of rows anywhere in the arena.
+  std::uint64_t digest(const digest::Rows& rows);
+
+ private:
+  // Tables of so many rows.
+  struct Tables {
+    Tables(const CudaDriver& driver, std::size_t most, unsigned parts);
+
+    std::size_t capacity;
+    PinnedWords host;
+    DeviceWords device;
+    DeviceWords partial;
+  };
+
+  std::vector<std::uint64_t> digest(const digest::Rows& rows, std::span<const std::int64_t> numbers,
+                                    std::size_t windows);
+
+  std::shared_ptr<const CudaContext> context_;
+  DigestKernels kernels_;
+  Address words_;
+  Address keys_;
+  digest::WindowGeometry geometry_;
+  std::mutex mutex_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Event> event_;
+  std::unique_ptr<Tables> tables_;
+};
+
+}  // namespace tasuki::dataplane

@@ -1,0 +1,204 @@
+// Stores windows into a peer GPU's memory, sees when they are stored, and sends what announces
+// them: transfer/transports/nvlink/transport.py, without the interpreter's lock.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dataplane/cuda_objects.h"
+#include "dataplane/digest_queue.h"
+#include "dataplane/mailbox.h"
+#include "dataplane/piece_table.h"
+#include "steps/bell.h"
+#include "steps/step_counter.h"
+
+namespace tasuki::dataplane {
+
+// A peer's arena and gate as addresses in this process, and the value that permits to write.
+struct PeerTarget {
+  Address arena;
+  Address gate;
+  std::int64_t permission;
+  std::int64_t arena_bytes;
+};
+
+// A connected peer. Closed by PeerWriter::disconnect.
+struct PeerEndpoint {
+  PeerTarget target;
+  MailboxWriter mailbox;
+  std::atomic<bool> open = true;
+
+  PeerEndpoint(const PeerTarget& peer, std::string_view mailbox_name, std::string secret)
+      : target(peer), mailbox(mailbox_name, std::move(secret)) {}
+};
+
+enum class Outcome {
+  kPending,
+  kDone,        // stored, and announced
+  kRefused,     // nothing of it was given to the GPU
+  kCancelled,   // likewise, as was asked
+  kUnleased,    // likewise: the peer's lease had ended
+  kOutside,     // likewise: a piece leaves either side's registered bytes
+  kMisaligned,  // likewise: of a piece
+  kFailed,      // it may have landed, or land
+};
+
+// Until when a peer wants to be written to: whoever renews sets, whoever posts reads at that
+// moment.
+struct WriteLease {
+  std::atomic<double> until = 0;
+
+  bool holds() const { return now() <= until; }
+};
+
+// One posted window. Whoever posted reads; why and ended_at once it is not pending any more.
+struct PeerTransfer {
+  std::shared_ptr<PeerEndpoint> endpoint;
+  std::string notification;
+  std::atomic<Outcome> outcome = Outcome::kPending;
+  // When it was given to the GPU; 0 before that.
+  std::atomic<double> posted_at = 0;
+  // Nothing of it is to be posted any more, where nothing was.
+  std::atomic<bool> cancelled = false;
+  // Of its bytes, asked for as it is posted; none where nobody asked.
+  std::shared_ptr<AskedDigest> digest;
+  // Nobody asks any more: what was not announced yet never is.
+  std::atomic<bool> released = false;
+  std::string why;
+  double ended_at = 0;
+};
+
+struct PeerWrite {
+  std::vector<Piece> pieces;
+  std::string notification;
+};
+
+// What is posted as soon as a counter has reached `tick`. digest: asked for then.
+struct HeldWrite {
+  PeerWrite write;
+  std::int64_t tick;
+  std::shared_ptr<AskedDigest> digest;
+};
+
+// Of what is held together: the counter, the lease that is looked at right before a window is
+// posted, and who digests it.
+struct Holding {
+  std::shared_ptr<StepCounter> steps;
+  std::shared_ptr<const WriteLease> lease;
+  std::shared_ptr<DigestQueue> digests;
+};
+
+// How the store kernel is launched.
+struct StoreGrid {
+  unsigned programs;
+  std::int32_t turn;
+  std::int64_t chunk_bytes;
+};
+
+// Owns streams, tables, a thread that watches what is on its way, and nothing of the peers. Any
+// thread calls; no call but disconnect() and stop() waits for the GPU. Windows that fit one table
+// are stored by one launch.
+// Invariants:
+// 1. A notification is sent after the event behind the window's launch was seen to have passed, by
+//    which time every program of it has released its stores at system scope.
+// 2. A window is done only if every program found the peer's gate open.
+// 3. A table is used again only after its event has passed.
+// 4. What is held is posted only after its tick, while its lease holds, and never after it was
+//    cancelled; windows of one tick leave in the order in which they were held.
+class PeerWriter {
+ public:
+  // source, source_bytes: this side's arena. Throws CudaError.
+  PeerWriter(std::shared_ptr<const CudaContext> context, const Kernel& store, const StoreGrid& grid,
+             Address source, std::int64_t source_bytes);
+  ~PeerWriter();
+  PeerWriter(const PeerWriter&) = delete;
+  PeerWriter& operator=(const PeerWriter&) = delete;
+
+  // Also ring this from now on, whenever something posted has ended.
+  void ring_at_ends(std::shared_ptr<const Bell> bell);
+
+  // One each, in order; what could not be posted has ended by then. No piece: a notification alone.
+  std::vector<std::shared_ptr<PeerTransfer>> post(const std::shared_ptr<PeerEndpoint>& endpoint,
+                                                  std::vector<PeerWrite> writes);
+
+  // The same, but each is posted by the thread here once its tick has come.
+  std::vector<std::shared_ptr<PeerTransfer>> hold(const std::shared_ptr<PeerEndpoint>& endpoint,
+                                                  std::vector<HeldWrite> writes,
+                                                  const Holding& holding);
+  // Post it no more, if it was not yet.
+  void cancel(PeerTransfer& transfer);
+
+  // Blocks until no kernel writes to the peer. What was not announced fails. Idempotent.
+  // Throws CudaError.
+  void disconnect(PeerEndpoint& endpoint);
+
+  // Blocks until nothing is on its way any more, or the GPU has failed. Idempotent.
+  void stop();
+
+ private:
+  struct Table {
+    Table(const CudaDriver& driver, std::size_t pieces_at_most);
+
+    std::size_t capacity;
+    PinnedWords host;
+    DeviceWords device;
+    Event event;
+
+    std::int64_t& flag() const { return host.words().back(); }
+  };
+  struct Launch {
+    std::unique_ptr<Table> table;
+    std::vector<std::shared_ptr<PeerTransfer>> transfers;
+  };
+  struct Held {
+    std::shared_ptr<PeerTransfer> transfer;
+    std::vector<Piece> pieces;
+    std::int64_t tick;
+    Holding holding;
+  };
+  using Together = std::span<const std::shared_ptr<PeerTransfer>>;
+
+  std::shared_ptr<PeerTransfer> begun(const std::shared_ptr<PeerEndpoint>& endpoint,
+                                      PeerWrite& write);
+  bool post_ready();
+  void post_held(std::vector<Held> ready);
+  void launch_together(const PeerEndpoint& endpoint, std::span<const Piece> pieces,
+                       Together transfers);
+  std::unique_ptr<Table> take(std::size_t pieces);
+  void run();
+  bool collect();
+  bool announce();
+  void over(PeerTransfer& transfer, Outcome outcome, std::string why = {});
+
+  std::shared_ptr<const CudaContext> context_;
+  Kernel store_;
+  StoreGrid grid_;
+  Address source_;
+  std::int64_t source_bytes_;
+  std::shared_ptr<Bell> wake_ = std::make_shared<Bell>();
+  // Held while something is launched: streams take turns.
+  std::mutex launching_;
+  std::size_t turn_ = 0;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  // Of all below; never held beside a call of the driver that could wait.
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Table>> free_;
+  // Of launches that failed: used by none again.
+  std::vector<std::unique_ptr<Table>> lost_;
+  std::vector<Held> held_;
+  std::deque<Launch> launched_;
+  std::deque<std::shared_ptr<PeerTransfer>> unannounced_;
+  std::vector<std::shared_ptr<const Bell>> bells_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tasuki::dataplane

@@ -1,0 +1,1 @@
+"""A tier in a file on a disk."""

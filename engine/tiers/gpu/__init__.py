@@ -1,0 +1,1 @@
+"""Copies between a GPU's arena and pinned host memory."""

@@ -1,0 +1,120 @@
+"""Digests of pages and slots as they lie in a GPU's arena, by that GPU.
+
+A digest is two sums modulo 2^64 over the words of a page or slot. Of word x at place p (counted
+over the whole page or slot, not where that lies): w = mix(x xor p * odd) counts in the first,
+remix(w) in the second. For one p both are bijections of x, so that a change of one word always
+shows; changes of several are missed where their differences cancel in both sums, one pair in 2^128
+as far as the mixing is random. Sums may be taken in any order, so a page is digested block by block
+as these land. Not cryptographic, as XXH3 is not: who is to be feared is memory that rots and a copy
+that goes elsewhere.
+
+Thread rule: one thread at a time. Work joins the current stream.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+
+from tasuki.pycache.layout import CacheLayout
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+_LONGEST = 1 << 15
+"""Words of a row: one is summed by few programs."""
+_PARTS = 4
+_BLOCK = 1024
+_WARPS = 4
+_LINES = 4
+
+Rows = NDArray[np.int64]
+"""[4, n]: where in the arena a row begins, how long it is, the place of its first word in its page
+or slot, and whose sums it counts in; the first three in words."""
+
+
+def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_unit: int) -> Rows:
+    """A row a page, of its block in that region. Sums count from first_unit on."""
+    words, count = layout.block_bytes // 8, len(pages)
+    found = np.empty((_LINES, count), dtype=np.int64)
+    found[0] = (np.asarray(pages, dtype=np.int64) + region * layout.pages_per_slab) * words
+    found[1], found[2] = words, region * words
+    found[3] = np.arange(first_unit, first_unit + count)
+    return found
+
+
+def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit: int) -> Rows:
+    """Of `length` bytes of the slot from `offset` on."""
+    starts = np.arange(offset // 8, (offset + length) // 8, _LONGEST, dtype=np.int64)
+    found = np.empty((_LINES, len(starts)), dtype=np.int64)
+    found[0] = slot * (layout.slab_bytes // 8) + starts
+    found[1] = np.minimum(_LONGEST, (offset + length) // 8 - starts)
+    found[2], found[3] = starts, unit
+    return found
+
+
+def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> None:
+    """Add to sums [units, 2] int64 what the rows [4, n] have. words [..] int64: the arena."""
+    count = rows.shape[1]
+    if count == 0:
+        return
+    _digest_kernel[(count, _PARTS)](
+        words, rows, sums, rows.stride(0), PARTS=_PARTS, BLOCK=_BLOCK, num_warps=_WARPS
+    )
+
+
+def digests_of(sums: NDArray[np.int64]) -> list[int]:
+    """128 bits each. sums [units, 2], of the host."""
+    pairs = sums.view(np.uint64).tolist()
+    return [first << 64 | second for first, second in pairs]
+
+
+@triton.jit(do_not_specialize=["rows", "stride"])
+def _digest_kernel(words, rows, sums, stride, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    row = rows + tl.program_id(0).to(tl.int64)
+    base = words + tl.load(row)
+    length = tl.load(row + stride)
+    first = tl.load(row + 2 * stride)
+    unit = tl.load(row + 3 * stride)
+    total = tl.zeros([BLOCK], tl.uint64)
+    again = tl.zeros([BLOCK], tl.uint64)
+    for start in range(tl.program_id(1) * BLOCK, length, PARTS * BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < length
+        word = tl.load(base + index, mask=inside, other=0).to(tl.uint64, bitcast=True)
+        # Odd: no two places have the same multiple.
+        place = (first + index).to(tl.uint64) * 0xD6E8FEB86659FD93
+        mixed = _mix(word ^ place)
+        total += tl.where(inside, mixed, 0)
+        again += tl.where(inside, _remix(mixed), 0)
+    tl.atomic_add(sums + 2 * unit, tl.sum(total, 0).to(tl.int64, bitcast=True))
+    tl.atomic_add(sums + 2 * unit + 1, tl.sum(again, 0).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _mix(value):
+    """splitmix64's: a bijection of 64 bits."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB
+    return value ^ (value >> 31)
+
+
+@triton.jit
+def _remix(value):
+    """MurmurHash3's, with other factors: a bijection too."""
+    value = (value ^ (value >> 33)) * 0xFF51AFD7ED558CCD
+    value = (value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53
+    return value ^ (value >> 33)
+
+
+def compile_specs() -> list[KernelSpec]:
+    return [
+        KernelSpec(
+            name="tier_digest",
+            kernel=_digest_kernel,
+            signature={"words": "*i64", "rows": "*i64:1", "sums": "*i64", "stride": "i32"},
+            constants={"PARTS": _PARTS, "BLOCK": _BLOCK},
+            num_warps=_WARPS,
+        )
+    ]

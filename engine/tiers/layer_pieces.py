@@ -1,0 +1,112 @@
+"""A load as pieces in the order in which layers compute, so that whoever computes behind it begins
+at its first layers.
+
+Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once, those of
+layer l before those of layer l + 1; what a page has goes in the order of its regions and the slot's
+bytes from the first on, which is the order that digests take.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tasuki.pycache.layout import BlockRegion, CacheLayout
+from tasuki.pycache.place_copies import PagePairs
+
+from .copy_job import CopyJob
+
+Moves = NDArray[np.int64]
+"""[3, n]: from which byte of one arena, to which of another, and how many bytes are moved."""
+Runs = NDArray[np.int64]
+"""[3, n]: source, target, count of pages that are neighbours in a slab on both sides."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """layers: of which all has been moved once this piece was. region, pages: whose block of which
+    of the job's pages (first, end) it has; None: it is of the slot."""
+
+    layers: int
+    moves: Moves
+    region: int | None = None
+    pages: tuple[int, int] = (0, 0)
+
+    @property
+    def length(self) -> int:
+        """Bytes."""
+        return int(self.moves[2].sum())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Of the job's pages."""
+
+    first: int
+    end: int
+    runs: Runs
+
+
+def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece]:
+    """Of at most so many bytes each, or one page's block. Layers of which the job brings nothing
+    are there with those before."""
+    at_once = max(1, most // layout.block_bytes)
+    parts = []
+    for first in range(0, len(job.pages), at_once):
+        end = min(first + at_once, len(job.pages))
+        parts.append(_Part(first, end, page_runs(layout, job.pages[first:end])))
+    held: Piece | None = None
+    for layer in range(len(layout.layer_kinds)):
+        for piece in _pieces_of(layout, layer, job, parts):
+            if held is not None:
+                yield replace(held, layers=layer)
+            held = piece
+    if held is not None:
+        yield replace(held, layers=len(layout.layer_kinds))
+
+
+def _pieces_of(
+    layout: CacheLayout, layer: int, job: CopyJob, parts: list[_Part]
+) -> Iterator[Piece]:
+    kind = layout.layer_kinds[layer]
+    if kind.keeps_state and job.slot is not None:
+        span = layout.state_span(layer, 0)
+        yield Piece(layer, slot_moves(layout, job.slot, span.offset, span.length))
+    if kind.keeps_pages:
+        region = layout.regions[layout.kind_index(layer)]
+        for part in parts:
+            moves = region_moves(layout, region, part.runs)
+            yield Piece(layer, moves, region.index, (part.first, part.end))
+
+
+def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:
+    """None crosses a slab."""
+    pairs = np.asarray(pages, dtype=np.int64).reshape(-1, 2).T
+    slabs = pairs // layout.blocks_per_slab
+    parts = (np.diff(pairs) != 1) | (np.diff(slabs) != 0)
+    starts = np.flatnonzero(np.concatenate([[True], parts.any(axis=0)]))
+    counts = np.diff(np.append(starts, len(pages)))
+    return np.stack([*pairs[:, starts], counts])
+
+
+def region_moves(layout: CacheLayout, region: BlockRegion, runs: Runs) -> Moves:
+    """Of what a region has of the pages."""
+    first = np.array([[region.index * layout.region_stride]] * 2 + [[0]])
+    moves: Moves = runs * layout.block_bytes + first
+    return moves
+
+
+def slot_moves(layout: CacheLayout, slot: tuple[int, int], offset: int, length: int) -> Moves:
+    """Of `length` bytes of the slot from `offset` on."""
+    source, target = (number * layout.slab_bytes + offset for number in slot)
+    return np.array([[source], [target], [length]])
+
+
+def run_moves(source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
+    """source, target: bytes of two arenas. On the host they are done on return; else they join the
+    current stream. Holds no interpreter's lock while bytes move."""
+    for first, to, length in moves.T.tolist():
+        wanted = target[to : to + length]
+        wanted.copy_(source[first : first + length], non_blocking=True)

@@ -1,0 +1,1 @@
+"""A tier in a bucket of a remote store, which nodes of one contract share."""

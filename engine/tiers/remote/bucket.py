@@ -1,0 +1,168 @@
+"""Objects of one folder in a bucket of an S3 store, each call with a bound.
+
+The client is obstore: object_store of Apache Arrow, which signs, retries and bounds each request
+and holds no interpreter's lock while bytes move. Thread rule: any.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+from tasuki.engine.tiers.store.patience import Patience
+
+from .credentials import Credentials
+from .remote_failed import RemoteFailed
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config, S3Store
+
+Found = TypeVar("Found")
+
+_CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 2.0, 5.0, 5.0
+_RETRIES = 1
+_PAUSE_SECONDS = 30.0
+"""After three failures in a row, before the store is asked again."""
+_REGION = "us-east-1"
+_STATUS = re.compile(r"status code: (\d{3}[A-Za-z ]*)")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """modified: by the store's clock."""
+
+    name: str
+    modified: datetime
+
+
+class Bucket:
+    """Each call raises RemoteFailed, at once while the store is not asked."""
+
+    def __init__(self, store: "S3Store", patience: Patience | None = None) -> None:
+        self._store = store
+        self._patience = patience or Patience(_PAUSE_SECONDS)
+
+    @property
+    def is_paused(self) -> bool:
+        return self._patience.is_over
+
+    def put(self, name: str, content: bytes | memoryview) -> None:
+        import obstore
+
+        self._ask("put", name, lambda: obstore.put(self._store, name, content))
+
+    def get(self, name: str) -> bytes:
+        import obstore
+
+        return self._ask("get", name, lambda: bytes(obstore.get(self._store, name).bytes()))
+
+    def ranges(
+        self, name: str, starts: Sequence[int], lengths: Sequence[int]
+    ) -> Sequence[memoryview]:
+        """Of the object, as many bytes as were asked for each."""
+        import obstore
+
+        def ask() -> list[memoryview]:
+            found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths)
+            return [memoryview(each) for each in found]
+
+        found = self._ask("get", name, ask)
+        if [len(each) for each in found] != list(lengths):
+            raise RemoteFailed(f"get of {name}: another length than was asked for")
+        return found
+
+    def names(self, folder: str) -> list[Listed]:
+        """The first thousand of it."""
+        import obstore
+
+        def ask() -> list[Listed]:
+            for chunk in obstore.list(self._store, prefix=folder, chunk_size=1000):
+                return [Listed(each["path"], each["last_modified"]) for each in chunk]
+            return []
+
+        return self._ask("list", folder, ask)
+
+    def modified(self, name: str) -> datetime | None:
+        """None: there is no such object."""
+        import obstore
+
+        def ask() -> datetime | None:
+            try:
+                return obstore.head(self._store, name)["last_modified"]
+            except FileNotFoundError:
+                return None
+
+        return self._ask("head", name, ask)
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        self._ask("delete", name, lambda: obstore.delete(self._store, name))
+
+    def _ask(self, what: str, name: str, call: Callable[[], Found]) -> Found:
+        if self._patience.is_over:
+            raise RemoteFailed(f"the store failed again and again: {what} of {name} waits")
+        try:
+            found = call()
+        except FileNotFoundError:
+            # It answered.
+            self._patience.worked()
+            raise RemoteFailed(f"{what} of {name}: there is no such object") from None
+        except Exception as error:
+            self._patience.failed()
+            raise RemoteFailed(f"{what} of {name}: {_why(error)}") from None
+        self._patience.worked()
+        return found
+
+
+def _why(error: Exception) -> str:
+    """Without what the store said of the request, which may show who asked."""
+    status = _STATUS.search(str(error))
+    kind = type(error).__name__
+    return kind if status is None else f"{kind}, {status[1].strip()}"
+
+
+def open_bucket(
+    url: str,
+    endpoint: str | None,
+    folder: str,
+    credentials: Credentials,
+    environment: Mapping[str, str] = os.environ,
+) -> Bucket:
+    """url: s3://BUCKET[/PREFIX]; folder: below that. Asks nobody. Raises RemoteFailed."""
+    try:
+        from obstore.store import S3Store
+    except ImportError:
+        raise RemoteFailed("its client is not installed: pip install 'tasuki[s3]'") from None
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc or parts.username or parts.query:
+        raise RemoteFailed(f"{parts.scheme}://{parts.hostname or ''} is not s3://BUCKET[/PREFIX]")
+    endpoint = endpoint or environment.get("AWS_ENDPOINT_URL")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or _REGION
+    config: S3Config = {
+        "access_key_id": credentials.key,
+        "secret_access_key": credentials.secret,
+        "region": region,
+    }
+    if endpoint is not None:
+        config["endpoint"] = endpoint
+    if credentials.token is not None:
+        config["session_token"] = credentials.token
+    store = S3Store(
+        parts.netloc,
+        prefix="/".join(part for part in (parts.path.strip("/"), folder) if part),
+        config=config,
+        client_options={
+            "allow_http": endpoint is not None and endpoint.startswith("http://"),
+            "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+            "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        },
+        retry_config={
+            "max_retries": _RETRIES,
+            "retry_timeout": timedelta(seconds=_RETRY_SECONDS),
+        },
+    )
+    return Bucket(store)

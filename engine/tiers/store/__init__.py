@@ -1,0 +1,1 @@
+"""Where a tier's pages and slots lie, whatever that is, and copies to and from it."""

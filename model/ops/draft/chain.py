@@ -1,0 +1,192 @@
+"""Where guesses begin, and how they go on one behind the other: numbers on the device, since the
+host learns of none of them before the guesses are launched.
+
+`chain_begin`: a program owns a row. Behind a row that verified drafts it counts how many held, and
+begins behind what was drawn last; behind any other it begins with the token on the row's lane and
+the hidden state in a slot. `chain_advance`: one program steps all rows to the token that was drawn,
+which it leaves on their lanes. Twins: reference_chain.py. Both are launched without overlap, so
+that all before them has ended."""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+_ELEMENTS = 8
+"""A thread: one load of 16 bytes."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Of B rows, int32 but for hidden [B, width]. context_lens: up to the token whose guess is
+    next, which stands at `positions`; tokens: that one; left: guesses that are wanted, it included;
+    hidden: the state before that token. rows [1]: how many count."""
+
+    tokens: Tensor
+    hidden: Tensor
+    positions: Tensor
+    context_lens: Tensor
+    left: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class ChainStarts:
+    """Behind what rows begin. places [B] int32: of each among the rows that verified drafts last,
+    -1 of others; lanes, slots [B] int32: of those. last_tokens [lanes]; carry [slots, width].
+
+    Of the rows that verified, `width` [1] int32 tokens each: drawn, ids [rows * width] int32, of
+    which counts [rows] mean something; hidden [rows, at least width, dim]."""
+
+    places: Tensor
+    lanes: Tensor
+    slots: Tensor
+    last_tokens: Tensor
+    carry: Tensor
+    width: Tensor
+    drawn: Tensor
+    ids: Tensor
+    counts: Tensor
+    hidden: Tensor
+
+
+def chain_begin(chain: Chain, starts: ChainStarts, limit: int) -> None:
+    """Fills tokens, hidden and positions, and moves context_lens and left, which are those of a row
+    of which no draft holds. limit: positions that the model has."""
+    width = chain.hidden.shape[1]
+    _begin[(len(chain.tokens),)](
+        *(chain.tokens, chain.hidden, chain.positions, chain.context_lens, chain.left, chain.rows),
+        *(starts.places, starts.lanes, starts.slots, starts.last_tokens),
+        starts.carry,
+        starts.carry.stride(0),
+        *(starts.width, starts.drawn, starts.ids, starts.counts),
+        starts.hidden,
+        starts.hidden.shape[1],
+        limit,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=_warps(width),
+    )
+
+
+def chain_advance(chain: Chain, lanes: Tensor, drafts: Tensor) -> None:
+    """The tokens were drawn: of the first rows[0] rows they go to drafts[lanes] (lanes [B], drafts
+    [lanes] int32, any stride) and are those whose guesses are next."""
+    batch = len(chain.tokens)
+    _advance[(1,)](
+        *(chain.tokens, chain.positions, chain.context_lens, chain.left, chain.rows),
+        lanes,
+        drafts,
+        drafts.stride(0),
+        batch,
+        BLOCK=triton.next_power_of_2(batch),
+        num_warps=1,
+    )
+
+
+def _warps(width: int) -> int:
+    warps: int = triton.next_power_of_2(width) // (32 * _ELEMENTS)
+    return min(max(warps, 1), 16)
+
+
+@triton.jit
+def _stand(positions, context_lens, left, at, context, wanted, live):
+    tl.store(context_lens + at, context, live)
+    tl.store(left + at, wanted, live)
+    tl.store(positions + at, tl.where(wanted > 0, context - 1, -1), live)
+
+
+@triton.jit(do_not_specialize=["kept_tokens", "limit"])
+def _begin(
+    tokens,
+    hidden,
+    positions,
+    context_lens,
+    left,
+    rows,
+    places,
+    lanes,
+    slots,
+    last_tokens,
+    carry,
+    carry_stride,
+    width,
+    drawn,
+    ids,
+    counts,
+    kept,
+    kept_tokens,
+    limit,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if row >= tl.load(rows):
+        return
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    place = tl.load(places + row)
+    held = tl.full([], 0, tl.int32)
+    if place >= 0:
+        each = tl.load(width)
+        count = tl.load(counts + place)
+        at = place * each
+        token = tl.load(drawn + at)
+        going = tl.full([], 1, tl.int32)
+        for draft in range(1, count):
+            # A draft holds where it is what was drawn, and all before it hold.
+            going = going * (tl.load(ids + at + draft) == token).to(tl.int32)
+            held += going
+            token = tl.where(going > 0, tl.load(drawn + at + draft), token)
+        source = (place.to(tl.int64) * kept_tokens + held) * WIDTH
+        values = tl.load(kept + source + column, inside, 0.0)
+    else:
+        token = tl.load(last_tokens + tl.load(lanes + row))
+        source = tl.load(slots + row).to(tl.int64) * carry_stride
+        values = tl.load(carry + source + column, inside, 0.0).to(hidden.dtype.element_ty)
+    tl.store(tokens + row, token)
+    tl.store(hidden + row.to(tl.int64) * WIDTH + column, values, inside)
+    context = tl.load(context_lens + row) + held
+    wanted = tl.minimum(tl.load(left + row), limit + 1 - context)
+    # Every thread has read what the store replaces.
+    tl.debug_barrier()
+    _stand(positions, context_lens, left, row, context, wanted, True)
+
+
+@triton.jit(do_not_specialize=["batch", "drafts_stride"])
+def _advance(
+    tokens,
+    positions,
+    context_lens,
+    left,
+    rows,
+    lanes,
+    drafts,
+    drafts_stride,
+    batch,
+    BLOCK: tl.constexpr,
+):
+    row = tl.arange(0, BLOCK)
+    live = row < tl.minimum(batch, tl.load(rows))
+    lane = tl.load(lanes + row, live, 0).to(tl.int64)
+    tl.store(drafts + lane * drafts_stride, tl.load(tokens + row, live, 0), live)
+    wanted = tl.load(left + row, live, 0) - 1
+    context = tl.load(context_lens + row, live, 0) + (wanted > 0).to(tl.int32)
+    _stand(positions, context_lens, left, row, context, wanted, live)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """In the shape of the 9B model."""
+    integers = "tokens positions context_lens left rows"
+    starts = "places lanes slots last_tokens width drawn ids counts"
+    sizes = {"WIDTH": 4096, "BLOCK": 4096}
+    begin = KernelSpec.of(
+        "draft_chain_begin", _begin, sizes, _warps(4096), i32=f"{integers} {starts}"
+    )
+    advance = KernelSpec.of(
+        "draft_chain_advance", _advance, {"BLOCK": 64}, 1, i32=f"{integers} lanes drafts"
+    )
+    return [begin, advance]

@@ -1,0 +1,48 @@
+"""Drafts of lanes as tokens of the rows that verify them: a step takes what the guesses of the step
+before left on the device, and the host need not know it.
+
+A program owns one row. Launched without overlap. Twin: an index in PyTorch.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+
+def take_drafts(
+    ids: Tensor, width: int, counts: Tensor, taken: Tensor, lanes: Tensor, drafts: Tensor
+) -> None:
+    """Of row r of ids [B * width] int32, of whose tokens counts[r] mean something, all of them but
+    the first become drafts[lanes[r]] where taken[r] is not 0. counts, taken, lanes [B] int32;
+    drafts [lanes, at least counts - 1] int32."""
+    _kernel[(len(counts),)](
+        ids,
+        counts,
+        taken,
+        lanes,
+        drafts,
+        drafts.stride(0),
+        width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["drafts_stride", "width"])
+def _kernel(ids, counts, taken, lanes, drafts, drafts_stride, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    if tl.load(taken + row) == 0:
+        return
+    place = tl.arange(0, BLOCK)
+    own = (place > 0) & (place < tl.load(counts + row))
+    lane = tl.load(lanes + row).to(tl.int64)
+    found = tl.load(drafts + lane * drafts_stride + place - 1, own, 0)
+    tl.store(ids + row * width + place, found, own)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """Rows of three drafts."""
+    integers = "ids counts taken lanes drafts"
+    return [KernelSpec.of("draft_take", _kernel, {"BLOCK": 4}, 1, i32=integers)]

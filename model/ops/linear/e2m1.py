@@ -1,0 +1,127 @@
+"""NVFP4 codes as numbers in registers, exactly, as `model/weights/kernels/nvfp4_layout.py` lays
+them out.
+
+A value is e2m1: moved to where bf16 has its exponent, it is 2^-126 of itself, in two instructions a
+number and no table. The scale of its group, times the missing power of two, makes value * group of
+it, whose six significant bits bf16 holds: 2^-7 of it, so that the largest scale fits too. Twins:
+`NvFp4Halves.rows`, and the arithmetic that Triton's interpreter and float32 take here.
+"""
+
+import triton
+import triton.language as tl
+
+from .fp8_scales import run_sums
+
+
+@triton.jit
+def halves(packed, dtype: tl.constexpr, PACKED: tl.constexpr):
+    """(low, high) of packed uint8, at least four a thread in a row, as dtype: values,
+    or 2^-126 of them where `group_scales` makes up for it."""
+    if PACKED and dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b32 a, b, s, m;
+                prmt.b32 a, $4, 0, 0x1404;
+                prmt.b32 b, $4, 0, 0x3424;
+                shl.b32 s, a, 4;
+                shr.u32 m, a, 2;
+                and.b32 s, s, 0x80008000;
+                and.b32 m, m, 0x01c001c0;
+                or.b32 $0, s, m;
+                shl.b32 s, b, 4;
+                shr.u32 m, b, 2;
+                and.b32 s, s, 0x80008000;
+                and.b32 m, m, 0x01c001c0;
+                or.b32 $1, s, m;
+                shr.u32 m, a, 6;
+                and.b32 s, a, 0x80008000;
+                and.b32 m, m, 0x01c001c0;
+                or.b32 $2, s, m;
+                shr.u32 m, b, 6;
+                and.b32 s, b, 0x80008000;
+                and.b32 m, m, 0x01c001c0;
+                or.b32 $3, s, m;
+            }""",
+            "=&r,=&r,=&r,=&r,r",
+            [packed],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return _number(packed & 15).to(dtype), _number(packed >> 4).to(dtype)
+
+
+@triton.jit
+def _number(code):
+    """The value of a code, float32."""
+    exponent, mantissa = ((code >> 1) & 3).to(tl.int32), (code & 1).to(tl.float32)
+    whole = (2.0 + mantissa) * (1 << exponent).to(tl.float32)
+    size = 0.25 * tl.where(exponent == 0, 2.0 * mantissa, whole)
+    return tl.where(code > 7, -size, size)
+
+
+@triton.jit
+def group_scales(groups, dtype: tl.constexpr, PACKED: tl.constexpr):
+    """2^-7 of the scales, float32, with what `halves` leaves out of a value."""
+    if PACKED and dtype == tl.bfloat16:
+        return groups.to(tl.float32) * 6.64613997892458e35
+    else:
+        return groups.to(tl.float32) * 0.0078125
+
+
+@triton.jit
+def grouped_halves(packed, low, high, dtype: tl.constexpr, PACKED: tl.constexpr):
+    """packed [64, ROWS] with the scales of low and high groups [4, ROWS] e4m3 -> two tiles [64,
+    ROWS]: value * group * 2^-7."""
+    ROWS: tl.constexpr = packed.shape[1]
+    first, second = halves(packed, dtype, PACKED)
+    low = _each_column(group_scales(low, dtype, PACKED).to(dtype), ROWS)
+    high = _each_column(group_scales(high, dtype, PACKED).to(dtype), ROWS)
+    if PACKED:
+        return first * low, second * high
+    else:
+        # The interpreter multiplies no bf16.
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        return (first * low.to(tl.float32)).to(dtype), (second * high.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _each_column(scales, ROWS: tl.constexpr):
+    """[4, ROWS] of groups as [64, ROWS] of columns."""
+    return tl.reshape(tl.broadcast_to(scales[:, None, :], [4, 16, ROWS]), [64, ROWS])
+
+
+@triton.jit
+def row_factors(factors, row, height):
+    """[ROWS]: what a sum of grouped_halves' products is multiplied by and divided by."""
+    return tl.load(factors + row) * 128.0, tl.load(factors + height + row)
+
+
+@triton.jit
+def group_products(
+    codes, groups, low_inputs, high_inputs, first, height, begin, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BYTES / 16] float32: 2^-7 of the sums of value * group * input over both halves of 16
+    bytes, without matrix instructions. codes [ROWS, BYTES] from byte `begin` on, of the rows from
+    `first` on, WIDE bytes each, of `height` rows; low_inputs, high_inputs [BYTES] float32."""
+    RUNS: tl.constexpr = codes.shape[1] // 16
+    row = (first + tl.arange(0, ROWS)).to(tl.int64)
+    run = begin // 16 + tl.arange(0, RUNS)
+    at = groups + row[:, None] * (WIDE // 8) + (run // 4 * 8 + run % 4)[None, :]
+    exists = (row < height)[:, None] & (run < WIDE // 16)[None, :]
+    low_scales, high_scales = tl.load(at, exists, 0.0), tl.load(at + 4, exists, 0.0)
+    low, high = halves(codes, tl.bfloat16, PACKED)
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    if PACKED:
+        # 2^-126 of a value times an input would lose bits of the product.
+        low_inputs *= 1.2676506002282294e30
+        high_inputs *= 1.2676506002282294e30
+        unit: tl.constexpr = 524288.0
+    else:
+        unit: tl.constexpr = 0.0078125
+    return (
+        run_sums(low * low_inputs[None, :], 16) * (low_scales.to(tl.float32) * unit)
+        + run_sums(high * high_inputs[None, :], 16) * (high_scales.to(tl.float32) * unit)
+    )  # fmt: skip

@@ -1,0 +1,193 @@
+"""Products with NVFP4 weights as nvfp4_layout.py lays them out (W4A16), of any number of rows:
+`fp8_product.py` for half the bytes.
+
+Of every 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group, which
+is exact, and multiplies each with its columns of x; the sum of all columns gets the tensor's scale
+in float32. Rows of prompts are multiplied so too: no GPU here has e2m1 in its matrix instructions.
+Twin: `reference.product`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
+from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .e2m1 import grouped_halves, row_factors
+from .e4m3 import packed
+from .fp8_product import Tile, split_for
+from .split_sums import joined
+
+HALF = 32
+"""Rows of x in one matrix product: of 64, Triton would bring weights back to shared memory."""
+_EXACT = Tile(32, 16, 1, 2, 4)
+
+
+def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
+    """By shapes alone, so that a captured graph holds one of them."""
+    if dtype is not torch.bfloat16:
+        return _EXACT
+    split = split_for(triton.cdiv(rows, 64), columns)
+    if batch <= HALF:
+        return Tile(64, 16 if batch <= 16 else HALF, split, 4, 4)
+    return Tile(128, 2 * HALF, split, 3, 8)
+
+
+def tile_of_prompts(dtype: torch.dtype) -> Tile:
+    """One for every length, so that the first prompt compiles it."""
+    return Tile(128, 64, 1, 3, 8) if dtype is torch.bfloat16 else _EXACT
+
+
+def nvfp4_product(
+    x: Tensor, weight: NvFp4Halves, output: Tensor | None = None, tile: Tile | None = None
+) -> Tensor:
+    """[B, rows] in x's dtype; x [B, columns], any row stride. output: where to write instead of to
+    new memory, any row stride."""
+    batch, columns = x.shape
+    rows = weight.shape[0]
+    output = x.new_empty(batch, rows) if output is None else output
+    tile = tile or tile_for(batch, rows, columns, x.dtype)
+    if tile.split == 1:
+        _launch(x, weight, output, tile)
+    else:
+        parts = x.new_empty(tile.split, batch, rows, dtype=torch.float32)
+        _launch(x, weight, parts, tile)
+        joined(parts, output)
+    return output
+
+
+def _launch(x: Tensor, weight: NvFp4Halves, output: Tensor, tile: Tile) -> None:
+    batch, columns = x.shape
+    rows = weight.shape[0]
+    _kernel[(triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))](
+        x,
+        weight.packed,
+        weight.groups,
+        weight.factors,
+        output,
+        x.stride(0),
+        output.stride(-2),
+        batch,
+        rows,
+        COLUMNS=columns,
+        BATCH=tile.batch,
+        HALF=min(tile.batch, HALF),
+        ROWS=tile.rows,
+        SPLIT=tile.split,
+        STAGES=tile.stages,
+        **packed(weight.packed),
+        **dependent(x),
+        num_warps=tile.warps,
+    )
+
+
+@triton.jit
+def _store(output, result, output_stride, share, item, row, batch, rows):
+    at = (share * batch + item).to(tl.int64)[:, None] * output_stride + row[None, :]
+    inside = (item < batch)[:, None] & (row < rows)[None, :]
+    tl.store(output + at, result.to(output.dtype.element_ty), inside)
+
+
+@triton.jit
+def _inputs(x, counts, begin, column, COLUMNS: tl.constexpr):
+    if COLUMNS % 128:
+        return tl.load(x + begin, counts & (begin + column < COLUMNS)[None, :], 0.0)
+    else:
+        return tl.load(x + begin, counts, 0.0)
+
+
+@triton.jit(do_not_specialize=["batch", "rows"])
+def _kernel(
+    x,
+    codes,
+    groups,
+    factors,
+    output,
+    x_stride,
+    output_stride,
+    batch,
+    rows,
+    COLUMNS: tl.constexpr,
+    BATCH: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    blocks: tl.constexpr = (COLUMNS + 127) // 128
+    share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
+    dtype: tl.constexpr = x.dtype.element_ty
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # Rows past the matrix read its last one and are not stored.
+    kept = tl.minimum(row, rows - 1)
+    item = tl.program_id(2) * BATCH + tl.arange(0, HALF)
+    column = tl.arange(0, 64)
+    group = tl.arange(0, 4)
+    of_row = codes + kept.to(tl.int64)[None, :] * (blocks * 64) + column[:, None]
+    of_group = groups + kept.to(tl.int64)[None, :] * (blocks * 8) + group[:, None]
+    of_item = x + item.to(tl.int64)[:, None] * x_stride + column[None, :]
+    of_other = of_item + HALF * x_stride.to(tl.int64)
+    counts, others = (item < batch)[:, None], (item + HALF < batch)[:, None]
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    result = tl.zeros([HALF, ROWS], tl.float32)
+    other = tl.zeros([HALF, ROWS], tl.float32)
+    first = tl.program_id(1) * share
+    for block in tl.range(first, min(first + share, blocks), num_stages=STAGES):
+        begin = block * 128
+        low, high = grouped_halves(
+            tl.load(of_row + block * 64),
+            tl.load(of_group + block * 8),
+            tl.load(of_group + block * 8 + 4),
+            dtype,
+            PACKED,
+        )
+        inputs = _inputs(of_item, counts, begin, column, COLUMNS)
+        result = tl.dot(inputs, low, result, input_precision="ieee")
+        inputs = _inputs(of_item, counts, begin + 64, column, COLUMNS)
+        result = tl.dot(inputs, high, result, input_precision="ieee")
+        if BATCH > HALF:
+            inputs = _inputs(of_other, others, begin, column, COLUMNS)
+            other = tl.dot(inputs, low, other, input_precision="ieee")
+            inputs = _inputs(of_other, others, begin + 64, column, COLUMNS)
+            other = tl.dot(inputs, high, other, input_precision="ieee")
+    multiplier, divisor = row_factors(factors, kept, rows)
+    result = result * multiplier[None, :] / divisor[None, :]
+    _store(output, result, output_stride, tl.program_id(1), item, row, batch, rows)
+    if BATCH > HALF:
+        other = other * multiplier[None, :] / divisor[None, :]
+        _store(output, other, output_stride, tl.program_id(1), item + HALF, row, batch, rows)
+
+
+def compile_specs() -> list[KernelSpec]:
+    """q, k and v of 35B-A3B at each size of batch."""
+
+    def spec(batch: int) -> KernelSpec:
+        tile = tile_for(batch, 9216, 2048, torch.bfloat16)
+        constants = {
+            "COLUMNS": 2048,
+            "BATCH": tile.batch,
+            "HALF": min(tile.batch, HALF),
+            "ROWS": tile.rows,
+            "SPLIT": tile.split,
+            "STAGES": tile.stages,
+            "PACKED": True,
+            "DEPENDENT": True,
+        }
+        return KernelSpec.of(
+            f"nvfp4_product_{batch}",
+            _kernel,
+            constants,
+            tile.warps,
+            fp32="factors output" if tile.split > 1 else "factors",
+            codes="*u8",
+            groups="*fp8e4nv",
+        )
+
+    return [spec(batch) for batch in (16, 32, 64)]

@@ -1,0 +1,138 @@
+"""Products of rows in expert order with their expert's NVFP4 matrix (W4A16), in one launch whose
+sizes are on the device: `fp8_grouped.py` for half the bytes, and for rows of prompts too.
+
+Weights are turned in registers (e2m1.py), scaled by group, and multiplied in bf16; a sum over all
+columns gets the tensor's scale in float32. Twin: `reference.product` of each expert's rows.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.ops.linear.e2m1 import grouped_halves, row_factors
+from tasuki.model.ops.linear.e4m3 import packed
+from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
+from tasuki.utils.triton.kernel_spec import KernelSpec
+
+from .expert_tiles import Tile, are_few, place_of_tile
+
+_FEW = Tile(64, 16, 4, 4)
+_MANY = Tile(128, 32, 4, 4)
+
+
+def grouped_nvfp4(
+    pairs: Tensor, weight: NvFp4Halves, ends: Tensor, tile: Tile | None = None
+) -> Tensor:
+    """[P, rows] bf16. pairs [P, columns] bf16 contiguous; weight [experts, rows, columns]; ends
+    [experts] int32, ascending. Rows past the last end are not written."""
+    count, columns = pairs.shape
+    experts, rows, _ = weight.shape
+    tile = tile or (_FEW if are_few(count, experts) else _MANY)
+    output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
+    _kernel[tile.programs(count, experts, rows)](
+        pairs,
+        weight.packed,
+        weight.groups,
+        weight.factors,
+        ends,
+        output,
+        ALL_ROWS=rows,
+        COLUMNS=columns,
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts),
+        PAIRS=tile.pairs,
+        ROWS=tile.rows,
+        STAGES=tile.stages,
+        **packed(weight.packed),
+        num_warps=tile.warps,
+    )
+    return output
+
+
+@triton.jit
+def _kernel(
+    pairs,
+    codes,
+    groups,
+    factors,
+    ends,
+    output,
+    ALL_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    blocks: tl.constexpr = (COLUMNS + 127) // 128
+    expert, pair, end = place_of_tile(ends, tl.program_id(1), EXPERTS, PADDED, PAIRS)
+    if expert >= EXPERTS:
+        return
+    pair += tl.arange(0, PAIRS)
+    expert = expert.to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # Rows past the matrix read its last one and are not stored.
+    kept = tl.minimum(row, ALL_ROWS - 1)
+    column = tl.arange(0, 64)
+    group = tl.arange(0, 4)
+    counts = (pair < end)[:, None]
+    of_row = codes + (expert * ALL_ROWS + kept)[None, :] * (blocks * 64) + column[:, None]
+    of_group = groups + (expert * ALL_ROWS + kept)[None, :] * (blocks * 8) + group[:, None]
+    of_pair = pairs + pair.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    result = tl.zeros([PAIRS, ROWS], tl.float32)
+    for block in tl.range(0, blocks, num_stages=STAGES):
+        begin = block * 128
+        low, high = grouped_halves(
+            tl.load(of_row + block * 64),
+            tl.load(of_group + block * 8),
+            tl.load(of_group + block * 8 + 4),
+            tl.bfloat16,
+            PACKED,
+        )
+        if COLUMNS % 128:
+            first = tl.load(of_pair + begin, counts & (begin + column < COLUMNS)[None, :], 0.0)
+            left = (begin + 64 + column < COLUMNS)[None, :]
+            second = tl.load(of_pair + begin + 64, counts & left, 0.0)
+        else:
+            first = tl.load(of_pair + begin, counts, 0.0)
+            second = tl.load(of_pair + begin + 64, counts, 0.0)
+        result = tl.dot(first, low, result)
+        result = tl.dot(second, high, result)
+    multiplier, divisor = row_factors(factors + expert * (2 * ALL_ROWS), kept, ALL_ROWS)
+    result = result * multiplier[None, :] / divisor[None, :]
+    at = output + pair.to(tl.int64)[:, None] * ALL_ROWS + row[None, :]
+    tl.store(at, result.to(output.dtype.element_ty), counts & (row < ALL_ROWS)[None, :])
+
+
+def compile_specs() -> list[KernelSpec]:
+    """gate_up and down of 35B-A3B: a step of 128 requests, a chunk of 8192 tokens."""
+
+    def spec(name: str, size: tuple[int, int], few: bool) -> KernelSpec:
+        tile = _FEW if few else _MANY
+        rows, columns = size
+        constants = {
+            "ALL_ROWS": rows,
+            "COLUMNS": columns,
+            "EXPERTS": 256,
+            "PADDED": 256,
+            "PAIRS": tile.pairs,
+            "ROWS": tile.rows,
+            "STAGES": tile.stages,
+            "PACKED": True,
+        }
+        return KernelSpec.of(
+            f"moe_nvfp4_grouped_{name}_{'few' if few else 'many'}",
+            _kernel,
+            constants,
+            tile.warps,
+            fp32="factors",
+            i32="ends",
+            codes="*u8",
+            groups="*fp8e4nv",
+        )
+
+    shapes = {"gate_up": (1024, 2048), "down": (2048, 512)}
+    return [spec(name, size, few) for few in (True, False) for name, size in shapes.items()]

@@ -1,0 +1,1 @@
+"""Tensors of safetensors files, as they are stored."""

@@ -1,0 +1,1 @@
+"""Weights laid out as kernels of a GPU read them."""

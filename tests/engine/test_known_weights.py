@@ -1,0 +1,105 @@
+"""Weights that were digested before are not read again, and others never pass for them."""
+
+import json
+import os
+import time
+from pathlib import Path
+from stat import S_IMODE
+
+import pytest
+
+from tasuki.engine.tiers.kept import known_weights
+from tasuki.engine.tiers.kept.known_weights import digest_of_weights
+from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.safetensors").write_bytes(bytes([number]) * 5000)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "disk"
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read, in a time in which they have settled."""
+    names: list[str] = []
+
+    def digest(path: Path) -> bytes:
+        names.append(path.name)
+        return file_digest(path)
+
+    now = time.time
+    monkeypatch.setattr(known_weights, "file_digest", digest)
+    monkeypatch.setattr(known_weights.time, "time", lambda: now() + 10)
+    return names
+
+
+def test_each_file_is_read_once(model: Path, folder: Path, read: list[str]) -> None:
+    expected = weights_digest(model)
+    for _ in range(2):
+        assert digest_of_weights(str(model), str(folder)) == expected
+        assert sorted(read) == ["0.safetensors", "1.safetensors", "2.safetensors"]
+    assert S_IMODE((folder / "weights.json").stat().st_mode) == 0o600
+    assert [each.name for each in folder.iterdir()] == ["weights.json"]
+    assert digest_of_weights(str(model), None) == expected
+
+
+def test_a_file_that_changed_is_read_again(model: Path, folder: Path, read: list[str]) -> None:
+    before = digest_of_weights(str(model), str(folder))
+    read.clear()
+    file = model / "1.safetensors"
+    times = file.stat()
+    # As long, in place, and its own time set back.
+    file.write_bytes(b"x" * 5000)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert digest_of_weights(str(model), str(folder)) == weights_digest(model) != before
+    assert read == ["1.safetensors"]
+    # Another file of that name.
+    other = model / "other"
+    other.write_bytes(b"y" * 5000)
+    os.replace(other, file)
+    assert digest_of_weights(str(model), str(folder)) == weights_digest(model)
+
+
+def test_what_was_changed_just_now_is_not_noted(
+    model: Path, folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        known_weights.time, "time", lambda: (model / "0.safetensors").stat().st_ctime
+    )
+    for _ in range(2):
+        assert digest_of_weights(str(model), str(folder)) == weights_digest(model)
+    assert len(read) == 6
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 3}', '{"a": [1, 2, 3, 4, 5, "zz"]}', "\0"])
+def test_what_is_no_note_is_no_error(
+    model: Path, folder: Path, read: list[str], content: str
+) -> None:
+    (folder / "weights.json").write_text(content)
+    assert digest_of_weights(str(model), str(folder)) == weights_digest(model)
+    assert len(read) == 3
+
+
+def test_anothers_words_are_not_believed(model: Path, folder: Path, read: list[str]) -> None:
+    digest_of_weights(str(model), str(folder))
+    note = folder / "weights.json"
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps({name: [*row[:-1], "00" * 32] for name, row in known.items()}))
+    note.chmod(0o666)
+    assert digest_of_weights(str(model), str(folder)) == weights_digest(model)
+    note.unlink()
+    elsewhere = folder / "elsewhere"
+    elsewhere.write_text("{}")
+    note.symlink_to(elsewhere)
+    assert digest_of_weights(str(model), str(folder)) == weights_digest(model)

@@ -1,0 +1,66 @@
+"""Host memory that is pinned piece by piece: no slab in two, bounded, said, let go at its end."""
+
+import gc
+import logging
+import mmap
+
+import pytest
+
+from scripts.tiers.ids_and_bytes import LAYOUT
+from tasuki.engine.config import EngineConfigError
+from tasuki.engine.tiers.gpu import pinned_memory
+from tasuki.engine.tiers.gpu.pinned_memory import MOST_SECONDS, piece_bytes, pinned
+
+SLABS = 40
+
+
+class Pinning:
+    def __init__(self, most: int = 1 << 40) -> None:
+        self.pieces: dict[int, int] = {}
+        self._most = most
+
+    def pin(self, address: int, size: int) -> None:
+        if sum(self.pieces.values()) + size > self._most:
+            raise RuntimeError("no more")
+        self.pieces[address] = size
+
+    def let_go(self, address: int) -> None:
+        del self.pieces[address]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned_memory, "_PIECE_BYTES", 1)
+
+
+def test_no_slab_is_in_two_pieces_and_no_page_of_the_system_either() -> None:
+    pinning = Pinning()
+    memory = pinned(LAYOUT, SLABS, pinning)
+    assert memory.numel() == SLABS * LAYOUT.slab_bytes and not memory.any()
+    starts = [address - memory.data_ptr() for address in pinning.pieces]
+    assert len(starts) > 1 and sum(pinning.pieces.values()) == memory.numel()
+    for start in starts:
+        assert start % LAYOUT.slab_bytes == 0 and start % mmap.PAGESIZE == 0
+    assert piece_bytes(LAYOUT) % LAYOUT.slab_bytes == 0
+
+
+def test_what_was_pinned_is_let_go_with_the_memory() -> None:
+    pinning = Pinning()
+    memory = pinned(LAYOUT, SLABS, pinning)
+    assert pinning.pieces
+    del memory
+    gc.collect()
+    assert not pinning.pieces
+
+
+def test_memory_that_cannot_be_pinned_is_refused_by_name() -> None:
+    pinning = Pinning(most=piece_bytes(LAYOUT))
+    with pytest.raises(EngineConfigError, match="control group"):
+        pinned(LAYOUT, SLABS, pinning)
+
+
+def test_pinning_is_bounded_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 11.0, 12.0, MOST_SECONDS + 1.0])
+    with caplog.at_level(logging.INFO), pytest.raises(EngineConfigError, match="give less"):
+        pinned(LAYOUT, 8 * SLABS, Pinning(), lambda: next(times))
+    assert "of host memory pinned" in caplog.text

@@ -1,0 +1,71 @@
+"""Every golden of an engine whose arena is so small that its beginning is loaded from below. One
+body for every device: a test file names its own in a subclass of TieredGoldens.
+"""
+
+from functools import cache
+from typing import ClassVar
+
+import pytest
+
+from tasuki.engine.build import EngineParts, build_parts
+from tasuki.engine.tiers.host_memory import arena_below
+from tasuki.engine.tiers.tier_prices import TierPrices
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
+
+from .engines import Lone, engine_config, prompt
+from .goldens import OWN_MODELS, cases_of, reference_dir
+
+
+def slabs_for(layout: CacheLayout, tokens: int) -> int:
+    """Room for one prompt of so many tokens, its working slots and a few states, and no more."""
+    return -(-tokens // (layout.pages_per_slab * PAGE_TOKENS)) + 5
+
+
+@cache
+def golden_parts(model: str, device: str) -> EngineParts:
+    return build_parts(engine_config(reference_dir(model), device=device))
+
+
+class CheapLoads(EngineParts):
+    """So cheap that prompts as short as a golden's are loaded on every device."""
+
+    @property
+    def tier_prices(self) -> list[TierPrices]:
+        return [TierPrices(1.0, 0.1, 0.1, 1e-6)]
+
+
+def tiered_engine(model: str, device: str) -> Lone:
+    """Over an arena that holds the longest golden and little more."""
+    parts = golden_parts(model, device)
+    longest = max(len(case.prompt) + len(case.greedy) for case in cases_of(model).values())
+    arena = Arena(parts.layout, slabs_for(parts.layout, longest), parts.arena.bytes.device)
+    arena.bytes.fill_(0xFF)
+    host = arena_below(parts.layout, 40 * arena.slabs, device)
+    host.bytes.fill_(0xFF)
+    held = {name: getattr(parts, name) for name in parts.__dataclass_fields__}
+    cheap = CheapLoads(**held | {"arena": arena, "host": host})
+    return Lone(engine_config(reference_dir(model), device=device, max_batch=2), parts=cheap)
+
+
+class TieredGoldens:
+    device: ClassVar[str]
+
+    @pytest.mark.parametrize("model", OWN_MODELS)
+    def test_every_golden_comes_back_from_below(self, model: str) -> None:
+        engine = tiered_engine(model, self.device)
+        cases = {
+            name: case for name, case in cases_of(model).items() if len(case.prompt) > PAGE_TOKENS
+        }
+        assert len(cases) >= 2
+        for turn in range(2):
+            for name, case in cases.items():
+                answer = engine.ask(f"{name}-{turn}", case.prompt, len(case.greedy))
+                assert answer == case.greedy, (name, turn)
+                # The next one's are not to find it in the arena.
+                push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
+                engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
+        assert all(engine.hit(f"{name}-1").loaded for name in cases)
+        assert engine.engine.computed_behind_loads >= len(cases)
+        engine.assert_at_rest()
+        engine.engine.close()

@@ -1,0 +1,57 @@
+"""Rows of e4m3 codes, a power of two each, inside of kernels: bit for bit pycache/fp8_rows.py.
+
+Made of integer operations, not of casts: GPUs before Hopper's generation have none, and powers of
+two leave nothing to round. Shared by the kernels that write pages and by those that fill a wire.
+"""
+
+import triton
+import triton.language as tl
+
+NAN_SCALE = tl.constexpr(255)
+
+
+@triton.jit
+def largest_bits(values):
+    """Of each row of float32 [ROWS, COLUMNS], the bits of its largest number without sign."""
+    # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
+    return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+
+
+@triton.jit
+def row_scale(largest):
+    """The byte of the power of two, int32, of a row's `largest_bits`."""
+    exponent = largest >> 23
+    above = ((largest & 0x7FFFFF) > 0x600000).to(tl.int32)
+    return tl.where(exponent == 255, NAN_SCALE, tl.maximum(exponent - 8 + above, 1))
+
+
+@triton.jit
+def row_codes(values, scale):
+    """uint8 like values, float32 [ROWS, COLUMNS]; scale [ROWS] of row_scale."""
+    factor = ((254 - tl.minimum(scale, 253)) << 23).to(tl.float32, bitcast=True)
+    scaled = (values * factor[:, None]).to(tl.int32, bitcast=True)
+    size = scaled & 0x7FFFFFFF
+    # To three bits of mantissa, ties to even, and from float32's bias to e4m3's.
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    # Beside 2^14 a float32 counts in steps of 2^-9, as e4m3 does below 2^-6.
+    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.where(size < 0x3C800000, small, normal) | ((scaled >> 24) & 0x80)
+    # As a cast has it: the row is NaN whatever its codes are.
+    return tl.where(scale[:, None] == NAN_SCALE, 0x7F, code).to(tl.uint8)
+
+
+@triton.jit
+def row_factor(scale):
+    """What the codes of a row are multiplied by, float32; scale: int32, of row_scale."""
+    bits = tl.where(scale == NAN_SCALE, 0x7FC00000, scale << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def code_numbers(codes):
+    """float32 like codes, int32 of 0 to 255."""
+    size = codes & 0x7F
+    normal = (size << 20) + (120 << 23)
+    small = (size.to(tl.float32) * 0.001953125).to(tl.int32, bitcast=True)
+    bits = tl.where(size < 8, small, normal) | ((codes & 0x80) << 24)
+    return bits.to(tl.float32, bitcast=True)
