@@ -204,7 +204,8 @@ class EngineConfig:
     tensor_parallel: int = option(
         1,
         "ranks that share the model out among them, each a process with its own slices of the "
-        "weights and its own arena; `tasuki serve` and `tasuki generate`, on a CPU, as yet",
+        "weights and its own arena, and on GPUs one of those that are visible; `tasuki serve` and "
+        "`tasuki generate`",
         aliases=("--tensor-parallel-size", "--tp-size"),
     )
     expert_parallel: bool = option(
@@ -235,11 +236,6 @@ class EngineConfig:
         if part is not None and not isinstance(self.arena_mib, Auto):
             raise EngineConfigError(
                 "gpu_memory_utilization decides arena_mib: give one of them, not both"
-            )
-        if self.tensor_parallel > 1 and self.device.split(":")[0] != "cpu":
-            raise EngineConfigError(
-                f"tensor_parallel is {self.tensor_parallel}, and ranks meet on a CPU only, as yet: "
-                "give --tensor-parallel 1, or --device cpu"
             )
         if self.stored_kv not in (self.dtype, FP8_ROWS) and self.device.split(":")[0] != "cpu":
             raise EngineConfigError(
