@@ -24,6 +24,8 @@ FAMILIES = (
     "digest",
     "sampling",
     "experts",
+    "coded_experts",
+    "tiles",
     "gdn_prefill",
 )
 

@@ -725,7 +725,7 @@ class StepCounter:
     def times_of(self, first: int, end: int) -> list[float | None]:
         """time_of() of ticks [first, end)."""
     def ring_at(self, bell: Bell, tick: int | None) -> bool:
-        """Ring it at every tick from `tick` on, instead of from where it was told before; None:
+        """Ring it at every tick from `tick` on, instead of from where it did before; None:
         never. Whether that tick has come already: one that comes after this rings."""
 
 class CudaContext:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
-from tasuki.model.ops.linear.fp8_product import fp8_product
+from tasuki.model.ops.linear.fp8_product import fp8_product, fp8_product_swiglu
 from tasuki.model.ops.linear.gemv import gemv, norm_gemv, norm_gemv_swiglu
 from tasuki.model.ops.linear.small_batch import small_batch
 from tasuki.model.quantise.codecs import fp8_block
@@ -61,7 +61,8 @@ def _fp8_cases(stage: Stage, norm: Tensor, in_proj: int, width: int, values: int
     yield _fp8_case(stage, "out_proj", 1, hidden, values, fp8_gemv)
     yield _fp8_case(stage, "down", 1, hidden, width, fp8_gemv)
     for batch in (4, 16, 32, 64, 128):
-        yield _fp8_case(stage, "gate_up", batch, 2 * width, hidden, fp8_product)
+        yield _fp8_case(stage, "in_proj", batch, in_proj, hidden, fp8_product)
+        yield _fp8_case(stage, "gate_up, swiglu", batch, 2 * width, hidden, fp8_product_swiglu)
         yield _fp8_case(stage, "out_proj", batch, hidden, values, fp8_product)
         yield _fp8_case(stage, "down", batch, hidden, width, fp8_product)
 
@@ -78,7 +79,7 @@ def _fp8_case(
     size = rows * columns
     turns = turns_to_overflow(size, _MOST_TURNS)
     plain = [stage.random(rows, columns) for _ in range(turns)]
-    weights = [_in_blocks(weight) for weight in plain]
+    weights = [in_blocks(weight) for weight in plain]
     return Case(
         f"FP8 {name}, {batch} rows, weights {rows} x {columns}",
         [partial(product, x, weight) for weight in weights],
@@ -87,7 +88,7 @@ def _fp8_case(
     )
 
 
-def _in_blocks(weight: Tensor) -> Fp8:
+def in_blocks(weight: Tensor) -> Fp8:
     made = fp8_block(weight)
     scales = made["weight_scale_inv"].float()
     (laid_out,) = for_kernels([Fp8(made["weight"], scales, BLOCK, BLOCK, Kind.FP8_BLOCK)])

@@ -61,6 +61,9 @@ void PeerWriter::stop() {
   try {
     const CudaContext::Current current(*context_);
     free_.clear();
+    // Where the GPU has failed there is nothing to wait for.
+    for (const auto& stream : streams_) context_->driver().stream_synchronize(stream->handle());
+    lost_.clear();
     streams_.clear();
   } catch (const CudaError&) {
     // A context that failed has freed them.
@@ -243,8 +246,9 @@ void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const P
     for (const auto& transfer : transfers) {
       over(*transfer, Outcome::kRefused, std::string("could not post: ") + error.what());
     }
-    // What was enqueued may read the table still: it is used by nobody any more.
-    [[maybe_unused]] const Table* lost = table.release();
+    // What was enqueued may read the table still.
+    const std::scoped_lock entry(mutex_);
+    if (table) lost_.push_back(std::move(table));
     return;
   }
   const std::scoped_lock entry(mutex_);
@@ -298,7 +302,7 @@ bool PeerWriter::collect() {
       for (const auto& transfer : launch->transfers) {
         over(*transfer, Outcome::kFailed, std::string("the GPU failed: ") + error.what());
       }
-      [[maybe_unused]] const Table* lost = launch->table.release();
+      lost_.push_back(std::move(launch->table));
       launch = launched_.erase(launch);
       any = true;
       continue;

@@ -191,6 +191,8 @@ class PeerWriter {
   // Of all below; never held beside a call of the driver that could wait.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Table>> free_;
+  // Of launches that failed: used by none again.
+  std::vector<std::unique_ptr<Table>> lost_;
   std::vector<Held> held_;
   std::deque<Launch> launched_;
   std::deque<std::shared_ptr<PeerTransfer>> unannounced_;

@@ -48,7 +48,7 @@ class StepCounter {
   // come.
   std::vector<std::optional<double>> times_of(std::int64_t first, std::int64_t end) const;
 
-  // Ring `bell` at every tick from `tick` on, instead of from where it was told before; never where
+  // Ring `bell` at every tick from `tick` on, instead of from where it did before; never where
   // there is none. Whether that tick has come already.
   bool ring_at(const std::shared_ptr<const Bell>& bell, std::optional<std::int64_t> tick);
 

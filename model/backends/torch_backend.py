@@ -58,6 +58,7 @@ class TorchPlan:
                 batch.page_table,
                 batch.positions,
                 PAGE_TOKENS,
+                batch.stepped,
             ),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
             gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),

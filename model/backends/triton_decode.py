@@ -11,14 +11,13 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.decode import gdn_decode
-from tasuki.model.ops.linear.phase_product import phase_product
+from tasuki.model.ops.linear.phase_product import phase_gate_up, phase_product
 from tasuki.model.ops.linear.row_product import (
     normed_row_product,
     normed_row_swiglu,
     row_product,
 )
 from tasuki.model.ops.linear.small_batch import MOST_ROWS, is_one_round, small_batch
-from tasuki.model.ops.linear.swiglu import swiglu
 from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.phase import Phase
@@ -106,7 +105,7 @@ class TritonDecode:
         if isinstance(weights, MoeWeights):
             output = moe(x, weights, self._config, self._batch.rows, self._side)
         else:
-            acts = swiglu(phase_product(x, weights.gate_up, Phase.STEP))
+            acts = phase_gate_up(x, weights.gate_up, Phase.STEP)
             output = self._product(acts, weights.down)
         return self._reduce(output), residual
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
 from tasuki.model.ops.linear.fp8_library import library_product
-from tasuki.model.ops.linear.fp8_product import fp8_product
+from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.linear.phase_product import phase_product
 from tasuki.model.ops.linear.reference import quantised_rows
@@ -55,7 +55,7 @@ def test_product_of_one_row(
     assert relative(got, functional.linear(x.float(), numbers(matrix))) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("batch", [1, 33])
+@pytest.mark.parametrize("batch", [1, 20, 33])
 @each_dtype
 @each_matrix
 def test_product_of_many_rows(
@@ -72,6 +72,22 @@ def test_product_of_many_rows(
     assert got.dtype is dtype
     want = functional.linear(wide[:, :columns].float(), numbers(matrix))
     assert relative(got, want) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("tile", [Tile(64, 16, 2, 2, 4), Tile(64, 64, 4, 2, 4)])
+@pytest.mark.parametrize(
+    ("kind", "parts", "columns"), [(BLOCK, (128, 64), 640), (TENSOR, (96,), 520)]
+)
+def test_shares_of_the_columns_are_joined(
+    kind: Kind, parts: tuple[int, ...], columns: int, tile: Tile, device: torch.device
+) -> None:
+    matrix, x = published(kind, parts, columns), noise(1, 37, columns).bfloat16()
+    weight, given = on_device(matrix, device), x.to(device)
+    want = functional.linear(x.float(), numbers(matrix))
+    assert relative(fp8_product(given, weight, tile=tile), want) < 1e-2
+    gate, up = want.chunk(2, dim=-1)
+    got = fp8_product_swiglu(given, weight, tile)
+    assert relative(got, functional.silu(gate) * up) < 1e-2
 
 
 @pytest.mark.parametrize("tail", [True, False], ids=["b and a", "alone"])

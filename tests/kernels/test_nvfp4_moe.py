@@ -39,7 +39,8 @@ each_mix = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasuki.model.ops.moe.experts.MOST_GEMV_TOKENS", FEW_TOKENS)
+    for most in ("MOST_GEMV_TOKENS", "MOST_CODED_GEMV_TOKENS"):
+        monkeypatch.setattr(f"tasuki.model.ops.moe.experts.{most}", FEW_TOKENS)
     # A published matrix has several blocks of columns.
     for stream in ("_PLAIN", "_CODES", "_FOUR_BITS"):
         monkeypatch.setattr(f"tasuki.model.ops.moe.gemv.{stream}", Stream(8, 128, 2))

@@ -1,5 +1,7 @@
 """Each operator against a naive form of itself."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -136,6 +138,35 @@ def test_paged_attention_equals_dense(before: int, length: int) -> None:
             torch.testing.assert_close(got[token, head], want, atol=1e-5, rtol=1e-5)
     stored = kv[table[0, :3]].permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :context]
     assert torch.equal(stored, torch.stack([keys, values]))
+
+
+@pytest.mark.parametrize("before", [*range(1, 40, 6), 200])
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("first_key", [True, False])
+def test_tokens_that_are_verified_attend_as_one_after_the_other(
+    before: int, kv_heads: int, first_key: bool
+) -> None:
+    """Bit by bit, in bf16 too, else drafts would change tokens."""
+    heads, dim, length = 8, 128, 5
+    context = before + length
+    table = torch.tensor([[3, 0, 4, 1, 2]])
+    made = [noise(seed, context, n, dim) for seed, n in ((1, heads), (2, kv_heads), (3, kv_heads))]
+    q, k, v = (x.to(torch.bfloat16) for x in made)
+
+    def attend(cuts: list[int], stepped: tuple[int, ...]) -> torch.Tensor:
+        kv = torch.zeros((5, kv_heads, 2, PAGE_TOKENS, dim), dtype=torch.bfloat16)
+        found = []
+        for begin, end in pairwise([0, before, *cuts]):
+            positions = torch.arange(begin, end)
+            plan = plan_attention([end - begin], [begin], table, positions, PAGE_TOKENS, stepped)
+            plan = plan if first_key else plan.without_first_key()
+            rows = slice(begin, end)
+            if end > begin:
+                found.append(paged_attention(q[rows], k[rows], v[rows], kv, plan))
+        return torch.cat(found)[before:]
+
+    alone = attend([*range(before + 1, context + 1)], ())
+    assert torch.equal(attend([context], (0,)), alone)
 
 
 def test_mixture_equals_a_loop_over_tokens() -> None:

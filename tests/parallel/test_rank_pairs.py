@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.harness.daemons import Node, asked, flags, meet
+from tests.harness.daemons import Node, asked, flags, meet, random_prompt
 from tests.harness.goldens import BESIDE, reference_dir
 from tests.harness.processes import ended, engine_of, followers_of
 from tests.harness.running_nodes import refused_start, require_nixl, running
@@ -32,12 +32,15 @@ def ranks(count: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def pair_of(name: str, senders: int, receivers: int) -> Iterator[tuple[Node, Node]]:
-    """A prefill and a decode node that have met; none of their processes outlives the block."""
+def pair_of(
+    name: str, senders: int, receivers: int, *of_sender: str
+) -> Iterator[tuple[Node, Node]]:
+    """A prefill and a decode node that have met; none of their processes outlives the block.
+    of_sender: more flags of the prefill node."""
     require_nixl()
     common = (*flags(reference_dir(name)), "--prefill-chunk-tokens", "64")
     pids: list[int] = []
-    with running(Node("prefill", *common, *APART, *ranks(senders))) as prefill:
+    with running(Node("prefill", *common, *APART, *ranks(senders), *of_sender)) as prefill:
         known = ("--prefill", prefill.handover_address)
         decoding = Node("decode", *common, *known, *HERE, *ranks(receivers))
         with running(decoding) as decode:
@@ -77,6 +80,25 @@ def next_turns(decode: Node, cases: list[dict[str, list[int]]]) -> int:
         assert not any(answer.usage.local_fallback for answer in answers)
         pulled += answers[0].usage.pulled.tokens if answers[0].usage.pulled else 0
     return pulled
+
+
+def test_what_several_ranks_load_from_below_is_handed_over() -> None:
+    cases = json.loads((reference_dir("tiny-moe") / "golden.json").read_text())["cases"]
+    case = max(cases, key=lambda found: len(found["prompt"]))
+    below = ("--arena-mib", "3", "--host-cache-gib", "0.05", "--pull-tokens", "100000")
+    with pair_of("tiny-moe", 2, 1, *below) as (prefill, decode):
+        loaded = 0
+        for turn in range(2):
+            answer = asked(decode, tuple(case["prompt"]), b"", len(case["greedy"])).result()
+            assert list(answer.token_ids) == case["greedy"], turn
+            assert answer.usage.prefilled_on == "prefill" and not answer.usage.local_fallback
+            loaded = answer.usage.hit.loaded.get("host", 0)
+            for seed in range(8):
+                push = [token % 500 for token in random_prompt(250, 10 * turn + seed)]
+                asked(decode, tuple(push), b"", 1).result()
+        assert loaded > 0
+        for node in (prefill, decode):
+            node.assert_at_rest()
 
 
 @pytest.mark.parametrize(("name", "senders", "receivers"), QUICK)

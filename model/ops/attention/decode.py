@@ -23,6 +23,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .merge import GateSource, merge_shares, share_of_program
 from .online_softmax import LOG2_E
+from .page_rows import holds_fp8
 from .paged_tiles import (
     attend_tile,
     exact_queries,
@@ -68,8 +69,9 @@ class DecodeWorkspace:
 
 
 _PROGRAMS_PER_PROCESSOR = 1
-_WARPS = 4
-_STAGES = 5
+_WARPS, _STAGES = 4, 5
+_FP8_WARPS, _FP8_STAGES = 8, 7
+"""Of FP8 rows, whose tiles are half as long, and are taken apart in registers."""
 
 
 def paged_attention_decode(
@@ -94,6 +96,9 @@ def paged_attention_decode(
     group = heads // config.kv_heads
     group_block = max(triton.next_power_of_2(group), 16)
     tile = tile_keys(q)
+    warps, stages = (_FP8_WARPS, _FP8_STAGES) if holds_fp8(kv) else (_WARPS, _STAGES)
+    if q.element_size() == 4:
+        warps, stages = _WARPS, 1
     batch_block = triton.next_power_of_2(batch)
     _kernel[(config.kv_heads, workspace.shares)](
         q,
@@ -113,8 +118,8 @@ def paged_attention_decode(
         PAGE_TOKENS=PAGE_TOKENS,
         TILE=tile,
         BATCH_BLOCK=batch_block,
-        num_warps=_WARPS,
-        num_stages=_STAGES if q.element_size() == 2 else 1,
+        num_warps=warps,
+        num_stages=stages,
         **dependent(q),
     )
     return merge_shares(
@@ -234,13 +239,15 @@ def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
     heads = {"KV_HEADS": 4, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
-    def spec(name: str, dtype: str, tile: int, stages: int, *, fp8: bool = False) -> KernelSpec:
+    def spec(
+        name: str, dtype: str, tile: int, warps: int, stages: int, *, fp8: bool = False
+    ) -> KernelSpec:
         types, absent = tile_types(dtype, tile, 256, fp8=fp8)
         return KernelSpec.of(
             name,
             _kernel,
             heads | {"TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True} | absent,
-            _WARPS,
+            warps,
             stages,
             pointers=f"*{dtype}",
             fp32="outputs weights",
@@ -249,8 +256,8 @@ def compile_specs() -> list[KernelSpec]:
         )
 
     return [
-        spec("attention_decode", "bf16", 64, _STAGES),
-        spec("attention_decode_fp32", "fp32", 16, 1),
-        spec("attention_decode_fp8_rows", "bf16", 64, _STAGES, fp8=True),
-        spec("attention_decode_fp32_fp8_rows", "fp32", 16, 1, fp8=True),
+        spec("attention_decode", "bf16", 64, _WARPS, _STAGES),
+        spec("attention_decode_fp32", "fp32", 16, _WARPS, 1),
+        spec("attention_decode_fp8_rows", "bf16", 64, _FP8_WARPS, _FP8_STAGES, fp8=True),
+        spec("attention_decode_fp32_fp8_rows", "fp32", 16, _WARPS, 1, fp8=True),
     ]

@@ -4,7 +4,7 @@ The batch's keys and values are written first; then each sequence reads exactly 
 that nothing beyond it can be seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,13 +18,26 @@ from .page_rows import read_pages, write_rows
 class ContextPlan:
     """One sequence: its tokens are batch rows [start, start + length); pages [n] int64 cover
     its `context` tokens (this forward's included). mask [length, context] bool, true where a key is
-    seen; None: plain causal without context, or a single token, which sees all."""
+    seen; None: plain causal without context, a single token, which sees all, or stepped. stepped:
+    each token asks by itself, as the same tokens one forward after the other would: how a CPU
+    rounds bf16 depends on how many ask at once."""
 
     start: int
     length: int
     context: int
     pages: Tensor
     mask: Tensor | None
+    stepped: bool = False
+
+    def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
+        """Rows that ask together, how many of the context's keys there are for them, their mask."""
+        if not self.stepped:
+            yield slice(self.start, self.start + self.length), self.context, self.mask
+            return
+        for token in range(self.length):
+            row, seen = self.start + token, self.context - self.length + token + 1
+            mask = None if self.mask is None else self.mask[token : token + 1, :seen]
+            yield slice(row, row + 1), seen, mask
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,10 @@ def plan_attention(
     page_table: Tensor,
     positions: Tensor,
     page_tokens: int,
+    stepped: Collection[int] = (),
 ) -> AttentionPlan:
     """context_lens: tokens of each sequence before this forward; page_table [B, pages]; positions
-    [T]."""
+    [T]. stepped: sequences whose tokens are an answer's, verified at once."""
     device = page_table.device
     owner = torch.repeat_interleave(
         torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
@@ -67,11 +81,11 @@ def plan_attention(
     start = 0
     for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
         context = before + length
-        mask = None
-        if before and length > 1:
+        mask, by_token = None, sequence in stepped
+        if before and length > 1 and not by_token:
             mask = torch.ones(length, context, dtype=torch.bool, device=device).tril(before)
         pages = page_table[sequence, : -(-context // page_tokens)]
-        contexts.append(ContextPlan(start, length, context, pages, mask))
+        contexts.append(ContextPlan(start, length, context, pages, mask, by_token))
         start += length
     return AttentionPlan(
         write_pages=page_table[owner, positions // page_tokens],
@@ -90,11 +104,9 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: Attention
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
     for context in plan.contexts:
-        rows = slice(context.start, context.start + context.length)
-        keys, values = (
-            found[:, : context.context] for found in read_pages(kv, context.pages, q.dtype)
-        )
-        output[rows] = _attend(q[rows], keys, values, context.mask)
+        keys, values = read_pages(kv, context.pages, q.dtype)
+        for rows, seen, mask in context.queries():
+            output[rows] = _attend(q[rows], keys[:, :seen], values[:, :seen], mask)
     return output
 
 

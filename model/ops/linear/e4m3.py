@@ -47,3 +47,28 @@ def turned(codes, dtype: tl.constexpr, PACKED: tl.constexpr):
         )
     else:
         return codes.to(dtype)
+
+
+@triton.jit
+def turned_pairs(codes, dtype: tl.constexpr, PACKED: tl.constexpr):
+    """As turned, two at a time: for a first operand, of which a thread's codes lie by twos."""
+    if PACKED and dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .b16 a0, a1;
+                .reg .b32 a;
+                .reg .f32 f0, f1;
+                cvt.rn.f16x2.e4m3x2 a, $1;
+                mov.b32 {a0, a1}, a;
+                cvt.f32.f16 f0, a0;
+                cvt.f32.f16 f1, a1;
+                cvt.rn.bf16x2.f32 $0, f1, f0;
+            }""",
+            "=r,h",
+            [codes],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return codes.to(dtype)

@@ -5,8 +5,9 @@ A program owns a tile of weight rows and of x's rows, and a share of the columns
 in registers (e4m3.py) and multiplied in bf16 (float32: IEEE); the sum of 128 columns gets its scale
 in float32. Tiles are tall, since every tile reads x again, from the L2 cache, which is hardly
 faster than memory; what a narrow output lacks in tiles, shares of the columns make up for, which
-split_sums.py joins. Weights are the second operand of the matrix instruction, whose first takes 16
-rows: so no two warps turn the same weights. The order of a row's sums depends on no other row, so a
+split_sums.py joins. No two warps turn the same weights: of up to 16 rows of x those are the first
+operand, of which an instruction takes 16 rows; of more the weights are, in registers, and x is read
+from shared memory, once for all warps. The order of a row's sums depends on no other row, so a
 row's result is the same at every batch size that takes the same tile. Twin: `reference.product`.
 """
 
@@ -21,7 +22,7 @@ from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .e4m3 import packed, turned
+from .e4m3 import packed, turned, turned_pairs
 from .fp8_scales import GROUP, scale_sizes
 from .split_sums import joined, joined_swiglu
 
@@ -38,33 +39,39 @@ class Tile:
     warps: int
 
 
-_PROGRAMS = 264
+MOST_SECOND = 16
+"""Rows of x up to which weights are the second operand."""
+_PROGRAMS = 256
 """That are wanted at least: two a multiprocessor, of which one turns weights while one waits."""
-_MOST_SPLIT = 8
-HALF = 32
-"""Rows of x in one matrix product: of 64, Triton would bring the weights back to shared memory."""
+_LEAST_BLOCKS = 4
+"""Of 128 columns, in a share: a program fills and drains its pipeline once."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 """In float32, whose operands take twice the memory and no matrix instruction."""
 
 
+def split_for(tiles: int, columns: int) -> int:
+    """Shares of the columns, a power of two: until there are enough programs, or too few columns a
+    program."""
+    split = 1
+    while tiles * split < _PROGRAMS and columns >= 2 * split * _LEAST_BLOCKS * GROUP:
+        split *= 2
+    return split
+
+
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """By shapes alone, so that a captured graph holds one of them."""
+    """By shapes alone, so that a captured graph holds one of them. The fastest at 16 rows of 24
+    over each matrix of 9B on an H100."""
     if dtype is not torch.bfloat16:
         return _EXACT
-    tiles = triton.cdiv(rows, 128)
-    split = 1
-    while split < _MOST_SPLIT and tiles * split < _PROGRAMS and columns >= 2 * split * 4 * GROUP:
-        split *= 2
-    if batch <= 16:
-        return Tile(128, 16, split, 4, 4)
-    if batch <= 32:
-        return Tile(128, 32, split, 4, 4)
-    return Tile(128, 64, split, 3, 8)
+    split = split_for(triton.cdiv(rows, 64), columns)
+    if batch <= MOST_SECOND:
+        return Tile(64, 16, split, 5 if split > 1 else 3, 4)
+    return Tile(64, 32 if batch <= 32 else 64, split, 3, 4)
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
     """One for every length, so that the first prompt compiles it."""
-    return Tile(128, 64, 1, 3, 8) if dtype is torch.bfloat16 else _EXACT
+    return Tile(64, 64, 1, 3, 4) if dtype is torch.bfloat16 else _EXACT
 
 
 def fp8_product(
@@ -113,10 +120,10 @@ def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
         rows,
         COLUMNS=columns,
         BATCH=tile.batch,
-        HALF=min(tile.batch, HALF),
         ROWS=tile.rows,
         SPLIT=tile.split,
         STAGES=tile.stages,
+        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
         **packed(weight.values),
         **scale_sizes(weight),
         **dependent(x),
@@ -125,10 +132,24 @@ def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
 
 
 @triton.jit
-def store_rows(output, result, output_stride, share, item, row, batch, rows):
-    at = (share * batch + item).to(tl.int64)[:, None] * output_stride + row[None, :]
-    inside = (item < batch)[:, None] & (row < rows)[None, :]
-    tl.store(output + at, result.to(output.dtype.element_ty), inside)
+def tile_of_rows(
+    matrix, index, stride, column, WEIGHTS_FIRST: tl.constexpr, IS_FIRST: tl.constexpr
+):
+    """Pointers of a tile [rows, columns] where it is the product's first operand, else [columns,
+    rows]."""
+    if WEIGHTS_FIRST == IS_FIRST:
+        return matrix + index[:, None] * stride + column[None, :]
+    else:
+        return matrix + index[None, :] * stride + column[:, None]
+
+
+@triton.jit
+def along(index, WEIGHTS_FIRST: tl.constexpr):
+    """What goes with rows of weights of a product [rows, items] or [items, rows]."""
+    if WEIGHTS_FIRST:
+        return index[:, None]
+    else:
+        return index[None, :]
 
 
 @triton.jit(do_not_specialize=["batch", "rows"])
@@ -143,69 +164,61 @@ def _kernel(
     rows,
     COLUMNS: tl.constexpr,
     BATCH: tl.constexpr,
-    HALF: tl.constexpr,
     ROWS: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
+    WEIGHTS_FIRST: tl.constexpr,
     PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    tl.static_assert(BATCH <= 2 * HALF and (SCALE_ROWS == 1 or SCALE_ROWS % ROWS == 0))
+    tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % ROWS == 0)
     grid: tl.constexpr = (COLUMNS + 127) // 128
     share: tl.constexpr = (grid + SPLIT - 1) // SPLIT
+    dtype: tl.constexpr = x.dtype.element_ty
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
-    item = tl.program_id(2) * BATCH + tl.arange(0, HALF)
+    item = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
+    # What is past the matrices reads their last row, and is not stored.
+    kept = tl.minimum(row, rows - 1)
+    taken = tl.minimum(item, batch - 1)
     column = tl.arange(0, 128)
-    # Rows past the matrix read its last one and are not stored.
-    of_row = values + tl.minimum(row, rows - 1).to(tl.int64)[None, :] * COLUMNS + column[:, None]
-    of_item = x + item.to(tl.int64)[:, None] * x_stride + column[None, :]
-    counts = (item < batch)[:, None]
-    second = HALF * x_stride.to(tl.int64)
-    counts_second = (item + HALF < batch)[:, None]
+    of_row = tile_of_rows(values, kept.to(tl.int64), COLUMNS, column, WEIGHTS_FIRST, True)
+    of_item = tile_of_rows(x, taken.to(tl.int64), x_stride, column, WEIGHTS_FIRST, False)
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    result = tl.zeros([HALF, ROWS], tl.float32)
-    other = tl.zeros([HALF, ROWS], tl.float32)
+    if WEIGHTS_FIRST:
+        result = tl.zeros([ROWS, BATCH], tl.float32)
+    else:
+        result = tl.zeros([BATCH, ROWS], tl.float32)
     begin = tl.program_id(1) * share
     for block in tl.range(begin, min(begin + share, grid), num_stages=STAGES):
         at = block * 128
         if COLUMNS % 128:
             left = at + column < COLUMNS
-            codes = tl.load(of_row + at, left[:, None], 0.0)
-            inputs = tl.load(of_item + at, counts & left[None, :], 0.0)
+            codes = tl.load(of_row + at, along(left, not WEIGHTS_FIRST), 0.0)
+            inputs = tl.load(of_item + at, along(left, WEIGHTS_FIRST), 0.0)
         else:
             codes = tl.load(of_row + at)
-            inputs = tl.load(of_item + at, counts, 0.0)
-        weights = turned(codes, x.dtype.element_ty, PACKED)
+            inputs = tl.load(of_item + at)
+        if WEIGHTS_FIRST:
+            part = tl.dot(turned_pairs(codes, dtype, PACKED), inputs, input_precision="ieee")
+        else:
+            part = tl.dot(inputs, turned(codes, dtype, PACKED), input_precision="ieee")
         if SCALE_COLUMNS < COLUMNS:
             if SCALE_ROWS == 1:
-                at_row = scales + tl.minimum(row, rows - 1) * grid + block
-                scale = tl.load(at_row)[None, :]
+                part *= along(tl.load(scales + kept * grid + block), WEIGHTS_FIRST)
             else:
-                scale = tl.load(scales + first // SCALE_ROWS * grid + block)
-            result += tl.dot(inputs, weights, input_precision="ieee") * scale
-        else:
-            result = tl.dot(inputs, weights, result, input_precision="ieee")
-        if BATCH > HALF:
-            if COLUMNS % 128:
-                inputs = tl.load(of_item + second + at, counts_second & left[None, :], 0.0)
-            else:
-                inputs = tl.load(of_item + second + at, counts_second, 0.0)
-            if SCALE_COLUMNS < COLUMNS:
-                other += tl.dot(inputs, weights, input_precision="ieee") * scale
-            else:
-                other = tl.dot(inputs, weights, other, input_precision="ieee")
+                part *= tl.load(scales + first // SCALE_ROWS * grid + block)
+        result += part
     if SCALE_COLUMNS >= COLUMNS:
-        scale = tl.load(scales + tl.minimum(row, rows - 1))[None, :]
-        result *= scale
-        other *= scale
-    store_rows(output, result, output_stride, tl.program_id(1), item, row, batch, rows)
-    if BATCH > HALF:
-        store_rows(output, other, output_stride, tl.program_id(1), item + HALF, row, batch, rows)
+        result *= along(tl.load(scales + kept), WEIGHTS_FIRST)
+    line = (tl.program_id(1) * batch + item).to(tl.int64) * output_stride
+    at = along(row, WEIGHTS_FIRST) + along(line, not WEIGHTS_FIRST)
+    inside = along(row < rows, WEIGHTS_FIRST) & along(item < batch, not WEIGHTS_FIRST)
+    tl.store(output + at, result.to(output.dtype.element_ty), inside)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -216,10 +229,10 @@ def compile_specs() -> list[KernelSpec]:
         constants = {
             "COLUMNS": columns,
             "BATCH": tile.batch,
-            "HALF": min(tile.batch, HALF),
             "ROWS": tile.rows,
             "SPLIT": tile.split,
             "STAGES": tile.stages,
+            "WEIGHTS_FIRST": tile.batch > MOST_SECOND,
             "PACKED": True,
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,

@@ -18,11 +18,11 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors
 from .e4m3 import packed
-from .fp8_product import HALF, Tile, store_rows
+from .fp8_product import Tile, split_for
 from .split_sums import joined
 
-_PROGRAMS = 264
-_MOST_SPLIT = 8
+HALF = 32
+"""Rows of x in one matrix product: of 64, Triton would bring weights back to shared memory."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 
 
@@ -30,14 +30,10 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
     """By shapes alone, so that a captured graph holds one of them."""
     if dtype is not torch.bfloat16:
         return _EXACT
-    tiles, split = triton.cdiv(rows, 128), 1
-    while split < _MOST_SPLIT and tiles * split < _PROGRAMS and columns >= 1024 * split:
-        split *= 2
-    if batch <= 16:
-        return Tile(128, 16, split, 4, 4)
-    if batch <= 32:
-        return Tile(128, 32, split, 4, 4)
-    return Tile(128, 64, split, 3, 8)
+    split = split_for(triton.cdiv(rows, 64), columns)
+    if batch <= HALF:
+        return Tile(64, 16 if batch <= 16 else HALF, split, 4, 4)
+    return Tile(128, 2 * HALF, split, 3, 8)
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
@@ -86,6 +82,13 @@ def _launch(x: Tensor, weight: NvFp4Halves, output: Tensor, tile: Tile) -> None:
         **dependent(x),
         num_warps=tile.warps,
     )
+
+
+@triton.jit
+def _store(output, result, output_stride, share, item, row, batch, rows):
+    at = (share * batch + item).to(tl.int64)[:, None] * output_stride + row[None, :]
+    inside = (item < batch)[:, None] & (row < rows)[None, :]
+    tl.store(output + at, result.to(output.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -156,10 +159,10 @@ def _kernel(
             other = tl.dot(inputs, high, other, input_precision="ieee")
     multiplier, divisor = row_factors(factors, kept, rows)
     result = result * multiplier[None, :] / divisor[None, :]
-    store_rows(output, result, output_stride, tl.program_id(1), item, row, batch, rows)
+    _store(output, result, output_stride, tl.program_id(1), item, row, batch, rows)
     if BATCH > HALF:
         other = other * multiplier[None, :] / divisor[None, :]
-        store_rows(output, other, output_stride, tl.program_id(1), item + HALF, row, batch, rows)
+        _store(output, other, output_stride, tl.program_id(1), item + HALF, row, batch, rows)
 
 
 def compile_specs() -> list[KernelSpec]:

@@ -21,7 +21,7 @@ from tasuki.model.weights.segment import Plain, Segment
 
 from .fp8_activations import quantised_swiglu
 from .fp8_library import block_product, has_block_product, library_product
-from .fp8_product import fp8_product, tile_of_prompts
+from .fp8_product import fp8_product, fp8_product_swiglu, tile_of_prompts
 from .nvfp4_product import nvfp4_product
 from .nvfp4_product import tile_of_prompts as nvfp4_tile_of_prompts
 from .swiglu import swiglu
@@ -41,6 +41,14 @@ def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
         begin += segment.shape[0]
         _of_step(x, segment, part)
     return output
+
+
+def phase_gate_up(x: Tensor, gate_up: Matrix, phase: Phase) -> Tensor:
+    """silu(gate) * up [T, width] of x's product with gate_up [2 * width, in]."""
+    match gate_up.segments:
+        case [Fp8() as weight] if phase is Phase.STEP:
+            return fp8_product_swiglu(x, weight)
+    return swiglu(phase_product(x, gate_up, phase))
 
 
 def phase_swiglu(gate_up: Tensor, down: Matrix, phase: Phase) -> Tensor:

@@ -41,9 +41,10 @@ from .router import choose
 # 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, which is what hides
 # latency at one token.
 _PLAIN = Stream(4, 1024, 2)
-# As many bytes, of twice the rows: what a column of the input costs is shared by more weights.
-_CODES = Stream(8, 1024, 2)
-_FOUR_BITS = Stream(8, 1024, 2)
+# More rows: what a column of the input costs is shared by as many bytes. Codes: the fastest of nine
+# at 1 and 16 tokens of 35B-A3B on an H100; four bits: not chosen by measurement.
+_CODES = Stream(8, 2048, 4)
+_FOUR_BITS = Stream(8, 2048, 4)
 
 
 def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""A mixture of experts whose weights are codes: few tokens of answers, and a chunk of a prompt."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.known_models import published_or_folder
+from tasuki.model.ops.moe.experts import moe
+from tasuki.model.phase import Phase
+from tasuki.model.quantise.quantised_source import QuantisedSource
+from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.layers import MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.random_weights import RandomSource
+
+from .case import Case
+from .stage import Stage
+
+_TURNS = 16
+_FORMATS = ("fp8", "nvfp4")
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    config = published_or_folder("35b-a3b")
+    for form in _FORMATS:
+        weights = _weights(stage, config, form)
+        for tokens in (1, 4, 16, 32, 64, 128):
+            yield _block(stage, config, weights, form, tokens, Phase.STEP)
+        yield _block(stage, config, weights, form, 8192, Phase.PROMPT)
+        del weights
+        torch.cuda.empty_cache()
+
+
+def _block(
+    stage: Stage, config: ModelConfig, weights: MoeWeights, form: str, tokens: int, phase: Phase
+) -> Case:
+    shape = config.feed_forward
+    assert isinstance(shape, MoeShape)
+    turns = _TURNS if phase is Phase.STEP else 2
+    inputs = [stage.random(tokens, config.hidden) for _ in range(turns)]
+    rows = stage.rows(tokens)
+    touched = 1 - (1 - shape.chosen / shape.experts) ** tokens
+    routed = weights.gate_up.nbytes + weights.down.nbytes
+    shared = weights.shared.gate_up.nbytes + weights.shared.down.nbytes
+    always = shared + weights.router.nbytes + weights.shared_gate.nbytes
+    inner = shape.chosen * shape.intermediate + shape.shared_intermediate
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return Case(
+        f"{form} experts of 35b-a3b, {tokens} tokens of {phase.value}s",
+        [partial(moe, x, weights, config, rows, side, phase) for x in inputs],
+        bytes=routed * touched + always + 2 * inputs[0].nbytes,
+        flops=2.0 * tokens * config.hidden * (3 * inner + shape.experts),
+    )
+
+
+def _weights(stage: Stage, config: ModelConfig, form: str) -> MoeWeights:
+    shape, hidden = config.feed_forward, config.hidden
+    assert isinstance(shape, MoeShape)
+    source = QuantisedSource(RandomSource(1, stage.device), RECIPES[form])
+
+    def matrix(name: str, *size: int) -> Matrix:
+        found = source.matrix(f"layers.0.mlp.{name}", size, torch.bfloat16)
+        return Matrix(for_kernels(found.segments))
+
+    inner, wide = shape.intermediate, shape.shared_intermediate
+    return MoeWeights(
+        router=source.read("layers.0.mlp.gate.weight", (shape.experts, hidden), torch.bfloat16),
+        gate_up=matrix("experts.gate_up_proj", shape.experts, 2 * inner, hidden),
+        down=matrix("experts.down_proj", shape.experts, hidden, inner),
+        shared=MlpWeights(
+            matrix("shared_expert.gate_proj.weight", 2 * wide, hidden),
+            matrix("shared_expert.down_proj.weight", hidden, wide),
+        ),
+        shared_gate=source.read("layers.0.mlp.shared_gate", (1, hidden), torch.bfloat16),
+    )

@@ -1,0 +1,42 @@
+"""Products with FP8 weights by other tiles than the chosen one: what the tables of
+`model/ops/linear/fp8_product.py` are chosen by."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
+
+from .case import Case
+from .products import in_blocks
+from .stage import Stage, turns_to_overflow
+
+_MOST_TURNS = 16
+_BATCHES = (16, 32, 64)
+
+
+def cases(stage: Stage) -> Iterator[Case]:
+    """Of 9B: each with half and twice the shares, other stages, and tiles of twice the rows."""
+    hidden, width = stage.model.hidden, 12288
+    shapes = (("out_proj", hidden, hidden), ("down", hidden, width), ("gate_up", 2 * width, hidden))
+    for name, rows, columns in shapes:
+        turns = turns_to_overflow(rows * columns, _MOST_TURNS)
+        weights = [in_blocks(stage.random(rows, columns)) for _ in range(turns)]
+        product = fp8_product_swiglu if name == "gate_up" else fp8_product
+        for batch in _BATCHES:
+            x = stage.random(batch, columns)
+            for tile in _around(tile_for(batch, rows, columns, x.dtype)):
+                yield Case(
+                    f"FP8 {name}, {batch} rows, {tile}",
+                    [partial(product, x, weight, tile=tile) for weight in weights],
+                    bytes=rows * columns + 2 * batch * (rows + columns),
+                )
+
+
+def _around(tile: Tile) -> Iterator[Tile]:
+    yield tile
+    for split in (tile.split // 2, 2 * tile.split):
+        if split:
+            yield Tile(tile.rows, tile.batch, split, tile.stages, tile.warps)
+    yield Tile(tile.rows, tile.batch, tile.split, tile.stages + 1, tile.warps)
+    yield Tile(2 * tile.rows, tile.batch, tile.split, tile.stages, 2 * tile.warps)
+    yield Tile(2 * tile.rows, tile.batch, 2 * tile.split, tile.stages, 2 * tile.warps)
