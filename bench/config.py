@@ -135,5 +135,4 @@ class BenchConfig:
             arena_mib=arena_mib,
             max_batch=self.max_batch,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
-            speculate="off",
         )
