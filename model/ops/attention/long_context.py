@@ -19,7 +19,6 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .gathered_rows import gathered_rows
 from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -192,6 +191,9 @@ def _gather(
     whole pages. dtype: of what FP8 rows become."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
+        # Here, since a CPU's memory plan counts by this file, and need not have Triton.
+        from .gathered_rows import gathered_rows
+
         return gathered_rows(kv, pages, keys // PAGE_TOKENS, dtype)
     _, heads, kinds, tokens, dim = kv.shape
     lines = kv.view(-1, dim)
