@@ -39,8 +39,11 @@ class BenchConfig:
         "plain ones",
         ("", "fp8"),
     )
+    tensor_parallel: int = option(
+        1, "measure so many ranks too, a GPU each, in the same run as one", aliases=("--tp-size",)
+    )
     alone: bool = option(
-        False, "measure what the two before this ask for alone, where plain weights do not fit"
+        False, "measure what the three before this ask for alone, where one GPU holds no plain one"
     )
     out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
     commit: str = option("", "of the source, where it is no git tree")
@@ -68,8 +71,10 @@ class BenchConfig:
 
     @property
     def forms(self) -> list[StoredForm]:
-        """In the order in which they are measured."""
+        """Of one rank, in the order in which they are measured."""
         asked = self.asked_form
+        if self.alone and self.tensor_parallel > 1:
+            return []
         return [asked] if self.alone or asked.is_plain else [StoredForm(), asked]
 
     def engine_config(
@@ -83,6 +88,12 @@ class BenchConfig:
             return config
         # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
         return replace(config, arena_mib=self._plan(config, form).arena // MIB)
+
+    def of_ranks(self) -> EngineConfig:
+        """Of a node of tensor_parallel ranks, of which each plans its own GPU."""
+        return replace(
+            self._engine(self.arena_mib), speculate="off", tensor_parallel=self.tensor_parallel
+        )
 
     def drafting_model(self, engine: EngineConfig) -> ModelConfig:
         """With the draft layer that its drafts need, if they need one. Raises ModelConfigError."""
@@ -124,5 +135,4 @@ class BenchConfig:
             arena_mib=arena_mib,
             max_batch=self.max_batch,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
-            speculate="off",
         )

@@ -1,6 +1,6 @@
 """`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean, median
@@ -13,6 +13,7 @@ from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
 from tasuki.bench.measure.stored_form import free_memory
 from tasuki.bench.measure.turn_limit import Turn
+from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
@@ -33,6 +34,7 @@ from .workload import (
     MOST_DRAFTED,
     MOST_ENTRIES_OF_A_STEP,
     MOST_SLOWER_BY_DRAFTS,
+    RANK_DECODE_TARGETS,
     Point,
 )
 
@@ -86,6 +88,16 @@ def main(argv: Sequence[str]) -> int:
     config, own = parse_configs(
         "tasuki bench decode", "Time decode steps.", argv, BenchConfig, DecodeConfig
     )
+    if config.tensor_parallel > 1 and (
+        not config.asked_form.is_plain
+        or own.constrained
+        or own.draft_layer == "auto"
+        or own.speculate != "off"
+    ):
+        raise BenchError(
+            "tensor_parallel is measured with plain weights and steps alone: leave out "
+            "quantization, kv_dtype, constrained, draft_layer and speculate"
+        )
     if not config.asked_form.is_plain and (own.draft_layer == "auto" or own.speculate != "off"):
         raise BenchError(
             f"{config.asked_form.name} is measured without drafts alone: leave out draft_layer and "
@@ -127,7 +139,24 @@ def main(argv: Sequence[str]) -> int:
             report.note(config.memory_note(engine, form))
         del rig, parts
         free_memory(config.torch_device)
+    if config.tensor_parallel > 1:
+        _ranks(config, own, report, plain)
     return 0
+
+
+def _ranks(
+    config: BenchConfig, own: DecodeConfig, report: Report, alone: Mapping[Point, float]
+) -> None:
+    """alone: seconds of a step of one rank."""
+    with rank_rig(config.of_ranks()) as (rig, part):
+        floor = ModelFloor.of(part, rig.parts.layout, report.floors)
+        for point in own.parsed():
+            answers = _start(rig, point)
+            row = _row("", point, _steps(rig, answers, own), floor, own, {})
+            least = RANK_DECODE_TARGETS.get((config.model, point))
+            report.add(beside_one_rank(row, config.tensor_parallel, alone.get(point), least))
+            rig.abort(answers)
+            rig.flush()
 
 
 def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:

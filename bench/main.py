@@ -4,7 +4,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_IN_FOLDERS = {"gateway": "gateway.main", "tiers": "tiers.main"}
+_IN_FOLDERS = {
+    "gateway": "gateway.main",
+    "tiers": "tiers.main",
+    "collectives": "ranks.collectives",
+}
 """Modules of benches that are more than one."""
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",
@@ -14,6 +18,7 @@ _BENCHES = {
     "agentic": "sessions that grow turn by turn: first tokens, hit rate",
     "tiers": "sessions that return from below the arena, copies beside steps",
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
+    "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",
     "gateway": "smg before simulated nodes: latency, hit rate, restart",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
@@ -26,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         module = _IN_FOLDERS.get(bench, bench)
         return int(importlib.import_module(f".{module}", __package__).main(rest))
     asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
-    rows = [f"  {name:<10}{text}" for name, text in _BENCHES.items()]
+    rows = [f"  {name:<13}{text}" for name, text in _BENCHES.items()]
     text = "\n".join(["usage: tasuki bench BENCH [FLAGS] (BENCH --help lists them)", "", *rows])
     print(text, file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2

@@ -1,6 +1,6 @@
 """`tasuki bench prefill`: from the Submit of a prompt that nobody has seen to its first token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
@@ -10,6 +10,7 @@ from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig, random_parts
 from tasuki.bench.measure.stored_form import free_memory
+from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
@@ -17,7 +18,13 @@ from .config import BenchConfig
 from .errors import BenchError
 from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
-from .workload import MOST_ENTRIES_OF_A_PROMPT, MOST_TICK_COST, PREFILL_PEER_RATIO, PREFILL_TARGETS
+from .workload import (
+    MOST_ENTRIES_OF_A_PROMPT,
+    MOST_TICK_COST,
+    PREFILL_PEER_RATIO,
+    PREFILL_TARGETS,
+    RANK_PREFILL_TARGETS,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ def main(argv: Sequence[str]) -> int:
             f"{config.asked_form.name} is measured without a draft layer alone: leave out "
             "draft_layer, or quantization and kv_dtype"
         )
+    if config.tensor_parallel > 1 and (not config.asked_form.is_plain or own.draft_layer == "auto"):
+        raise BenchError(
+            "tensor_parallel is measured with plain weights and no draft layer: leave out "
+            "quantization, kv_dtype and draft_layer"
+        )
     model = config.model_config()
     report = config.reported(f"prefill {config.model}")
     if own.draft_layer == "auto":
@@ -76,7 +88,21 @@ def main(argv: Sequence[str]) -> int:
             report.note(config.memory_note(engine, form))
         del rig, parts
         free_memory(config.torch_device)
+    if config.tensor_parallel > 1:
+        _ranks(config, own, report, plain)
     return 0
+
+
+def _ranks(
+    config: BenchConfig, own: PrefillConfig, report: Report, alone: Mapping[int, float]
+) -> None:
+    """alone: seconds of a prompt on one rank."""
+    with rank_rig(config.of_ranks()) as (rig, part):
+        floor = ModelFloor.of(part, rig.parts.layout, report.floors)
+        for length in own.lengths():
+            row = _row("", length, _prefills(rig, length, own.repeats), floor, {})
+            least = RANK_PREFILL_TARGETS.get((config.model, length))
+            report.add(beside_one_rank(row, config.tensor_parallel, alone.get(length), least))
 
 
 def _pair(config: BenchConfig, own: PrefillConfig, report: Report) -> None:

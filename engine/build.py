@@ -40,6 +40,9 @@ from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeT
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, GPU_LINK, REMOTE_LINK, TierPrices
+from tasuki.model.backends.base import Backend
+from tasuki.model.backends.reduce import Gather, Reduce, one_rank
+from tasuki.model.backends.torch_backend import TorchBackend
 from tasuki.model.config import ModelConfig
 from tasuki.model.draft_vocabulary import DraftHead, draft_ids
 from tasuki.model.flops import PrefillFlops
@@ -66,6 +69,7 @@ from tasuki.utils.progress import Progress, no_progress
 from .config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError
 from .engine import Engine
 from .intake import PromptLimits
+from .parallel.collectives import Collectives
 from .parallel.leader_runner import LeaderRunner
 from .parallel.ranks import Ranks
 from .parallel.shared_arenas import SharedArenas
@@ -86,7 +90,7 @@ class EngineParts:
     that; remote: below both. copiers: between them; None: a thread a tier. grammars: over the
     model's vocabulary. clock: seconds, of the time that requests wait. ranks: the other ranks that
     share the model, and together: how tokens are drawn with them; None: there are none. shared:
-    what all their arenas lie in, of a node that hands over.
+    what all their arenas lie in, of a node that hands over. collectives: of this rank.
     """
 
     model_config: ModelConfig
@@ -107,6 +111,7 @@ class EngineParts:
     ranks: Ranks | None = None
     together: DrawnTogether | None = None
     shared: SharedArenas | None = None
+    collectives: Collectives | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -274,25 +279,28 @@ def build_arena(
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
     """Ids of the tokens that the draft layer may propose, where it is to; None: all. Raises
     ModelConfigError."""
-    on_gpu = torch_device(config).type != "cpu"
-    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
+    if not config.drafts_by_layer or not model.draft_layers:
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
 
 
 def build_model(
-    config: ModelConfig, weights: ModelWeights, drafted: Tensor | None = None
+    config: ModelConfig,
+    weights: ModelWeights,
+    drafted: Tensor | None = None,
+    reduce: Reduce = one_rank,
+    gather: Gather = one_rank,
 ) -> Qwen35Model:
     """With the operators of the device that the weights are on. drafted: ids of the tokens that
-    drafts may be; None: all."""
+    drafts may be; None: all. reduce, gather: of the ranks, where config and weights are one's."""
     device = weights.embedding.device
     drafts = DraftHead.of(weights.head, drafted)
-    if device.type == "cpu":
-        return Qwen35Model(config, weights, drafts=drafts)
-    from tasuki.model.backends.triton_backend import TritonBackend
+    backend: Backend = TorchBackend(config, reduce)
+    if device.type != "cpu":
+        from tasuki.model.backends.triton_backend import TritonBackend
 
-    backend = TritonBackend(config, weights.dtype, device)
-    return Qwen35Model(config, weights, backend, drafts=drafts)
+        backend = TritonBackend(config, weights.dtype, device, reduce)
+    return Qwen35Model(config, weights, backend, gather, drafts)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
@@ -361,22 +369,15 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
-    config = _drafting(config, parts)
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
     return Speculation(most, from_tree=config.drafts_from_tree, by_layer=config.drafts_by_layer)
 
 
-def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
-    on_gpu = parts.runner is None and parts.arena.bytes.device.type != "cpu"
-    return config.drafting(parts.layout.draft_layers, on_gpu=on_gpu)
-
-
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Of a step and answer. Raises EngineConfigError where the config asks for drafts that cannot
     be verified, or by a layer that there is not."""
-    config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
@@ -404,6 +405,25 @@ def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
     return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))
 
 
+@dataclass(frozen=True)
+class RunnerSizes:
+    """batch: the most requests of a forward. drafts, guesses: of a row at most, that are verified
+    and that the draft layer makes. Equal on all ranks of a node."""
+
+    batch: int
+    drafts: int
+    guesses: int
+
+    @staticmethod
+    def of(config: EngineConfig, role: Role, parts: EngineParts) -> "RunnerSizes":
+        """Raises EngineConfigError."""
+        on_gpu = parts.arena.bytes.device.type != "cpu"
+        batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
+        # A prefill node has no answers.
+        drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
+        return RunnerSizes(batch, drafts, drafts if config.drafts_by_layer else 0)
+
+
 def _assemble(
     config: EngineConfig,
     role: Role,
@@ -412,23 +432,19 @@ def _assemble(
     side: Callable[[HandoverContext], Handover],
     progress: Progress,
 ) -> Engine:
-    config = _drafting(config, parts)
     model, arena = parts.model_config, parts.arena
     limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
     on_gpu = arena.bytes.device.type != "cpu"
-    batch = max_batch(config, parts.layout, role, arena.slabs, on_gpu=on_gpu)
+    sizes = RunnerSizes.of(config, role, parts)
     if on_gpu:
         size = arena.bytes.nbytes // 2**20
-        log.info("an arena of %d MiB, and up to %d requests in a forward", size, batch)
-    # A prefill node has no answers.
-    drafts = 0 if role is Role.PREFILL else most_drafts(config, parts)
-    hands_on = role is Role.PREFILL
+        log.info("an arena of %d MiB, and up to %d requests in a forward", size, sizes.batch)
     runner = build_runner(
         parts,
-        batch,
-        hands_on=hands_on,
-        drafts=drafts,
-        guesses=drafts if config.drafts_by_layer else 0,
+        sizes.batch,
+        hands_on=role is Role.PREFILL,
+        drafts=sizes.drafts,
+        guesses=sizes.guesses,
         progress=progress,
     )
     wire = parts.wire or parts.layout
@@ -442,8 +458,8 @@ def _assemble(
         side,
         grammars,
         wire=wire,
-        drafts=parts.drafts or draft_limit(config, drafts, on_gpu=on_gpu),
-        max_batch=batch,
+        drafts=parts.drafts or draft_limit(config, sizes.drafts, on_gpu=on_gpu),
+        max_batch=sizes.batch,
         per_token=per_token,
         clock=parts.clock,
         tiers=build_tiers(parts),
@@ -541,11 +557,26 @@ def build_runner(
     whether anybody counts its steps. drafts, guesses: of a row at most, on a GPU."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
+    runner = _runner_here(parts, batch, hands_on, drafts, guesses, progress)
+    if parts.ranks is None:
+        return runner
+    check = (lambda: None) if parts.collectives is None else parts.collectives.check
+    # The last thing that ranks do together before a plan.
+    parts.ranks.joined()
+    return LeaderRunner(runner, parts.ranks, partial(_end_idle_plan, parts), check)
+
+
+def _runner_here(
+    parts: EngineParts,
+    batch: int,
+    hands_on: bool,
+    drafts: int,
+    guesses: int,
+    progress: Progress,
+) -> Runner:
+    """Of this rank."""
     if parts.arena.bytes.device.type == "cpu":
-        runner = CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
-        if parts.ranks is None:
-            return runner
-        return LeaderRunner(runner, parts.ranks, partial(_end_idle_plan, parts))
+        return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
     from tasuki.engine.runner.cuda_runner import CudaRunner
     from tasuki.engine.runner.layer_events import LayerEvents
 
@@ -559,4 +590,5 @@ def build_runner(
         drafts=drafts,
         guesses=guesses,
         progress=progress,
+        together=parts.together,
     )

@@ -7,6 +7,7 @@ them load at once, meet, and have arenas of as many slabs: an id means the same 
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,14 +15,15 @@ import torch
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs
 from tasuki.engine.messages.types import Message
-from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
+from tasuki.engine.tiers.disk.disk_memory import disk_memory
 from tasuki.engine.tiers.host_memory import available_bytes, host_slabs
 from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.model.backends.torch_backend import TorchBackend
+from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.quantization_config import QuantizationConfig
+from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tasuki.pycache.arena import Arena
@@ -32,7 +34,18 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
 from tasuki.utils.progress import Progress, no_progress
 
-from .build import EngineParts, asked_model, build_parts, count_idle_plan, kept_contract
+from .build import (
+    EngineParts,
+    RunnerSizes,
+    asked_model,
+    build_model,
+    build_parts,
+    build_runner,
+    count_idle_plan,
+    kept_contract,
+    torch_device,
+    use_device,
+)
 from .config import EngineConfig, EngineConfigError
 from .parallel.agreed_steps import Report, ReportedSteps
 from .parallel.collectives import Collectives
@@ -45,9 +58,88 @@ from .parallel.shared_arenas import SharedArenas, open_arena
 from .parallel.tiers.follower_tiers import FollowerTiers
 from .role import Role
 from .runner.base import Runner
-from .runner.cpu_runner import CpuRunner
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
+
+
+LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], ModelWeights]
+"""A rank's slices of the weights; the model's config is of the whole. Can be pickled."""
+
+
+def load_shard(
+    config: EngineConfig,
+    model: ModelConfig,
+    shard: Shard,
+    device: torch.device,
+    progress: Progress,
+) -> ModelWeights:
+    """From the checkpoint's folder. Raises WeightsError."""
+    dtype = getattr(torch, config.dtype)
+    return load_weights(config.model, model, dtype, device, progress, shard=shard)
+
+
+def rank_device(config: EngineConfig, rank: int) -> torch.device:
+    """`cuda` is a GPU for each rank, in the order in which they are visible; `cuda:N` that one for
+    all of them, which is slow and for tests. Raises EngineConfigError where there are too few."""
+    device = torch_device(config)
+    if device.type == "cpu":
+        return device
+    index = rank if device.index is None else device.index
+    seen = torch.cuda.device_count()
+    if index >= seen:
+        raise EngineConfigError(
+            f"tensor_parallel is {config.tensor_parallel}, and {seen} GPUs are visible here, of "
+            "which each rank takes one: give a lower --tensor-parallel, or more GPUs in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return torch.device("cuda", index)
+
+
+def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
+    """From the checkpoint's folder."""
+    return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
+
+
+def _check_tried_on_gpus(config: EngineConfig, model: ModelConfig, role: Role) -> None:
+    """Raises EngineConfigError for what ranks on GPUs have not been shown to do right."""
+    asked = f"tensor_parallel is {config.tensor_parallel}, and"
+    mend = "--tensor-parallel 1 or --device cpu"
+    if role is not Role.FUSED:
+        raise EngineConfigError(
+            f"{asked} what several ranks on GPUs hold is not handed over, as yet: serve the model "
+            f"with `tasuki serve`, or give {mend}"
+        )
+    method = QuantizationConfig.load(Path(config.model)).method
+    if method is not None:
+        raise EngineConfigError(
+            f"{asked} model {config.model} is quantised ({method}), which ranks on GPUs do not "
+            f"compute, as yet: give a checkpoint that is not, or {mend}"
+        )
+    if isinstance(model.feed_forward, MoeShape):
+        raise EngineConfigError(
+            f"{asked} ranks on GPUs have not been tried with experts, as yet: give {mend}"
+        )
+    if config.host_cache_gib is not None or config.stored_kv != config.dtype:
+        raise EngineConfigError(
+            f"{asked} ranks on GPUs have not been tried with tiers below the arena or with keys "
+            f"and values in another dtype, as yet: leave --host-cache-gib and --kv-dtype out, or "
+            f"give {mend}"
+        )
+    if config.drafts_on_gpu:
+        raise EngineConfigError(
+            f"{asked} ranks on GPUs have not been tried with drafts, as yet: give --speculate off, "
+            f"or {mend}"
+        )
+
+
+@dataclass(frozen=True)
+class RankSource:
+    """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
+    texts, if they are known. Can be pickled."""
+
+    model: Callable[[EngineConfig], ModelConfig] = asked_model
+    weights: LoadShard = load_shard
+    vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary | None] = load_vocabulary
 
 
 def build_node_parts(
@@ -64,54 +156,63 @@ def build_leader_parts(
     progress: Progress = no_progress,
     role: Role = Role.FUSED,
     start: StartRanks = start_ranks,
+    source: RankSource | None = None,
 ) -> EngineParts:
-    """start: of the followers' processes. REQUIRES: more than one rank; the calling thread lives as
-    long as the engine."""
-    if not config.model:
-        raise EngineConfigError("model is not set: give the folder of a checkpoint with --model")
+    """start: of the followers' processes. source: of the model; the config's folder by default.
+    REQUIRES: more than one rank; the calling thread lives as long as the engine."""
+    if source is None:
+        if not config.model:
+            raise EngineConfigError(
+                "model is not set: give the folder of a checkpoint with --model"
+            )
+        source = RankSource()
     # Before anything is started.
-    shard_of(config, 0).part(asked_model(config))
+    whole = source.model(config)
+    shard_of(config, 0).part(whole)
+    on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
+    if on_gpus:
+        _check_tried_on_gpus(config, whole, role)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
-        jobs = [partial(run_follower, config, role, rank, meeting) for rank in followers]
+        jobs = [partial(run_follower, config, role, rank, meeting, source) for rank in followers]
         ranks = Ranks(start(jobs), config.rank_timeout)
         try:
-            leader = RankInMemory(config, role, 0, meeting, progress)
+            leader = RankInMemory(config, role, 0, meeting, source, progress)
             slabs = min(leader.slabs, *ranks.loaded())
             shared = leader.share(slabs, ranks)
             join = leader.tiers_of(slabs)
             ranks.join(join)
-            leader.meet(join, partial(ranks.agreed.report, 0))
-            ranks.joined()
+            parts = leader.meet(join, partial(ranks.agreed.report, 0))
+            if not on_gpus:
+                # On GPUs all capture their graphs together, later.
+                ranks.joined()
             if shared is not None:
                 shared.met()
         except BaseException:
             ranks.close()
             raise
-    whole = leader.config
-    vocabulary = Vocabulary.load(Path(config.model), whole.vocab, whole.eos_ids)
-    return EngineParts(
-        whole,
-        leader.model,
-        leader.arena,
-        leader.steps,
-        host=leader.host,
-        disk=leader.disk,
-        grammars=GrammarCompiler(vocabulary),
+    assert parts.collectives is not None
+    ranks.abandon_by(parts.collectives.abandon)
+    return replace(
+        parts,
+        grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
         ranks=ranks,
-        together=leader.draws,
         shared=shared,
     )
 
 
 def run_follower(
-    config: EngineConfig, role: Role, rank: int, meeting: Path, connection: socket.socket
+    config: EngineConfig,
+    role: Role,
+    rank: int,
+    meeting: Path,
+    source: RankSource,
+    connection: socket.socket,
 ) -> int:
     """A follower's main. Returns the exit status."""
-    return follow(
-        connection, partial(RankInMemory, config, role, rank, meeting), config.rank_timeout
-    )
+    load = partial(RankInMemory, config, role, rank, meeting, source)
+    return follow(connection, load, config.rank_timeout)
 
 
 def shard_of(config: EngineConfig, rank: int) -> Shard:
@@ -128,29 +229,30 @@ class RankInMemory:
         role: Role,
         rank: int,
         meeting: Path,
+        source: RankSource,
         progress: Progress = no_progress,
     ) -> None:
         """Loads. meeting: as of GlooCollectives. Raises as build_parts()."""
         torch.set_num_threads(config.threads)
         self._settings = config
+        self._role = role
         self._meeting = meeting
         self._shard = shard_of(config, rank)
-        self.config = asked_model(config)
+        self._device = rank_device(config, rank)
+        use_device(self._device)
+        self.config = source.model(config)
         self._part = self._shard.part(self.config)
-        self.slabs = arena_slabs(config, self._part, role, None)
-        dtype = getattr(torch, config.dtype)
-        self._weights = load_weights(
-            config.model, self.config, dtype, "cpu", progress, shard=self._shard
-        )
+        self.slabs = arena_slabs(config, self._part, role, self._free())
+        self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         # Somebody waits for the ranks of a node that hands over.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
-        self.steps: StepCounter
-        self.draws: LeaderDraws
-        self.model: Qwen35Model
-        self.arena: Arena
-        self.host: Arena | None = None
-        self.disk: DiskMemory | None = None
+        self._parts: EngineParts
+
+    def _free(self) -> int | None:
+        if self._device.type == "cpu":
+            return None
+        return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
 
     def tiers_of(self, slabs: int) -> Join:
         """As the leader: how much every rank has. Raises EngineConfigError."""
@@ -189,30 +291,50 @@ class RankInMemory:
         layout = self.config.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
         return RankSpans(layout, self._shard.ranks, slabs)
 
-    def meet(self, join: Join, report: Report) -> None:
+    def meet(self, join: Join, report: Report) -> EngineParts:
         """Connect to the other ranks, and have so many slabs. report: as join()'s."""
-        from .parallel.gloo import GlooCollectives
-
         settings, shard, slabs = self._settings, self._shard, join.slabs
-        # A step that takes longer than this ends the node anyway.
-        collectives: Collectives = GlooCollectives(
-            self._meeting, shard.rank, shard.ranks, settings.watchdog_timeout
-        )
-        backend = TorchBackend(self._part, collectives.sum)
-        self.model = Qwen35Model(self._part, self._weights, backend, collectives.gather)
-        self.draws = LeaderDraws(collectives, shard.rank)
+        collectives = self._collectives()
         layout = self._layout
-        self.steps = ReportedSteps(report) if self._hands_over else StepCounter()
         if self._hands_over and self._memory is None:
             spans = self._spans(slabs)
             assert spans.part == layout, "slices of weights and of arenas differ"
             self._memory = open_arena(self._meeting.parent, spans, shard.rank)
         key = ArenaKey(rank=shard.rank, ranks=shard.ranks)
-        self.arena = Arena(layout, slabs, key=key, memory=self._memory)
+        host, disk = None, None
         if join.host_slabs:
             below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
-            self.host = Arena(layout, join.host_slabs, key=below)
-            self.disk = disk_memory(settings, layout, partial(self._contract, join.weights))
+            host = Arena(layout, join.host_slabs, key=below)
+            disk = disk_memory(settings, layout, partial(self._contract, join.weights))
+        self._parts = EngineParts(
+            self.config,
+            build_model(
+                self._part, self._weights, reduce=collectives.sum, gather=collectives.gather
+            ),
+            Arena(layout, slabs, self._device, key=key, memory=self._memory),
+            ReportedSteps(report) if self._hands_over else StepCounter(),
+            host=host,
+            disk=disk,
+            together=LeaderDraws(collectives, shard.rank),
+            collectives=collectives,
+        )
+        return self._parts
+
+    def _collectives(self) -> Collectives:
+        """Once all have met."""
+        from .parallel.gloo import GlooCollectives
+
+        settings, shard = self._settings, self._shard
+        # A step that takes longer than this ends the node anyway.
+        seconds = settings.watchdog_timeout
+        host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
+        if self._device.type == "cpu":
+            return host
+        from .parallel.device.mailboxes import Mailboxes
+        from .parallel.device.peer_collectives import PeerCollectives
+
+        mailboxes = Mailboxes.met(host.exchange, shard.rank, self._device)
+        return PeerCollectives(mailboxes, seconds)
 
     def _contract(self, weights: str) -> dict[str, str]:
         """Of this rank of so many: another number of them finds nothing of it."""
@@ -222,24 +344,37 @@ class RankInMemory:
 
     @property
     def kept(self) -> bytes:
-        standing = None if self.disk is None else self.disk.index.standing
+        disk = self._parts.disk
+        standing = None if disk is None else disk.index.standing
         return b"" if standing is None else standing.kept_of()
 
     def tiers(self, send: Callable[[Message], None]) -> FollowerTiers | None:
         """As a follower."""
-        if self.host is None:
+        parts = self._parts
+        if parts.host is None:
             return None
-        copiers = tier_copiers(self.arena, self.host, self.disk)
-        if self.disk is not None:
+        copiers = tier_copiers(parts.arena, parts.host, parts.disk)
+        if parts.disk is not None:
             # The leader's tree has what stands.
-            self.disk.index.standing = None
+            parts.disk.index.standing = None
         return FollowerTiers(copiers, send)
 
+    def check(self) -> None:
+        assert self._parts.collectives is not None
+        self._parts.collectives.check()
+
     def idle_plan_ended(self) -> None:
-        count_idle_plan(self.steps)
+        count_idle_plan(self._parts.steps)
 
     def join(self, join: Join, report: Report) -> Runner:
         """As a follower."""
-        self.meet(join, report)
         # The leader alone has grammars.
-        return CpuRunner(self.model, self.arena, self.steps, GrammarCompiler(None), self.draws)
+        parts = self.meet(join, report)
+        sizes = RunnerSizes.of(self._settings, self._role, parts)
+        return build_runner(
+            parts,
+            sizes.batch,
+            hands_on=self._role is Role.PREFILL,
+            drafts=sizes.drafts,
+            guesses=sizes.guesses,
+        )

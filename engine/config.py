@@ -1,6 +1,6 @@
 """Everything that shapes an engine, fixed before it starts."""
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, get_args
 
 from tasuki.engine.speculation.speculation import SpeculateName
@@ -183,8 +183,7 @@ class EngineConfig:
         "the same as without: prediction, what a request says of its answer; mtp, that and the "
         "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
         "mtp+tree, all of these, the layer where nothing agrees that stands elsewhere; "
-        "auto: on a GPU as mtp where the checkpoint has such a layer, on a CPU as prediction; off: "
-        "nothing",
+        "auto: predictions, on a CPU; off: nothing",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(
@@ -204,7 +203,8 @@ class EngineConfig:
     tensor_parallel: int = option(
         1,
         "ranks that share the model out among them, each a process with its own slices of the "
-        "weights and its own arena; `tasuki serve` and `tasuki generate`, on a CPU, as yet",
+        "weights and its own arena, and on GPUs one of those that are visible; `tasuki serve` and "
+        "`tasuki generate`",
         aliases=("--tensor-parallel-size", "--tp-size"),
     )
     expert_parallel: bool = option(
@@ -235,11 +235,6 @@ class EngineConfig:
         if part is not None and not isinstance(self.arena_mib, Auto):
             raise EngineConfigError(
                 "gpu_memory_utilization decides arena_mib: give one of them, not both"
-            )
-        if self.tensor_parallel > 1 and self.device.split(":")[0] != "cpu":
-            raise EngineConfigError(
-                f"tensor_parallel is {self.tensor_parallel}, and ranks meet on a CPU only, as yet: "
-                "give --tensor-parallel 1, or --device cpu"
             )
         if self.stored_kv not in (self.dtype, FP8_ROWS) and self.device.split(":")[0] != "cpu":
             raise EngineConfigError(
@@ -318,12 +313,6 @@ class EngineConfig:
     def stored_kv(self) -> str:
         """dtype of keys and values in pages, as `pycache.layout` names it."""
         return {"auto": self.dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
-
-    def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
-        """What auto comes to where the arena has so many draft layers: a GPU gains by one, and has
-        no room for drafts that nobody asked for without."""
-        layer = on_gpu and draft_layers and self.tensor_parallel == 1
-        return replace(self, speculate="mtp") if self.speculate == "auto" and layer else self
 
     @property
     def drafts_by_layer(self) -> bool:

@@ -21,6 +21,7 @@ from tasuki.model.backends.base import (
 from tasuki.model.backends.reduce import Gather, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend, TorchOperators
 from tasuki.model.ops.sampling.prompt_scores import HeadOf
+from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.weights.layers import GdnWeights, LayerWeights, ModelWeights
 from tasuki.pycache.arena import Arena
 
@@ -152,8 +153,22 @@ class Qwen35Model:
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
         """Logits [n, vocab] in the model's dtype of what layers() returned, or some rows of it."""
+        return self._gather(self.own_head(branch, residual, operators))
+
+    def own_head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
+        """As head(), of the part of the vocabulary that is computed here."""
         weights = self.weights
-        return self._gather(operators.norm_head(branch, residual, weights.norm, weights.head))
+        return operators.norm_head(branch, residual, weights.norm, weights.head)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """What head() returns where own_head() has returned these."""
+        return self._gather(logits)
+
+    @property
+    def own_slice(self) -> Slice | None:
+        """What own_head() computes; None: all of the vocabulary."""
+        rows = self.config.head_rows
+        return None if rows is None else Slice(rows.start, self._gather)
 
     def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks

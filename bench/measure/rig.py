@@ -37,7 +37,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 
 from .made_up_vocabulary import made_up_vocabulary
 
-_SEED = 1
+SEED = 1
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Rig:
         self._engine.prepare()
         self.model = model
         self._answers: dict[str, Answer] = {}
-        self._generator = np.random.default_rng(_SEED)
+        self._generator = np.random.default_rng(SEED)
 
     def prompt(self, tokens: int) -> list[int]:
         """Random ids, another list each time."""
@@ -185,7 +185,7 @@ def random_parts(
 def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> ModelWeights:
     """On the config's device, of its dtype. quantization: how they are stored; none: plain."""
     device = torch_device(config)
-    source: TensorSource = RandomSource(_SEED, device)
+    source: TensorSource = RandomSource(SEED, device)
     if quantization:
         source = QuantisedSource(source, RECIPES[quantization])
     weights = assemble(model, source, getattr(torch, config.dtype), device)

@@ -32,8 +32,8 @@ _CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
 # Of what remains, so that fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
-_SHARES = 160
-"""Of attention's parts at most: as many as a GPU has multiprocessors."""
+_SHARES = 2 * 160
+"""Of attention's parts at most: two for each of a GPU's multiprocessors."""
 _MOST_REQUESTS = 256
 """Of a forward where `max_batch` is auto: each more has its logits and rows kept ready."""
 _PAGES_OF_A_REQUEST = 4
@@ -70,7 +70,6 @@ class MemoryPlan:
     ) -> "MemoryPlan":
         """quantization: of the weights, where config names no folder that says so. Raises
         WeightsError and ModelConfigError where that folder cannot be read."""
-        config = config.drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization).total

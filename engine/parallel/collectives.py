@@ -5,6 +5,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tasuki.engine.runner.base import DeviceLost
+
+
+class RankSilent(DeviceLost):
+    """Another rank did not come to a collective in time; restart the node."""
+
 
 class Collectives(Protocol):
     """Of one rank. Every rank calls the same ones in the same order, on the thread of its forward,
@@ -19,3 +25,11 @@ class Collectives(Protocol):
 
     def of_leader(self, own: Tensor) -> Tensor:
         """Rank 0's."""
+
+    def check(self) -> None:
+        """Once what was exchanged has been computed: raises RankSilent where a rank did not come,
+        and the carrier did not raise before."""
+
+    def abandon(self) -> None:
+        """Have nothing wait for another rank any more, what is under way neither: one is lost. From
+        any thread."""

@@ -1,7 +1,8 @@
 """A follower's life: load, meet the others, run plans in their order, end.
 
 It decides nothing: what it computes is in the plans, and it ends when its leader says so, or is
-gone. Owns the socket to the leader. Thread rule: one thread runs plans; another one sends beats.
+gone. Owns the socket to the leader. Thread rule: one thread launches plans, so that the next one is
+on its way to the device while one runs; another one waits for their ends, a third one sends beats.
 Invariant: an error of any kind ends the process, and the leader has its line first.
 """
 
@@ -10,6 +11,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 from tasuki.engine.forward_plan import decode_plan
@@ -20,7 +22,7 @@ from tasuki.utils.os_threads import name_this_thread
 
 from . import messages as r
 from .agreed_steps import Report
-from .checksum import checksum
+from .results import ReportedResults
 from .tiers.follower_tiers import FollowerTiers
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,9 @@ class LoadedRank(Protocol):
     def idle_plan_ended(self) -> None:
         """A plan without rows has been run: count it as a step."""
 
+    def check(self) -> None:
+        """Behind a forward: raises where another rank did not come to it."""
+
 
 class LeaderLink:
     """The follower's end of the socket. send() from any thread."""
@@ -80,6 +85,11 @@ class LeaderLink:
                 raise LeaderGone("the leader has closed its end")
             for found in reader.take(data):
                 yield from found
+
+    def stop_reading(self) -> None:
+        """Nothing comes any more: received() raises LeaderGone."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def beat(self, period: float) -> None:
         """Every `period` seconds from now on, on a thread of its own."""
@@ -127,6 +137,17 @@ def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: f
 
 
 def _run(link: LeaderLink, rank: LoadedRank) -> None:
+    results = ReportedResults(
+        lambda number, drawn: link.send(r.PlanRun(number, drawn)), rank.check, link.stop_reading
+    )
+    try:
+        _run_plans(link, rank, results)
+    finally:
+        # Its error is why nothing comes any more.
+        results.close()
+
+
+def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> None:
     runner: Runner | None = None
     tiers: FollowerTiers | None = None
     for message in link.received():
@@ -140,10 +161,8 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
             case r.RunPlan(data):
                 assert runner is not None, "a plan came before the ranks had met"
                 plan = decode_plan(data)
-                drawn = runner.launch(plan).result()
-                if len(plan.rows):
-                    link.send(r.PlanRun(plan.number, checksum(drawn)))
-                else:
+                results.follow(plan.number, runner.launch(plan))
+                if not len(plan.rows):
                     rank.idle_plan_ended()
             case r.BeginCopy() | r.CancelCopy() | r.EmptyTier():
                 assert tiers is not None, "a copy for a rank without tiers"

@@ -46,6 +46,17 @@ class GlooCollectives:
     def of_leader(self, own: Tensor) -> Tensor:
         return self._all(own)[0]
 
+    def check(self) -> None:
+        """Whoever calls a collective has its error."""
+
+    def abandon(self) -> None:
+        """A rank that is lost has been killed, and its connections with it."""
+
+    def exchange(self, own: bytes) -> list[bytes]:
+        """Every rank's, in rank order. REQUIRES: all are as long."""
+        mine = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        return [bytes(part.numpy()) for part in self._all(mine)]
+
     def _all(self, mine: Tensor) -> list[Tensor]:
         """Every rank's, in rank order."""
         mine = mine.contiguous()

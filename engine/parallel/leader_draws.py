@@ -8,6 +8,7 @@ rows each rank draws itself, from the same bits. Thread rule: that of the forwar
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from tasuki.model.ops.sampling.reference import Sampled
 
@@ -27,3 +28,6 @@ class LeaderDraws:
         if self.leads:
             return [*drawn]
         return [Sampled(int(token), logprob, margin) for token, logprob, margin in leaders]
+
+    def of_leader(self, drawn: Tensor) -> Tensor:
+        return self._collectives.of_leader(drawn)

@@ -18,11 +18,13 @@ from .ranks import Ranks
 
 @dataclass(frozen=True)
 class LeaderForward:
-    """`InFlightForward` of this rank; what was drawn is compared with what the others drew."""
+    """`InFlightForward` of this rank; what was drawn is compared with what the others drew. check:
+    raises where another rank did not come to it."""
 
     number: int
     own: InFlightForward
     ranks: Ranks
+    check: Callable[[], None]
 
     @property
     def idle_seconds(self) -> float:
@@ -35,6 +37,7 @@ class LeaderForward:
     def result(self) -> DrawnTokens:
         try:
             drawn = self.own.result()
+            self.check()
         except Exception as error:
             self.ranks.blame(error)
             raise
@@ -45,11 +48,16 @@ class LeaderForward:
 
 class LeaderRunner:
     def __init__(
-        self, runner: Runner, ranks: Ranks, idle_plan_ended: Callable[[], None] = lambda: None
+        self,
+        runner: Runner,
+        ranks: Ranks,
+        idle_plan_ended: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """runner: of this rank, whose collectives reach the others. idle_plan_ended: called once a
-        plan without rows has been run here."""
+        plan without rows has been run here. check: as of LeaderForward."""
         self._runner = runner
+        self._check = check
         self._idle_plan_ended = idle_plan_ended
         self._ranks = ranks
 
@@ -76,4 +84,4 @@ class LeaderRunner:
             raise
         if not len(plan.rows):
             self._idle_plan_ended()
-        return LeaderForward(plan.number, own, self._ranks)
+        return LeaderForward(plan.number, own, self._ranks, self._check)

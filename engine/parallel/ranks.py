@@ -31,6 +31,7 @@ _START_SECONDS = 120.0
 """Of silence, at least, until a rank waits for plans: an interpreter starts and imports torch, and
 what reads a checkpoint may hold the interpreter's lock, on a busy machine."""
 _MEETING_SECONDS = 90.0
+"""Until the slowest rank waits for plans, once this one has all that takes them together."""
 _VERDICT_SECONDS = 1.0
 """Until a loss that the engine's thread ran into is known by its cause."""
 _END_SECONDS = 5.0
@@ -76,6 +77,7 @@ class Ranks:
         self._changed = threading.Condition()
         self._reason: str | None = None
         self._on_loss: Callable[[str], None] | None = None
+        self._abandon: Callable[[], None] = lambda: None
         self._closing = False
         self.agreed = AgreedSteps(1 + len(processes))
         self._checksums: dict[int, dict[int, int]] = {}
@@ -100,6 +102,11 @@ class Ranks:
             reason = self._reason
         if reason is not None:
             call(reason)
+
+    def abandon_by(self, call: Callable[[], None]) -> None:
+        """What lets this rank's forward end once another one is lost; from any thread. Before any
+        forward."""
+        self._abandon = call
 
     def check(self) -> None:
         """Raises RankLost where a rank is lost."""
@@ -170,6 +177,7 @@ class Ranks:
             self._changed.notify_all()
         for follower in self._followers:
             follower.process.kill()
+        self._abandon()
         if call is not None:
             call(reason)
 

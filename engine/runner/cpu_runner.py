@@ -28,7 +28,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from .base import Event
 from .drawn_tokens import DrawnTokens
 from .held_inputs import HeldInputs, HeldRow, InputsOfRows
-from .lane_adjustments import DrawnTogether, LaneAdjustments, NoAdjustments
+from .lane_adjustments import DrawnTogether, kept_adjustments
 from .prompt_scorer import score_prompts
 from .sequence_states import ResolvedRows, SequenceStates
 
@@ -76,8 +76,7 @@ class CpuRunner:
         self._steps = steps
         self._hooks = LayerTicks(steps, len(arena.layout.layer_kinds))
         self._sequences = SequenceStates(arena.slabs)
-        kept = LaneAdjustments if together is None or together.leads else NoAdjustments
-        self._adjustments = kept(model.config, grammars)
+        self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._together = together
         self._drawn: dict[int, list[int]] = {}
         self._held = HeldInputs()

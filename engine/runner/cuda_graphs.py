@@ -60,8 +60,9 @@ class DecodeGraphs:
             progress(len(self._graphs), len(self._sizes))
 
     def replay(self, count: int) -> Tensor:
-        """One token for each of `count` rows; their logits [padded, vocab], which the next replay
-        overwrites. REQUIRES: rows are filled, the table is written, lanes hold tokens."""
+        """One token for each of `count` rows; their logits [padded, vocab], as of
+        Qwen35Model.own_head(), which the next replay overwrites. REQUIRES: rows are filled, the
+        table is written, lanes hold tokens."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size].replay()
         return self._logits[size]
@@ -73,9 +74,9 @@ class DecodeGraphs:
         operators = self._backend.bind_decode(batch, self._scratch)
         tokens = self._lanes.tokens(lanes)
         branch, residual = self._model.step(tokens, operators, self._arena)
-        logits = self._model.head(branch, residual, operators)
+        logits = self._model.own_head(branch, residual, operators)
         draws = rows.draws(size)
-        sample(logits, draws, rows.rows)
+        sample(logits, draws, rows.rows, of=self._model.own_slice)
         self._lanes.put(lanes, draws.token)
         return logits
 

@@ -37,7 +37,7 @@ from .device_batch import DeviceBatch, SamplingTable, take_over
 from .drawn_tokens import DrawnTokens
 from .eager_sampler import EagerSampler, TopTokens
 from .guesses.layer_drafter import LayerDrafter
-from .lane_adjustments import LaneAdjustments
+from .lane_adjustments import DrawnTogether, kept_adjustments
 from .last_tokens import LastTokens
 from .layer_events import LayerEvents
 from .prompt_scorer import score_prompts
@@ -121,11 +121,13 @@ class CudaRunner:
         drafts: int = 0,
         guesses: int = 0,
         progress: Progress = no_progress,
+        together: DrawnTogether | None = None,
     ) -> None:
         """Captures the graphs, which progress counts. ticks: counts the layers of prompts, if
         anybody is to know: what decodes hands nothing on. drafts, guesses: of a row at most, that
-        are verified and that the draft layer proposes. REQUIRES: the model has Triton's operators;
-        guesses are drafts, and the arena has a draft layer for them."""
+        are verified and that the draft layer proposes. together: with the other ranks of the
+        model, all of which do this at a time; None: there are none. REQUIRES: the model has
+        Triton's operators; guesses are drafts, and the arena has a draft layer for them."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -135,7 +137,7 @@ class CudaRunner:
         self._arena = arena
         self._ticks = ticks
         self._sequences = SequenceStates(arena.slabs)
-        self._adjustments = LaneAdjustments(model.config, grammars)
+        self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._sampling = SamplingTable(arena.slabs)
         self._lanes = LastTokens(arena.slabs, device)
         self._answers = DeviceBatch(max_batch, self._lanes.scratch, device)
@@ -151,6 +153,7 @@ class CudaRunner:
             self._adjustments,
             self._lanes,
             device,
+            together,
         )
         on_lanes = LaneDrafts(arena.slabs + 1, guesses, device) if guesses else None
         self._on_lanes = on_lanes
@@ -288,6 +291,8 @@ class CudaRunner:
             self._lanes.put_known(seated.lanes[known], plan.tokens[seated.tokens_at[known]])
         self._answers.fill(seated, self._sampling)
         logits = self._graphs.replay(len(seated))
+        if self._sampling.sees_all(seated.lanes):
+            logits = self._model.whole(logits)
         if self._sampling.cuts[seated.lanes].any():
             draws = self._answers.draws(len(logits))
             sample(logits, draws, self._answers.rows, cut(logits, draws))

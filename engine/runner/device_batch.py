@@ -50,6 +50,11 @@ class SamplingTable:
         self.adjusts[lane] = sampling.adjusts
         self.top_logprobs[lane] = sampling.top_logprobs
 
+    def sees_all(self, lanes: Ints) -> bool:
+        """Whether logits of the whole vocabulary are looked at of any of them, once it is drawn."""
+        wanted = self.cuts[lanes] | self.adjusts[lanes] | (self.top_logprobs[lanes] > 0)
+        return bool(wanted.any())
+
 
 class DeviceBatch:
     """At most `capacity` rows; scratch_lane: the lane that rows past the last one use."""
@@ -99,6 +104,11 @@ class DeviceBatch:
         host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(self._results, non_blocking=True)
         return host
+
+    @property
+    def results(self) -> Tensor:
+        """[3, at least the rows] int32: what draws() of these rows have put there."""
+        return self._results
 
     @property
     def rows(self) -> Tensor:

@@ -27,7 +27,7 @@ from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.ops.sampling.top_logprobs import top_logprobs
 
 from .device_batch import DeviceBatch, SamplingTable
-from .lane_adjustments import LaneAdjustments
+from .lane_adjustments import DrawnTogether, LaneAdjustments
 from .last_tokens import LastTokens
 from .sequence_states import ResolvedRows
 
@@ -72,12 +72,15 @@ class EagerSampler:
         adjustments: LaneAdjustments,
         lanes: LastTokens,
         device: torch.device,
+        together: DrawnTogether | None = None,
     ) -> None:
-        """capacity: rows of a forward. sampling, adjustments, lanes: the runner's."""
+        """capacity: rows of a forward. sampling, adjustments, lanes: the runner's. together: with
+        other ranks, of which one has the adjustments; None: there are none."""
         self._sampling = sampling
         self._adjustments = adjustments
         self._lanes = lanes
         self._device = device
+        self._together = together
         self._rows = DeviceBatch(capacity, lanes.scratch, device)
         self._untold: list[_Untold] = []
         self._compile(vocab)
@@ -97,20 +100,28 @@ class EagerSampler:
         if not len(chosen):
             return None
         rows = rows.take(chosen)
-        adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes.tolist()]
-        self._tell(adjusters)
-        adjustments = AdjustedRows.of(adjusters).to(self._device)
         self._rows.fill(rows, self._sampling)
-        draws = self._rows.draws(len(rows))
-        own = logits[self._to_device(chosen)]
-        cuts = bool(self._sampling.cuts[rows.lanes].any())
-        sample_adjusted(own, adjustments, draws, self._rows.rows, cuts=cuts)
-        self._lanes.put(self._rows.lanes(len(rows)), draws.token)
+        leads = self._together is None or self._together.leads
+        adjusters = self._draw_here(rows, logits[self._to_device(chosen)]) if leads else []
+        if self._together is not None:
+            self._rows.results.copy_(self._together.of_leader(self._rows.results))
+        self._lanes.put(self._rows.lanes(len(rows)), self._rows.draws(len(rows)).token)
         drawn = self._rows.read()
         ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ended.record()
-        self._untold.append(_Untold(adjusters, drawn, ended))
+        if leads:
+            self._untold.append(_Untold(adjusters, drawn, ended))
         return chosen, drawn
+
+    def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
+        """Draw these rows, which are filled; who is to take what was drawn."""
+        adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes.tolist()]
+        self._tell(adjusters)
+        adjustments = AdjustedRows.of(adjusters).to(self._device)
+        cuts = bool(self._sampling.cuts[rows.lanes].any())
+        draws = self._rows.draws(len(rows))
+        sample_adjusted(logits, adjustments, draws, self._rows.rows, cuts=cuts)
+        return adjusters
 
     def _tell(self, adjusters: Sequence[LogitAdjuster]) -> None:
         """Let these know what was drawn for them before. Waits for it where they depend on it."""

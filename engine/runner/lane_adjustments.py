@@ -47,6 +47,9 @@ class DrawnTogether(Protocol):
         """What the leading rank drew of the same rows, of which this one drew these. Every rank
         calls it for the same rows."""
 
+    def of_leader(self, drawn: Tensor) -> Tensor:
+        """As agreed(), of numbers of the device, of which this rank need have drawn none."""
+
 
 class LaneAdjustments:
     def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
@@ -83,6 +86,11 @@ class LaneAdjustments:
         some = AdjustedRows.of([self._adjusters[lanes[row]] for row in rows])
         scores[rows] = adjusted(logits[rows], some.to(logits.device))
         return scores
+
+
+def kept_adjustments(together: DrawnTogether | None) -> "type[LaneAdjustments]":
+    """Of a rank that draws so; None: of the only one."""
+    return LaneAdjustments if together is None or together.leads else NoAdjustments
 
 
 class NoAdjustments(LaneAdjustments):

@@ -71,6 +71,34 @@ def test_a_decode_bench_writes_its_host_floors_and_points(tmp_path: Path, tiny: 
         assert 0 < row["floor"] < row["seconds"]
 
 
+def test_steps_of_ranks_stand_beside_those_of_one(tmp_path: Path, tiny: list[str]) -> None:
+    flags = ["--points", "2x70", "--steps", "2", "--warmup-steps", "1", "--tensor-parallel", "2"]
+    one, two = run(tmp_path / "out.json", "decode", *tiny, *flags)["rows"]
+    assert two["name"] == f"2 ranks: {one['name']}"
+    assert two["others"] == {"one rank": one["seconds"]}
+    assert two["extra"]["times one rank"] == pytest.approx(one["seconds"] / two["seconds"])
+    # Half of the weights, and half of each request's state and keys.
+    assert 0.45 < two["floor"] / one["floor"] < 0.7
+
+
+def test_what_is_not_measured_of_ranks_is_refused(
+    tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in (
+        ["decode", *tiny, "--draft-layer", "auto"],
+        ["decode", *tiny, "--constrained", "0.5"],
+        ["prefill", *tiny, "--draft-layer", "auto"],
+    ):
+        assert cli.main(["bench", *flags, "--tensor-parallel", "2"]) != 0
+        assert "tensor_parallel is measured with" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
+def test_collectives_need_a_gpu_for_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "collectives"]) != 0
+    assert "2 ranks need as many GPUs, and" in capsys.readouterr().err
+
+
 def test_a_decode_bench_has_a_draft_layer_and_none_take_turns(
     tmp_path: Path, tiny: list[str]
 ) -> None:

@@ -292,7 +292,7 @@ def test_workspace_holds_as_many_parts_as_programs_and_sequences_meet(
     config = Heads(8, 2, 64).config()
     workspace = DecodeWorkspace.of(config, 4, device)
     assert workspace.shares >= 1
-    assert workspace.outputs.shape == (workspace.shares + 4, 8, 64)
+    assert workspace.outputs.shape == (2 * workspace.shares + 4, 8, 64)
 
 
 def test_pages_that_are_not_dense_are_refused(device: torch.device) -> None:

@@ -24,6 +24,7 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.reference import sample as naive_sample
 from tasuki.model.ops.sampling.sample import Draws, sample
 from tasuki.model.ops.sampling.sample_adjusted import sample_adjusted
+from tasuki.model.ops.sampling.slice import Slice
 from tasuki.model.ops.sampling.top_k_top_p import cut
 
 from .tensors import count
@@ -193,6 +194,38 @@ def test_draws_under_a_mask_agree_with_the_twin(
     assert_same(got, naive_sample(logits.float(), params, positions, adjusted(logits, rows)))
     assert got[1].token == runs + 3 and got[1].margin == math.inf
     assert got[2].token in (2, 5, 2 * runs + 40) and got[3].token in (vocab - 1, 0)
+
+
+def test_ranks_with_a_part_of_the_vocabulary_each_draw_as_one_with_all(
+    runs: int, device: torch.device
+) -> None:
+    """Parts that are no whole number of runs; equal scores on both sides of a border."""
+    vocab, rows = 1000, 5
+    logits = random_logits(11, rows, vocab).round(decimals=1)
+    logits[0, [499, 500, 999]] = 50.0
+    params = [SamplingParams(temperature=float(row % 2), seed=row) for row in range(rows)]
+    positions = [*range(rows)]
+    want = drawn(logits, params, positions, device)
+    parts = [logits[:, :500].contiguous().to(device), logits[:, 500:].contiguous().to(device)]
+    given: list[torch.Tensor] = []
+
+    def give(found: torch.Tensor) -> torch.Tensor:
+        given.append(found.clone())
+        return found
+
+    rows_here = count(rows, device)
+    for number, part in enumerate(parts):
+        draws = prepared(params, positions, device)
+        sample(part, draws, rows_here, of=Slice(500 * number, give))
+    assert len(given) == 2
+    every = torch.cat(given, dim=-1)
+    for number, part in enumerate(parts):
+        draws = prepared(params, positions, device)
+        sample(part, draws, rows_here, of=Slice(500 * number, lambda found: every))
+        got = results(draws)
+        assert [item.token for item in got] == [item.token for item in want]
+        assert_same(got, want)
+    assert want[0].token == 499
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,6 +16,7 @@ from tests.harness.goldens import BESIDE, MODELS, OWN_MODELS, QUANTISED, referen
 from tests.harness.model_shapes import dense_raw, moe_raw
 from tests.harness.random_checkpoint import write_random_model, write_random_weights
 from tests.harness.rank_engines import rank_engine
+from tests.harness.rank_play import as_goldens_have_it, play
 
 GOLDENS = [
     *(name for name in MODELS if name not in OWN_MODELS),
@@ -39,25 +40,6 @@ QUICK = [
 SLOW = [setting for setting in SETTINGS if setting not in QUICK]
 
 
-def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool) -> None:
-    cases = {case: found for case, found in _cases(name).items()}
-    folder = reference_dir(name)
-    with rank_engine(folder, tensor_parallel=ranks, expert_parallel=expert_parallel) as engine:
-        for case, (prompt, greedy) in cases.items():
-            engine.post(submit(case, prompt, len(greedy)))
-        engine.run()
-        for case, (_, greedy) in cases.items():
-            assert engine.tokens(case) == greedy, case
-        engine.assert_at_rest()
-
-
-def _cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
-    import json
-
-    document = json.loads((reference_dir(name) / "golden.json").read_text())
-    return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
-
-
 @pytest.mark.parametrize(("name", "ranks", "expert_parallel"), QUICK)
 def test_goldens(name: str, ranks: int, expert_parallel: bool) -> None:
     as_goldens_have_it(name, ranks, expert_parallel)
@@ -67,46 +49,6 @@ def test_goldens(name: str, ranks: int, expert_parallel: bool) -> None:
 @pytest.mark.parametrize(("name", "ranks", "expert_parallel"), SLOW)
 def test_other_goldens(name: str, ranks: int, expert_parallel: bool) -> None:
     as_goldens_have_it(name, ranks, expert_parallel)
-
-
-def play(engine: Lone, vocabulary: int) -> dict[str, list[int]]:
-    """Chunks, shared prefixes, an abort, next turns that fork inside a page, samplers of every
-    kind, a prediction."""
-    random = np.random.default_rng(3)
-
-    def prompt(length: int) -> list[int]:
-        return random.integers(3, vocabulary, length).tolist()
-
-    first = prompt(150)
-    noisy = {"max_new_tokens": 10, "ignore_eos": True, "seed": 7, "temperature": 1.0}
-    samplings = {
-        "hot": SamplingParams(**noisy),
-        "top": SamplingParams(**noisy | {"top_k": 20, "top_p": 0.9}),
-        "penalties": SamplingParams(
-            **noisy | {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
-        ),
-        "likeliest": SamplingParams(max_new_tokens=6, ignore_eos=True, top_logprobs=3),
-    }
-    engine.post(submit("first", first, 9))
-    for name, sampling in samplings.items():
-        engine.post(submit(name, first[:128] + prompt(20), 0, sampling=sampling))
-    for _ in range(6):
-        engine.step()
-    engine.post(submit("gone", prompt(40), 30))
-    engine.steps(3)
-    engine.post(m.Abort(m.RequestId("gone")))
-    engine.run()
-    answer = engine.tokens("first")
-    turn = first + answer + prompt(20)
-    for number in range(3):
-        engine.post(submit(f"turn {number}", turn + prompt(1 + 30 * number), 20))
-    engine.run()
-    told = np.array([*answer[:5], 0, *answer[6:]], dtype=np.int32)
-    engine.post(submit("predicted", first, 9, prediction=told))
-    engine.run()
-    engine.assert_at_rest()
-    names = ["first", *samplings, *(f"turn {number}" for number in range(3)), "predicted"]
-    return {name: engine.tokens(name) for name in names}
 
 
 @pytest.fixture(scope="module")

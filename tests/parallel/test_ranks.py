@@ -14,11 +14,12 @@ from multiprocessing.connection import Connection
 import pytest
 
 from tasuki.engine.build import count_idle_plan
-from tasuki.engine.forward_plan import ForwardPlan, decode_plan
+from tasuki.engine.forward_plan import COLUMNS, ForwardPlan, decode_plan, plan_rows
 from tasuki.engine.messages.types import Message
 from tasuki.engine.parallel import messages as r
 from tasuki.engine.parallel.agreed_steps import AgreedSteps, ReportedSteps
 from tasuki.engine.parallel.checksum import checksum
+from tasuki.engine.parallel.collectives import RankSilent
 from tasuki.engine.parallel.follower import LeaderGone, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.rank_process import RankProcess
@@ -284,6 +285,9 @@ def test_ranks_are_as_far_as_the_slowest_and_a_forward_ends_with_its_last() -> N
 class Loading:
     slabs = 5
 
+    def check(self) -> None:
+        raise AssertionError("no forward was launched")
+
     def join(self, slabs: int, report: object) -> None:
         raise OSError("no route")
 
@@ -332,3 +336,100 @@ def test_a_follower_ends_with_its_leader_and_when_it_is_asked_to() -> None:
         ours.sendall(r.frame(r.EndRank()))
         until(lambda: status == [0], status)
     assert issubclass(LeaderGone, Exception)
+
+
+class Flight:
+    """A forward that ends when it is let."""
+
+    idle_seconds = busy_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.lets_go = threading.Event()
+
+    def result(self) -> DrawnTokens:
+        assert self.lets_go.wait(HANG_SECONDS)
+        return DrawnTokens.of([Sampled(3, -0.1, 1.0)])
+
+
+class Launching:
+    """A rank whose forwards all are under way at once."""
+
+    slabs = 5
+    ticks = 0
+    kept = b""
+
+    def tiers(self, send: object) -> None:
+        return
+
+    def __init__(self) -> None:
+        self.flights: list[Flight] = []
+        self.silent = False
+
+    def join(self, join: r.Join, report: object) -> "Launching":
+        return self
+
+    def prepare(self) -> None:
+        return
+
+    def idle_plan_ended(self) -> None:
+        raise AssertionError("every plan has a row")
+
+    def check(self) -> None:
+        if self.silent:
+            raise RankSilent("rank 1 waited in vain")
+
+    def launch(self, plan: ForwardPlan) -> Flight:
+        self.flights.append(Flight())
+        return self.flights[-1]
+
+
+def plan_of_a_row(number: int) -> bytes:
+    return ForwardPlan(number, rows=plan_rows([0] * COLUMNS)).encode()
+
+
+def test_a_follower_launches_the_next_plan_while_one_runs() -> None:
+    rank = Launching()
+    ours, status = lives(lambda: rank)
+    with ours:
+        said(ours)
+        ours.sendall(r.frame(r.Join(5)))
+        for number in (0, 1):
+            ours.sendall(r.frame(r.RunPlan(plan_of_a_row(number))))
+        until(lambda: len(rank.flights) == 2, "the second waits for the first")
+        rank.flights[1].lets_go.set()
+        rank.flights[0].lets_go.set()
+        drawn = checksum(DrawnTokens.of([Sampled(3, -0.1, 1.0)]))
+        assert ran(ours, 2) == [r.PlanRun(0, drawn), r.PlanRun(1, drawn)]
+        ours.sendall(r.frame(r.EndRank()))
+        until(lambda: status == [0], status)
+
+
+def test_what_was_drawn_in_vain_ends_the_follower() -> None:
+    rank = Launching()
+    ours, status = lives(lambda: rank)
+    with ours:
+        said(ours)
+        rank.silent = True
+        ours.sendall(r.frame(r.Join(5)) + r.frame(r.RunPlan(plan_of_a_row(0))))
+        until(lambda: rank.flights, "nothing is launched")
+        rank.flights[0].lets_go.set()
+        assert ran(ours, 1) == [r.RankFailed("rank 1 waited in vain")]
+        until(lambda: status == [1], status)
+
+
+def ran(ours: socket.socket, count: int) -> list[Message]:
+    reader, found = r.frame_reader(), []
+    ours.settimeout(HANG_SECONDS)
+    while len(found) < count:
+        for messages in reader.take(ours.recv(1 << 16)):
+            found += [item for item in messages if not isinstance(item, r.Beat | r.Joined)]
+    return found
+
+
+def test_a_loss_lets_the_leaders_forward_end(cast: Callable[..., Cast]) -> None:
+    found = cast()
+    abandoned = threading.Event()
+    found.ranks.abandon_by(abandoned.set)
+    assert not abandoned.is_set()
+    os.kill(found.pids[0], signal.SIGKILL)
+    assert abandoned.wait(HANG_SECONDS) and found.loss()

@@ -38,9 +38,9 @@ from .paged_tiles import (
 class DecodeWorkspace:
     """Room for the partial results of batches of up to `batch` rows, reused by every layer.
 
-    shares: programs a key head. outputs [shares + batch, query_heads, head_dim] and weights
-    [shares + batch, query_heads] (log2 of the sum of exponentials), float32. Launches that share
-    it must share a stream.
+    shares: programs a key head, of pages of numbers; twice as many of FP8 rows. outputs
+    [2 shares + batch, query_heads, head_dim] and weights [2 shares + batch, query_heads] (log2 of
+    the sum of exponentials), float32. Launches that share it must share a stream.
     """
 
     shares: int
@@ -56,11 +56,15 @@ class DecodeWorkspace:
         shares = max(_PROGRAMS_PER_PROCESSOR * processors // config.kv_heads, 1)
         return DecodeWorkspace.sized(config, batch, device, shares)
 
+    def shares_of(self, kv: Tensor) -> int:
+        """Programs a key head of what the pages hold."""
+        return self.shares * (_FP8_PROGRAMS if holds_fp8(kv) else 1)
+
     @staticmethod
     def sized(
         config: ModelConfig, batch: int, device: torch.device, shares: int
     ) -> "DecodeWorkspace":
-        rows, heads = shares + batch, config.query_heads
+        rows, heads = _FP8_PROGRAMS * shares + batch, config.query_heads
         return DecodeWorkspace(
             shares,
             torch.empty(rows, heads, config.head_dim, dtype=torch.float32, device=device),
@@ -70,8 +74,9 @@ class DecodeWorkspace:
 
 _PROGRAMS_PER_PROCESSOR = 1
 _WARPS, _STAGES = 4, 5
-_FP8_WARPS, _FP8_STAGES = 8, 7
-"""Of FP8 rows, whose tiles are half as long, and are taken apart in registers."""
+_FP8_PROGRAMS = 2
+"""Of FP8 rows, for each of numbers: their tiles are half as long, so that two programs share a
+multiprocessor, and one takes codes apart while the other's are on their way."""
 
 
 def paged_attention_decode(
@@ -96,11 +101,9 @@ def paged_attention_decode(
     group = heads // config.kv_heads
     group_block = max(triton.next_power_of_2(group), 16)
     tile = tile_keys(q)
-    warps, stages = (_FP8_WARPS, _FP8_STAGES) if holds_fp8(kv) else (_WARPS, _STAGES)
-    if q.element_size() == 4:
-        warps, stages = _WARPS, 1
+    shares = workspace.shares_of(kv)
     batch_block = triton.next_power_of_2(batch)
-    _kernel[(config.kv_heads, workspace.shares)](
+    _kernel[(config.kv_heads, shares)](
         q,
         *page_tiles(kv, tile),
         page_table,
@@ -118,8 +121,8 @@ def paged_attention_decode(
         PAGE_TOKENS=PAGE_TOKENS,
         TILE=tile,
         BATCH_BLOCK=batch_block,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=_WARPS,
+        num_stages=_STAGES if q.element_size() == 2 else 1,
         **dependent(q),
     )
     return merge_shares(
@@ -128,7 +131,7 @@ def paged_attention_decode(
         GateSource.of(projected, dim),
         context_lens,
         rows,
-        workspace.shares,
+        shares,
         q,
         PAGE_TOKENS,
     )
@@ -239,15 +242,13 @@ def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model, bfloat16 and float32, numbers and FP8 rows."""
     heads = {"KV_HEADS": 4, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
-    def spec(
-        name: str, dtype: str, tile: int, warps: int, stages: int, *, fp8: bool = False
-    ) -> KernelSpec:
+    def spec(name: str, dtype: str, tile: int, stages: int, *, fp8: bool = False) -> KernelSpec:
         types, absent = tile_types(dtype, tile, 256, fp8=fp8)
         return KernelSpec.of(
             name,
             _kernel,
             heads | {"TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True} | absent,
-            warps,
+            _WARPS,
             stages,
             pointers=f"*{dtype}",
             fp32="outputs weights",
@@ -256,8 +257,8 @@ def compile_specs() -> list[KernelSpec]:
         )
 
     return [
-        spec("attention_decode", "bf16", 64, _WARPS, _STAGES),
-        spec("attention_decode_fp32", "fp32", 16, _WARPS, 1),
-        spec("attention_decode_fp8_rows", "bf16", 64, _FP8_WARPS, _FP8_STAGES, fp8=True),
-        spec("attention_decode_fp32_fp8_rows", "fp32", 16, _WARPS, 1, fp8=True),
+        spec("attention_decode", "bf16", 64, _STAGES),
+        spec("attention_decode_fp32", "fp32", 16, 1),
+        spec("attention_decode_fp8_rows", "bf16", 64, _STAGES, fp8=True),
+        spec("attention_decode_fp32_fp8_rows", "fp32", 16, 1, fp8=True),
     ]

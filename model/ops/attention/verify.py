@@ -21,6 +21,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .decode import DecodeWorkspace
 from .merge import GateSource, merge_shares, share_of_program
 from .online_softmax import LOG2_E
+from .page_rows import holds_fp8
 from .paged_tiles import (
     attend_tile,
     exact_queries,
@@ -30,7 +31,7 @@ from .paged_tiles import (
     tile_types,
 )
 
-_STAGES = 3
+_STAGES, _FP8_STAGES = 3, 5
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
 """Of more queries a program has more warps, so that each holds as much of the output."""
@@ -63,7 +64,9 @@ def paged_attention_verify(
     group = heads // config.kv_heads
     queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
     tile = tile_keys(q)
-    _kernel[(config.kv_heads, workspace.shares)](
+    shares = workspace.shares_of(kv)
+    stages = _FP8_STAGES if holds_fp8(kv) else _STAGES
+    _kernel[(config.kv_heads, shares)](
         q,
         *page_tiles(kv, tile),
         page_table,
@@ -85,7 +88,7 @@ def paged_attention_verify(
         BATCH_BLOCK=triton.next_power_of_2(batch),
         FIRST_KEY=first_key,
         num_warps=_warps(queries),
-        num_stages=_STAGES if q.element_size() == 2 else 1,
+        num_stages=stages if q.element_size() == 2 else 1,
         **dependent(q),
     )
     merged = merge_shares(
@@ -94,7 +97,7 @@ def paged_attention_verify(
         GateSource.of(projected, dim),
         context_lens,
         rows,
-        workspace.shares,
+        shares,
         q.view(batch, tokens * heads, dim),
         PAGE_TOKENS,
         tokens,
@@ -239,7 +242,7 @@ def compile_specs() -> list[KernelSpec]:
             _kernel,
             heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True} | absent,
             _warps(queries),
-            _STAGES,
+            _FP8_STAGES if fp8 else _STAGES,
             fp32="outputs weights",
             i32="page_table context_lens counts rows",
             **types,

@@ -19,10 +19,12 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .gumbel import FACTORS, LARGEST, SHIFTS
 from .radix_keys import RUN, RUN_WARPS, Cut, key_of
+from .slice import Slice
 
 _SHIFT_0, _SHIFT_1, _SHIFT_2 = (tl.constexpr(shift) for shift in SHIFTS)
 _FACTOR_0, _FACTOR_1 = (tl.constexpr(factor) for factor in FACTORS)
 _LARGEST = tl.constexpr(LARGEST)
+_OF_A_RUN = 6
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,21 @@ def sample(
     cut: Cut | None = None,
     mask: Tensor | None = None,
     ids: Tensor | None = None,
+    of: Slice | None = None,
 ) -> None:
     """Fill token, logprob and margin of the first rows[0] rows. top_k and top_p are ignored: with
     a cut of these logits (top_k_top_p.py) only the tokens that it keeps are drawn. mask [B, at
     least vocab / 8] uint8: likewise, those whose bit it has, t % 8 of byte t // 8. Logprobs stay
     those of the whole distribution. ids [vocab] int64, ascending: the tokens that the logits are
-    of, where these are a part of the model's; each has its own noise, as among all."""
+    of, where these are a part of the model's; each has its own noise, as among all. of: where every
+    rank has logits of another part of the vocabulary: all draw the same; then there is nothing else
+    of these."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
-    best = torch.empty(3, batch, runs, dtype=torch.float32, device=logits.device)
-    mass = torch.empty(2, batch, runs, dtype=torch.float32, device=logits.device)
-    token = torch.empty(batch, runs, dtype=torch.int32, device=logits.device)
+    # In one piece, which is all that ranks exchange; of a multiple of four rows, so that what lies
+    # in it is aligned to 16 bytes: kernels are compiled anew where it is not.
+    places = triton.cdiv(batch, 4) * 4
+    found = torch.empty(_OF_A_RUN, places, runs, dtype=torch.float32, device=logits.device)
     _best_of_run[(runs, batch)](
         logits,
         *((None,) * 3 if cut is None else (cut.keys, cut.left, cut.equals)),
@@ -88,13 +94,12 @@ def sample(
         draws.keys,
         draws.positions,
         rows,
-        best,
-        mass,
-        token,
+        *_apart(found),
         vocab,
+        0 if of is None else of.first,
         logits.stride(0),
         0 if mask is None else mask.stride(0),
-        batch * runs,
+        places * runs,
         CUT=cut is not None,
         MASKED=mask is not None,
         NARROW=logits.dtype is torch.bfloat16,
@@ -102,19 +107,25 @@ def sample(
         RUNS=triton.next_power_of_2(runs),
         num_warps=RUN_WARPS,
     )
+    if of is not None:
+        found = of.gather(found)
+        runs = found.shape[-1]
     _join_runs[(batch,)](
-        best,
-        mass,
-        token,
+        *_apart(found),
         rows,
         draws.token,
         draws.logprob,
         draws.margin,
         runs,
-        batch * runs,
+        places * runs,
         RUNS=triton.next_power_of_2(runs),
         num_warps=1,
     )
+
+
+def _apart(found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(best [3, places, runs], mass [2, places, runs], token [places, runs] int32)."""
+    return found[:3], found[3:5], found[5].view(torch.int32)
 
 
 @triton.jit
@@ -138,7 +149,7 @@ def _gumbel(key_0, key_1, position, token):
     return -tl.log(exponential)
 
 
-@triton.jit(do_not_specialize=["plane", "mask_stride"])
+@triton.jit(do_not_specialize=["plane", "mask_stride", "first_id"])
 def _best_of_run(
     logits,
     cut_keys,
@@ -154,6 +165,7 @@ def _best_of_run(
     mass,
     token,
     vocab,
+    first_id,
     stride,
     mask_stride,
     plane,
@@ -169,9 +181,10 @@ def _best_of_run(
     row = tl.program_id(1)
     if row >= tl.load(rows):
         return
-    ids = run * RUN + tl.arange(0, RUN)
-    inside = ids < vocab
-    logit = tl.load(logits + row.to(tl.int64) * stride + ids, inside, -float("inf"))
+    columns = run * RUN + tl.arange(0, RUN)
+    inside = columns < vocab
+    logit = tl.load(logits + row.to(tl.int64) * stride + columns, inside, -float("inf"))
+    ids = first_id + columns
     order = key_of(logit, NARROW)
     logit = logit.to(tl.float32)
     score = logit

@@ -114,6 +114,18 @@ class CudaIpc:
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
 
+    def clear(self, address: int, size: int) -> None:
+        """Write zeros there."""
+        with self._current():
+            self._call(
+                "cuMemsetD8Async",
+                ctypes.c_uint64(address),
+                ctypes.c_ubyte(0),
+                ctypes.c_size_t(size),
+                self._stream,
+            )
+            self._call("cuStreamSynchronize", self._stream)
+
     def free(self, address: int) -> None:
         with self._current():
             self._call("cuMemFree_v2", ctypes.c_uint64(address))

@@ -1,0 +1,175 @@
+"""One rank of several that exchange tensors on GPUs, for as long as a bench asks.
+
+Owns its mailboxes and, beside them, NCCL and PyTorch's symmetric memory over the same ranks. Every
+rank calls the same methods in the same order. Multicast stays off, as in the engine.
+"""
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from tasuki.bench.measure.timing import once_seconds
+from tasuki.engine.parallel.device.mailboxes import Mailboxes
+from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
+from tasuki.engine.parallel.gloo import GlooCollectives
+
+_SECONDS = 30.0
+_CALLS = 40
+"""In a graph: its own launch must not show."""
+_REPLAYS = 9
+_MOST_DELAY_CYCLES = 40_000
+_OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+
+
+def captured(graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
+    """NCCL's own thread asks after events meanwhile, which ends any stricter capture."""
+    found: AbstractContextManager[None] = torch.cuda.graph(graph, capture_error_mode="thread_local")
+    return found
+
+
+class ExchangeRank:
+    def __init__(self, meeting: Path, rank: int, ranks: int) -> None:
+        """meeting: a file to be used once; another one beside it is NCCL's."""
+        os.environ.update(_OFF)
+        self.rank, self.ranks = rank, ranks
+        self.device = torch.device("cuda", rank)
+        torch.cuda.set_device(self.device)
+        self._host = GlooCollectives(meeting, rank, ranks, 120.0)
+        self.own = PeerCollectives(Mailboxes.met(self._host.exchange, rank, self.device), _SECONDS)
+        torch.distributed.init_process_group(
+            "nccl",
+            init_method=f"file://{meeting}.nccl",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=_SECONDS),
+            device_id=self.device,
+        )
+
+    def close(self) -> None:
+        torch.distributed.destroy_process_group()
+
+    def part(self, elements: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+        """Every rank's, on this device, in rank order."""
+        found = []
+        for rank in range(self.ranks):
+            generator = torch.Generator(self.device).manual_seed(1000 * seed + rank)
+            spread = torch.randn(elements, device=self.device, generator=generator)
+            found.append((spread * 10 ** spread.roll(1)).to(dtype))
+        return found
+
+    def sums_exactly(self, elements: int, seed: int, dtype: torch.dtype) -> bool:
+        parts = self.part(elements, seed, dtype)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
+        own = parts[self.rank].view(1, -1).clone()
+        summed = torch.equal(self.own.sum(own)[0], total.to(dtype))
+        joined = self.own.gather(parts[self.rank].view(1, -1))
+        equal = summed and torch.equal(joined[0], torch.cat(parts))
+        self.own.check()
+        return equal
+
+    def seconds(self, kind: str, elements: int) -> float:
+        """Of one all-reduce of so many bf16 numbers; inf where the kind cannot be had here."""
+        try:
+            call = getattr(self, f"_{kind}")(elements)
+        except (RuntimeError, AttributeError, ImportError) as error:
+            print(f"rank {self.rank}: {kind}: {str(error)[:300]}", flush=True)
+            return float("inf")
+        return self._timed(call, in_graph=kind not in ("nccl_eager", "own_eager"))
+
+    def _own(self, elements: int) -> Callable[[], object]:
+        part = torch.zeros(1, elements, dtype=torch.bfloat16, device=self.device)
+        return lambda: self.own.sum(part)
+
+    _own_eager = _own
+
+    def _nccl(self, elements: int) -> Callable[[], object]:
+        part = torch.zeros(elements, dtype=torch.bfloat16, device=self.device)
+        return lambda: torch.distributed.all_reduce(part)
+
+    _nccl_eager = _nccl
+
+    def _symmetric(self, name: str, elements: int) -> Callable[[], object]:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        group = torch.distributed.group.WORLD
+        assert group is not None
+        part = symmetric.empty(elements, dtype=torch.bfloat16, device=self.device)
+        symmetric.rendezvous(part, group.group_name)
+        part.zero_()
+        operator = getattr(torch.ops.symm_mem, name)
+        return lambda: operator(part, "sum", group.group_name)
+
+    def _symmetric_one_shot(self, elements: int) -> Callable[[], object]:
+        return self._symmetric("one_shot_all_reduce", elements)
+
+    def _symmetric_two_shot(self, elements: int) -> Callable[[], object]:
+        return self._symmetric("two_shot_all_reduce_", elements)
+
+    def _timed(self, call: Callable[[], object], *, in_graph: bool) -> float:
+        """The median of replays, of one call."""
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+
+        def calls() -> None:
+            for _ in range(_CALLS):
+                call()
+
+        run = calls
+        if in_graph:
+            graph = torch.cuda.CUDAGraph()
+            with captured(graph):
+                calls()
+            run = graph.replay
+        run()
+        found = []
+        for _ in range(_REPLAYS):
+            torch.cuda.synchronize()
+            self._host.exchange(bytes(1))
+            found.append(once_seconds(run, self.device) / _CALLS)
+        return median(found)
+
+    def differences(self, replays: int, sizes: list[int]) -> int:
+        """How many of so many replayed sums were wrong somewhere, each rank delayed by random times
+        before. Numbers are whole and change each time, so that a sum is exact, and what is left of
+        another round shows. sizes: elements of float32, of which each replay takes one."""
+        wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
+        graphs = []
+        for size in sizes:
+            number = torch.zeros(1, size, device=self.device)
+            place = torch.arange(size, device=self.device) % 1013
+            base = self.ranks * (self.ranks - 1) // 2
+
+            def step(number: Tensor = number, place: Tensor = place, base: int = base) -> None:
+                number += 1
+                total = self.own.sum(number + place + self.rank)
+                expected = self.ranks * (number + place) + base
+                wrong.add_((total != expected).any())
+
+            step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with captured(graph):
+                step()
+            # A graph keeps no tensor that it was captured over.
+            graphs.append((graph, step))
+        order, delays = random.Random(1), random.Random(2 + self.rank)
+        for replay in range(replays):
+            if delays.random() < 0.5:
+                torch.cuda._sleep(delays.randrange(_MOST_DELAY_CYCLES))  # type: ignore[no-untyped-call]
+            graphs[order.randrange(len(graphs))][0].replay()
+            if replay % 1000 == 999:
+                torch.cuda.synchronize()
+                self.own.check()
+        torch.cuda.synchronize()
+        self.own.check()
+        return int(wrong.item())

@@ -1,0 +1,15 @@
+"""The part of a vocabulary of which one rank computes logits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Ids from `first` on. gather: lays all ranks' [..., columns of one] side by side in rank
+    order, with the same bits on every rank."""
+
+    first: int
+    gather: Callable[[Tensor], Tensor]

@@ -1,0 +1,84 @@
+"""Which GPU a rank takes, and what is refused of ranks on GPUs before anything is started."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasuki.engine.build_ranks import build_leader_parts, rank_device
+from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.parallel.rank_process import RankProcess
+from tasuki.engine.role import Role
+from tasuki.utils.child_process import Job
+from tests.harness.model_shapes import dense_raw, moe_raw
+from tests.harness.random_checkpoint import write_random_weights
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_random_weights(tmp_path, dense_raw())
+    return tmp_path
+
+
+def nobody(jobs: Sequence[Job]) -> list[RankProcess]:
+    raise AssertionError("a follower is started")
+
+
+def config(model: Path = Path(), **changes: object) -> EngineConfig:
+    settings = {"model": str(model), "device": "cuda", "tensor_parallel": 2}
+    return EngineConfig(**(settings | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_each_rank_takes_the_next_gpu_or_all_the_one_that_is_named() -> None:
+    assert [rank_device(config(), rank).index for rank in (0, 1)] == [0, 1]
+    assert [rank_device(config(device="cuda:1"), rank).index for rank in (0, 1)] == [1, 1]
+    assert rank_device(config(device="cpu"), 1) == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_more_ranks_than_gpus_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(EngineConfigError, match="1 GPUs are visible here"):
+        build_leader_parts(config(model), start=nobody)
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_what_ranks_on_gpus_hold_is_not_handed_over(role: Role, model: Path) -> None:
+    with pytest.raises(EngineConfigError, match="not handed over, as yet: serve the model with"):
+        build_leader_parts(config(model), role=role, start=nobody)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_quantised_weights_are_not_computed(model: Path) -> None:
+    read = json.loads((model / "config.json").read_text())
+    read["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    (model / "config.json").write_text(json.dumps(read))
+    with pytest.raises(
+        EngineConfigError, match=r"is quantised \(fp8\), which ranks on GPUs do not"
+    ):
+        build_leader_parts(config(model), start=nobody)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_experts_and_drafts_have_not_been_tried(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineConfigError, match="tried with drafts, as yet: give --speculate off"):
+        build_leader_parts(config(model, speculate="prediction"), start=nobody)
+    experts = tmp_path / "experts"
+    experts.mkdir()
+    write_random_weights(experts, moe_raw())
+    with pytest.raises(EngineConfigError, match="tried with experts, as yet"):
+        build_leader_parts(config(experts), start=nobody)
