@@ -7,7 +7,7 @@ change."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -843,18 +843,23 @@ class PeerEndpoint:
         """arena, gate: addresses in this process. Raises RuntimeError where nobody reads the
         mailbox."""
 
-class PeerOutcome(Enum):
+class PeerOutcome:
     """REFUSED, CANCELLED, UNLEASED, OUTSIDE, MISALIGNED: nothing of it was given to the GPU.
     FAILED: it may have landed, or land. DONE: stored, and announced."""
 
-    PENDING = ...
-    DONE = ...
-    REFUSED = ...
-    CANCELLED = ...
-    UNLEASED = ...
-    OUTSIDE = ...
-    MISALIGNED = ...
-    FAILED = ...
+    PENDING: ClassVar[PeerOutcome]
+    DONE: ClassVar[PeerOutcome]
+    REFUSED: ClassVar[PeerOutcome]
+    CANCELLED: ClassVar[PeerOutcome]
+    UNLEASED: ClassVar[PeerOutcome]
+    OUTSIDE: ClassVar[PeerOutcome]
+    MISALIGNED: ClassVar[PeerOutcome]
+    FAILED: ClassVar[PeerOutcome]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
 class PeerTransfer:
     """A posted window. Any thread reads."""

@@ -267,7 +267,7 @@ class TreeMachine(RuleBasedStateMachine):
         quarantine = self.tree.quarantine(held.allocation)
         own = [page for page, mine in zip(held.pages, held.own, strict=True) if mine]
         self.oracle.allocations.remove(held)
-        self.oracle.quarantined[quarantine] = (own, held.working)
+        self.oracle.quarantined[quarantine] = (own, held.working + held.destinations)
 
     @precondition(lambda self: self.oracle.quarantined)
     @rule()

@@ -2,14 +2,13 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from stat import S_IMODE
 
 import pytest
 
 from tasuki.engine.tiers.kept import known_weights
-from tasuki.engine.tiers.kept.known_weights import digest_of_weights
+from tasuki.engine.tiers.kept.known_weights import KnownWeights, digest_of_weights
 from tasuki.model.weights.safetensors_folder import file_digest, weights_digest
 
 
@@ -38,9 +37,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return file_digest(path)
 
-    now = time.time
+    file_time = KnownWeights._file_time
     monkeypatch.setattr(known_weights, "file_digest", digest)
-    monkeypatch.setattr(known_weights.time, "time", lambda: now() + 10)
+    monkeypatch.setattr(KnownWeights, "_file_time", lambda self: (file_time(self) or 0) + 10)
     return names
 
 
@@ -75,7 +74,7 @@ def test_what_was_changed_just_now_is_not_noted(
     model: Path, folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        known_weights.time, "time", lambda: (model / "0.safetensors").stat().st_ctime
+        KnownWeights, "_file_time", lambda self: (model / "0.safetensors").stat().st_ctime
     )
     for _ in range(2):
         assert digest_of_weights(str(model), str(folder)) == weights_digest(model)

@@ -46,6 +46,7 @@ FIXED = frozenset(
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),
         *("http_etcd", "http_advertise"),
         *("prefill", "prefill_file", "prefill_ca"),
+        *("remote_cache", "remote_endpoint", "remote_credentials"),
         # The model, and the settings that peers must share.
         *(
             "model",

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import stat
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,18 @@ class KnownWeights:
             self._seen[name] = known
             return bytes.fromhex(known[-1])
         found = file_digest(file)
-        if time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS:
+        now = self._file_time()
+        if now is not None and now - max(status.st_mtime, status.st_ctime) > _SETTLED_SECONDS:
             self._seen[name] = [*times, found.hex()]
         return found
+
+    def _file_time(self) -> float | None:
+        """Now, by the clock that stamps files; None where none can be made here."""
+        try:
+            with tempfile.TemporaryFile(dir=self._path.parent) as made:
+                return os.fstat(made.fileno()).st_mtime
+        except OSError:
+            return None
 
     def _read(self) -> dict[str, list[Any]]:
         try:

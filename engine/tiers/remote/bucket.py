@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ from .credentials import Credentials
 from .remote_failed import RemoteFailed
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import S3Config, S3Store
 
 Found = TypeVar("Found")
@@ -32,10 +33,14 @@ _STATUS = re.compile(r"status code: (\d{3}[A-Za-z ]*)")
 
 @dataclass(frozen=True)
 class Listed:
-    """modified: by the store's clock."""
+    """modified: seconds by the store's clock."""
 
     name: str
-    modified: datetime
+    modified: float
+
+
+def _seconds(meta: "ObjectMeta") -> float:
+    return meta["last_modified"].timestamp()
 
 
 class Bucket:
@@ -80,18 +85,18 @@ class Bucket:
 
         def ask() -> list[Listed]:
             for chunk in obstore.list(self._store, prefix=folder, chunk_size=1000):
-                return [Listed(each["path"], each["last_modified"]) for each in chunk]
+                return [Listed(each["path"], _seconds(each)) for each in chunk]
             return []
 
         return self._ask("list", folder, ask)
 
-    def modified(self, name: str) -> datetime | None:
+    def modified(self, name: str) -> float | None:
         """None: there is no such object."""
         import obstore
 
-        def ask() -> datetime | None:
+        def ask() -> float | None:
             try:
-                return obstore.head(self._store, name)["last_modified"]
+                return _seconds(obstore.head(self._store, name))
             except FileNotFoundError:
                 return None
 

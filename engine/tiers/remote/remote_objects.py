@@ -13,7 +13,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
@@ -56,7 +55,7 @@ class RemoteObjects:
         self._pages: dict[int, tuple[str, int]] = {}
         self._slots: dict[int, str] = {}
         self._links: dict[int, _Link] = {}
-        self.emptied_at: datetime | None = None
+        self.emptied_at: float | None = None
         """By the store's clock: what is as old, or older, is of no use."""
         self.is_usable = True
         """Whether others' states are: not where it could not be noted that all were dropped."""
