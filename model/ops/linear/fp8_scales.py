@@ -47,9 +47,10 @@ class Operand:
         if isinstance(segment, NvFp4Halves):
             return Operand(segment.packed, segment.groups, 1, FP4_GROUP, segment.factors)
         if not isinstance(segment, Fp8):
-            return Operand(matrix.plain, None, 1, matrix.shape[-1])
-        sizes = scale_sizes(segment)
-        return Operand(segment.values, segment.scales, sizes["SCALE_ROWS"], sizes["SCALE_COLUMNS"])
+            return Operand(matrix.plain, None, 1, max(matrix.shape[-1], GROUP))
+        # A whole row of 16 columns is no group of NVFP4.
+        columns = max(segment.block_columns, GROUP)
+        return Operand(segment.values, segment.scales, scale_sizes(segment)["SCALE_ROWS"], columns)
 
     @property
     def least_columns(self) -> int:
