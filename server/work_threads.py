@@ -8,11 +8,13 @@ left before it began is never begun; the memory of failed work is freed on its o
 """
 
 import asyncio
+import time
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 from tasuki.utils.fair_threads import FairThreads, LinesFull
+from tasuki.utils.free_memory import give_back_free_memory
 from tasuki.utils.lock_turns import shorten_lock_turns
 
 from .errors import Busy
@@ -21,6 +23,8 @@ Result = TypeVar("Result")
 
 _THREADS = 4
 _WAITING = 256
+_LARGE_SECONDS = 0.1
+"""Of the processor: whose work takes so long has read megabytes."""
 
 
 class WorkThreads:
@@ -47,7 +51,8 @@ class WorkThreads:
 
 def _tidied(work: Callable[[], Result]) -> Result:
     """Frees the frames of a failed work here: an error keeps all that they hold, and freeing it
-    takes a while."""
+    takes a while. What a large one held goes back to the system."""
+    began = time.thread_time()
     try:
         return work()
     except Exception as error:
@@ -56,3 +61,6 @@ def _tidied(work: Callable[[], Result]) -> Result:
             traceback.clear_frames(failed.__traceback__)
             failed = failed.__cause__ or failed.__context__
         raise
+    finally:
+        if time.thread_time() - began > _LARGE_SECONDS:
+            give_back_free_memory()
