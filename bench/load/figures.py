@@ -156,11 +156,9 @@ def endless_figures(answers: Sequence[Answer], window: Window, node: NodeWindow)
 
 
 def _was_cut(answer: Answer, window: Window) -> bool:
-    return (
-        answer.ended >= window.end
-        and len(answer.tokens) < answer.asked
-        and (not answer.unanswered and not answer.wrong)
-    )
+    """Also where its last token was here and the stream's end was not."""
+    wrong = answer.unanswered or answer.wrong
+    return answer.ended >= window.end and not answer.whole and not wrong
 
 
 def _gaps(answer: Answer, window: Window) -> list[float]:

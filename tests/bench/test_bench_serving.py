@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -206,11 +207,12 @@ def test_figures_are_of_the_window_and_what_was_cut_is_no_failure() -> None:
     whole = Answer(0, 0, 3, 10.5, 11.0, array("d", [9.0, 10.6, 10.7]), array("i", [1, 1, 1]))
     cut = answer([10.1, 10.3], ended=20.1)
     short = answer([10.1], ended=15.0)
-    figures = answer_figures([whole, cut, short], Window(10, 20))
-    assert figures["tokens"] == 5
-    assert figures["tokens_per_second"] == 0.5
-    assert (figures["whole"], figures["failed"], figures["requests"]) == (1, 1, 3)
-    assert figures["gap_ms"]["p50"] == pytest.approx(200)
+    end_cut = replace(whole, ended=20.1, error="the connection ended: None")
+    figures = answer_figures([whole, cut, short, end_cut], Window(10, 20))
+    assert figures["tokens"] == 7
+    assert figures["tokens_per_second"] == 0.7
+    assert (figures["whole"], figures["failed"], figures["requests"]) == (1, 1, 4)
+    assert figures["gap_ms"]["p50"] == pytest.approx(100)
 
 
 # CPU time by role

@@ -133,20 +133,21 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         taker = hit.lost.eviction.taken_by
         assert taker is not None and f"{taker} took its place" in told
         demo.decode.client.explain(taker)
-        request = last.get_attribute("data-request")
 
+        # Of the second turn: what the first one's answer left is nowhere but on the decode node. A
+        # third may find what the second pulled.
+        request = turns.nth(TURNS + 1).get_attribute("data-request")
+        second = demo.usages[1]
         seen.show("handovers")
         seen.page.click(f"#handover-rows tr[data-key='{request}']")
         seen.page.wait_for_selector("#gantt [data-window]")
-        transfer = demo.usages[TURNS - 1].transfer
+        transfer = second.transfer
         assert transfer is not None
-        # A bar a window on each track; the demo's answer was pulled before its next turn.
-        assert demo.usages[TURNS - 1].pulled is not None, demo.usages[TURNS - 1]
+        # A bar a window on each track.
+        assert second.pulled is not None, second
         pull = demo.decode.client.explain(request or "").pull
         pulled = len(pull.sender.windows)
-        assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (
-            demo.usages[TURNS - 1].pulled.bytes
-        )
+        assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (second.pulled.bytes)
         record = json.loads(fetched(demo.decode.http_address, f"/debug/requests/{request}"))
         # An early step, where there was time for one, waited for layers.
         waits = len(record["usage"]["transfer"]["timeline"]["receiver"]["waits"])
