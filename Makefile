@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image gpu
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -66,6 +66,11 @@ fuzz-cache: $(VENV)/dev-installed
 fuzz-cache-guided: $(VENV)/dev-installed
 	$(BIN)/pip install -q 'atheris>=3'
 	$(BIN)/python bench/cache/fuzz_guided.py -max_total_time=60 $(FUZZ_ARGS)
+
+# What only a GPU can show: tests, then figures, each bounded; logs and a table in build/gpu. GPU_ARGS="--only
+# tests,speculation" runs a part; what needs more GPUs than are here is left out.
+gpu: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.gpu $(GPU_ARGS)
 
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed

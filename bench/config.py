@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Report, reported
 from tasuki.bench.measure.stored_form import StoredForm
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
@@ -58,7 +59,14 @@ class BenchConfig:
         return dtype
 
     def reported(self, bench: str) -> Report:
-        """Measures the floors and shows the report's head."""
+        """Measures the floors and shows the report's head. Raises BenchError where there are fewer
+        GPUs than it asks for."""
+        needed = self.tensor_parallel if self.device == "cuda" else 0
+        if torch.cuda.device_count() < needed:
+            raise BenchError(
+                f"{needed} GPU{'s are' if needed > 1 else ' is'} to be measured, and "
+                f"{torch.cuda.device_count()} are here: give --device cpu"
+            )
         return reported(bench, self.torch_device, self.torch_dtype, self.commit, self.out)
 
     def model_config(self) -> ModelConfig:

@@ -1,0 +1,64 @@
+"""`python -m scripts.gpu --out build/gpu`: what only a GPU can show, a command after another.
+
+A table of what passed is kept beside the logs and the figures as it goes, so that a run that is
+cut leaves what it had. Exit status 1 where one failed or ran out of time.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from scripts.command import show
+from tasuki.utils.config.flags import parse_config
+from tasuki.utils.config.options import option
+
+from .plan import Plan
+from .run import Outcome, Run, Verdict, done
+
+
+@dataclass(frozen=True)
+class Settings:
+    out: str = option("build/gpu", "folder of logs, figures and the table")
+    only: str = option("", "names of runs, by commas, in the plan's order; or beginnings of them")
+    seconds: float = option(1500.0, "for all: what does not end by then is left out")
+    arena_mib: int = option(90_000, "of each node of agents; 44000 on an H100")
+    commit: str = option("", "of the source, where it is no git tree")
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = parse_config("python -m scripts.gpu", "What only GPUs show.", argv, Settings)
+    out = Path(settings.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    gpus, ends = torch.cuda.device_count(), time.monotonic() + settings.seconds
+    outcomes: list[Outcome] = []
+    for run in _chosen(Plan(out, settings.commit, settings.arena_mib).runs(), settings.only):
+        if time.monotonic() + run.seconds > ends:
+            continue
+        outcomes.append(done(run, sys.executable, out / f"{run.name}.log", gpus))
+        (out / "runs.md").write_text(_table(outcomes))
+        show(_row(outcomes[-1]))
+    good = (Verdict.PASSED, Verdict.LEFT_OUT)
+    return 0 if all(outcome.verdict in good for outcome in outcomes) else 1
+
+
+def _chosen(runs: Sequence[Run], only: str) -> list[Run]:
+    beginnings = tuple(only.split(","))
+    return [run for run in runs if run.name.startswith(beginnings)]
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    head = "| run | verdict | seconds | decides |\n| --- | --- | --- | --- |\n"
+    return head + "".join(f"{_row(outcome)}\n" for outcome in outcomes)
+
+
+def _row(outcome: Outcome) -> str:
+    run = outcome.run
+    return f"| {run.name} | {outcome.verdict.value} | {outcome.seconds:.0f} | {run.decides} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What only a GPU can show, in the order in which it decides: tests first, then figures.
+
+Pure values. A figure is a file that `tasuki bench` writes, named as below docs/results.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from .run import Run
+
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+_BENCH = ("-m", "tasuki.cli.main", "bench")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """results: the folder of the figures. commit: of the source, where it is no git tree.
+    arena_mib: of each node of a pair, and of the one beside it."""
+
+    results: Path
+    commit: str
+    arena_mib: int
+
+    def runs(self) -> list[Run]:
+        return [*_tests(), *self._pairs(), *self._steps(), *self._ranks()]
+
+    def _pairs(self) -> list[Run]:
+        """Agents on two GPUs, and on one of them."""
+        arena = f"--arena-mib {self.arena_mib}"
+        one = ("--agents", "--node-flags", f"--device cuda:0 {arena}")
+        decode = ("--pair", "--node-flags", f"--device cuda:1 {arena}")
+        prefill = f"--device cuda:0 {arena} --handover-bind 127.0.0.1:0"
+        pair = (*decode, "--prefill-flags", prefill)
+
+        def agents(name: str, gpus: int, sessions: int, flags: tuple[str, ...], warm: int) -> Run:
+            words = f"serving --model 9b --clients 8 --sessions {sessions} --warm {warm}"
+            more = (*flags, "--seed", str(sessions))
+            return self._figure(name, gpus, 100, "two GPUs are worth two", words, *more)
+
+        return [
+            agents("serving_gpu_pair_agents64", 2, 64, pair, 3),
+            agents("serving_gpu_agents64", 1, 64, one, 3),
+            agents("serving_gpu_pair_agents128", 2, 128, pair, 3),
+            agents("serving_gpu_agents128", 1, 128, one, 3),
+            agents("serving_gpu_pair_agents32", 2, 32, pair, 3),
+            agents("serving_gpu_pair_agents128_cold", 2, 128, pair, 0),
+            agents("serving_gpu_pair_agents256", 2, 256, pair, 3),
+        ]
+
+    def _steps(self) -> list[Run]:
+        """Whole models on one GPU."""
+        drafted = "--points 1x8192,1x50000,16x8192,64x8192"
+        both = "--quantization fp8 --kv-dtype fp8"
+        large = f"{both} --alone --arena-mib 8192 --max-batch 4 --points 4x50000"
+        figure = self._figure
+        return [
+            figure("speculation", 1, 150, "drafts", f"decode --speculate mtp {drafted}"),
+            figure("gpu_decode_fp8", 1, 90, "FP8", "decode --quantization fp8"),
+            figure("gpu_decode_fp8_both", 1, 90, "FP8 rows", f"decode {both}"),
+            figure("gpu_prefill_fp8", 1, 90, "FP8 prompts", f"prefill {both}"),
+            figure("gpu_tiers", 1, 120, "host memory below a GPU", "tiers"),
+            figure("gpu_decode_35b_fp8", 1, 150, "experts", "decode --model 35b-a3b " + both),
+            figure("gpu_prefill_35b", 1, 120, "experts", "prefill --model 35b-a3b " + both),
+            figure("gpu_decode_122b", 1, 150, "122B alone", f"decode --model 122b-a10b {large}"),
+            figure("gpu_decode", 1, 90, "no row lost", "decode --peer"),
+            figure("gpu_prefill", 1, 90, "no row lost", "prefill --peer"),
+            figure("gpu_kernels", 1, 150, "no row lost", "kernels"),
+        ]
+
+    def _ranks(self) -> list[Run]:
+        """Models that two GPUs share."""
+        small = "decode --tensor-parallel 2 --points 1x50000,64x8192"
+        large = "--model 27b --tensor-parallel 2"
+        figure = self._figure
+        return [
+            figure("gpu_collectives", 2, 90, "all-reduce", "collectives"),
+            figure("gpu_decode_tp2", 2, 120, "ranks", small),
+            figure("gpu_decode_27b_tp2", 2, 150, "ranks", f"decode {large} --points 1x50000"),
+            figure("gpu_prefill_27b_tp2", 2, 150, "ranks", f"prefill {large}"),
+        ]
+
+    def _figure(
+        self, name: str, gpus: int, seconds: float, decides: str, words: str, *more: str
+    ) -> Run:
+        out = ("--out", str(self.results / f"{name}.json"))
+        commit = ("--commit", self.commit) if self.commit else ()
+        argv = (*_BENCH, *shlex.split(words), *more, *out, *commit)
+        return Run(name, gpus, seconds, decides, argv)
+
+
+def _tests() -> list[Run]:
+    def tests(name: str, gpus: int, seconds: float, decides: str, words: str, *files: str) -> Run:
+        paths = [f"tests/gpu/test_{file}.py" for file in files]
+        return Run(f"tests_{name}", gpus, seconds, decides, (*_PYTEST, *words.split(), *paths))
+
+    whole = ("gpu_engine_goldens", "gpu_engine", "gpu_runner", "gpu_bf16", "gpu_daemons")
+    drafts = ("gpu_guesses", "gpu_drafts", "gpu_draft_entries")
+    draws = ("gpu_adjusted_draws", "gpu_choices_and_scores", "gpu_early_step")
+    return [
+        tests("kernels", 1, 300, "every kernel is its twin", "-n 6 tests/kernels"),
+        tests("engines", 1, 200, "goldens", "-n 4", *whole),
+        tests("drafts", 1, 150, "auto drafts by the layer", "-n 3", *drafts),
+        tests("quantised", 1, 150, "FP8, NVFP4, FP8 KV", "-n 2", "gpu_fp8", "gpu_fp8_kv"),
+        tests("tiers", 1, 150, "host_slabs() refuses no GPU", "-n 2", "gpu_tiers", "gpu_copies"),
+        tests("draws", 1, 90, "samplers, early steps", "-n 3", *draws),
+        tests("peer_copy", 2, 120, "hand-over", "", "peer_copy"),
+        tests("ranks", 2, 200, "what ranks on GPUs refuse", "", "gpu_ranks"),
+    ]

@@ -1,0 +1,70 @@
+"""One command on a machine with GPUs: bounded, in a process group of its own, output in a file."""
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+_GRACE_SECONDS = 5.0
+
+
+class Verdict(Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    OUT_OF_TIME = "out of time"
+    LEFT_OUT = "left out: too few GPUs"
+
+
+@dataclass(frozen=True)
+class Run:
+    """name: also of its log. gpus: how many it needs. seconds: after which it is ended. decides:
+    what follows from it, for whoever reads the table. argv: after the interpreter's own."""
+
+    name: str
+    gpus: int
+    seconds: float
+    decides: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    run: Run
+    verdict: Verdict
+    seconds: float
+
+
+def done(run: Run, interpreter: str, log: Path, gpus: int) -> Outcome:
+    """Runs it where the machine has the GPUs; whatever it started is over by then."""
+    if run.gpus > gpus:
+        return Outcome(run, Verdict.LEFT_OUT, 0.0)
+    begun = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            (interpreter, *run.argv), stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            verdict = Verdict.PASSED if process.wait(run.seconds) == 0 else Verdict.FAILED
+        except subprocess.TimeoutExpired:
+            verdict = Verdict.OUT_OF_TIME
+        finally:
+            _end(process)
+    return Outcome(run, verdict, time.monotonic() - begun)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Its daemons hold GPU memory that the next run needs: the whole group ends with it."""
+    _signal(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
+    _signal(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)

@@ -1,0 +1,80 @@
+"""`python -m scripts.gpu`: what it plans can be run, and what it runs is over when it says so."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts.gpu.__main__ import main
+from scripts.gpu.plan import Plan
+from scripts.gpu.run import Run, Verdict, done
+from tasuki.bench.load.serving_config import ServingConfig
+from tasuki.cli import main as cli
+from tasuki.utils.config.flags import parse_config
+from tests.harness.processes import command_of
+from tests.harness.waiting import until
+
+RUNS = Plan(Path("results"), "abc", 4096).runs()
+FIGURES = [run for run in RUNS if "bench" in run.argv]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_its_tests_are_all_that_there_are_for_a_gpu() -> None:
+    planned = {word for run in RUNS for word in run.argv if word.startswith("tests/gpu/")}
+    assert planned == {f"tests/gpu/{file.name}" for file in (ROOT / "tests/gpu").glob("test_*.py")}
+    assert len({run.name for run in RUNS}) == len(RUNS)
+
+
+@pytest.mark.parametrize("run", FIGURES, ids=lambda run: run.name)
+def test_a_figures_flags_are_known(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    bench, *flags = run.argv[run.argv.index("bench") + 1 :]
+    if bench == "serving":
+        config = parse_config("serving", "", flags, ServingConfig)
+        assert (config.commit, config.pair) == ("abc", run.gpus == 2)
+    elif torch.cuda.device_count() < run.gpus:
+        assert cli.main(["bench", bench, *flags]) == 1
+        error = capsys.readouterr().err
+        assert "GPU" in error and "Traceback" not in error
+
+
+def test_each_run_has_its_verdict(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def verdict(program: str, gpus: int = 0, seconds: float = 30.0) -> Verdict:
+        return done(Run("run", gpus, seconds, "", ("-c", program)), sys.executable, log, 0).verdict
+
+    assert verdict("print('what it printed')") is Verdict.PASSED
+    assert log.read_text() == "what it printed\n"
+    assert verdict("raise SystemExit(3)") is Verdict.FAILED
+    assert verdict("raise SystemExit(3)", gpus=1) is Verdict.LEFT_OUT
+    assert verdict("import time; time.sleep(60)", seconds=0.2) is Verdict.OUT_OF_TIME
+
+
+@pytest.mark.parametrize("wait", ["", "; time.sleep(60)"])
+def test_what_a_run_started_ends_with_it(wait: str, tmp_path: Path) -> None:
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    program = (
+        f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
+        f"print(p.pid, flush=True){wait}"
+    )
+    log = tmp_path / "log"
+    begun = time.monotonic()
+    done(Run("run", 0, 2.0, "", ("-c", program)), sys.executable, log, 0)
+    assert time.monotonic() - begun < 30
+    pid = int(log.read_text())
+    until(lambda: b"SIG_IGN" not in command_of(pid), "the run's child still lives")
+
+
+def test_a_table_is_kept_of_what_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert main(["--out", str(tmp_path), "--only", "serving_gpu_pair_agents128"]) == 0
+    rows = (tmp_path / "runs.md").read_text().splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| serving_gpu_pair_agents128",
+        "| serving_gpu_pair_agents128_cold",
+    ]
+    assert all("left out" in row for row in rows)
