@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,9 +71,37 @@ def roundings_to_e4m3() -> None:
     interpreter.InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
 
 
+def patches_once_a_launch() -> None:
+    """Triton 3.6's interpreter puts its functions in place of the language's at every call of a
+    helper, milliseconds each time: a third of these tests' time. The launch's are enough, where
+    they are those of the language and of its core, which the language's own helpers see."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    plain, launched = interpreter._patch_lang, list[object]()
+    whole = SimpleNamespace(__globals__={"tl": language, "core": language.core})
+
+    class LaunchScope(interpreter._LangPatchScope):  # type: ignore[misc, name-defined]
+        def restore(self) -> None:
+            launched.clear()
+            super().restore()
+
+    def patch(kernel: Any) -> Any:
+        scope = interpreter._LangPatchScope()
+        if launched:
+            return scope
+        scope = LaunchScope()
+        scope._changes = plain(whole)._changes
+        launched.append(kernel)
+        return scope
+
+    interpreter._patch_lang = patch
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if TRITON_INSTALLED:
+        patches_once_a_launch()
         loop_bounds_from_tensors()
         dots_of_bfloat16()
         roundings_to_e4m3()

@@ -91,7 +91,7 @@ def test_blocks_that_changed_places_and_top_bytes_of_many_words_show(
     blocks = page_bytes(arena, PAGES[0])
     blocks[[0, 1]] = blocks[[1, 0]]
     assert digests(arena, device)[0] != before[0]
-    for seed in range(64):
+    for seed in range(64 if device.type == "cuda" else 8):
         tops = page_bytes(arena, PAGES[1])[0].reshape(-1, 8)[:, 7]
         tops[np.random.default_rng(seed).integers(0, len(tops), 40)] ^= 0x80
         assert digests(arena, device)[1] not in before
