@@ -108,17 +108,15 @@ WIDE = [
 ]
 
 
-@pytest.mark.parametrize("asked", WIDE, ids=str)
-def test_requests_beside_one_of_a_wide_number_go_on_undisturbed(
-    rows: DeviceBatch, asked: dict[str, float]
-) -> None:
+def test_requests_beside_those_of_wide_numbers_go_on_undisturbed(rows: DeviceBatch) -> None:
     (quiet, _), (engine, runner) = answering(rows), answering(rows)
-    fields = RequestFields({"temperature": 1, **asked, "max_tokens": 5, "ignore_eos": True})
-    sampling = read_options(fields, CODEC, 5, OPENAI_DEFAULTS, 0).sampling
-    engine.post(submit("wide", prompt(9), 5, sampling=sampling))
+    for number, asked in enumerate(WIDE):
+        fields = RequestFields({"temperature": 1, **asked, "max_tokens": 5, "ignore_eos": True})
+        sampling = read_options(fields, CODEC, 5, OPENAI_DEFAULTS, 0).sampling
+        engine.post(submit(f"wide {number}", prompt(9), 5, sampling=sampling))
     quiet.run()
     engine.run()
-    assert len(engine.tokens("wide")) == 5
+    assert [len(engine.tokens(f"wide {number}")) for number in range(len(WIDE))] == [5] * len(WIDE)
     for name in NAMES:
         assert engine.tokens(name) == quiet.tokens(name)
         states = engine.phases(name)
