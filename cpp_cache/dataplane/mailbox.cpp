@@ -69,7 +69,7 @@ Mailbox::~Mailbox() { close(); }
 
 std::vector<std::string> Mailbox::read() {
   std::vector<std::string> arrived;
-  while (socket_ >= 0) {
+  for (std::size_t taken = 0; socket_ >= 0 && taken < kMostAtOnce; ++taken) {
     const ssize_t length = recv(socket_, datagram_.data(), datagram_.size(), 0);
     if (length < 0) {
       if (errno == EINTR) continue;

@@ -28,10 +28,13 @@ class Mailbox {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
+  static constexpr std::size_t kMostAtOnce = 64;
+
   // Readable while something has come; -1 once closed.
   int descriptor() const { return socket_; }
 
-  // All that has come since the last call.
+  // What has come since the last call; the rest of it with the next one where that is more than
+  // kMostAtOnce, so that none who writes without end holds its reader.
   std::vector<std::string> read();
   std::uint64_t dropped() const { return dropped_; }
 

@@ -20,6 +20,8 @@ constexpr std::size_t kTables = 16;
 constexpr std::size_t kStreams = 2;
 // A window takes some ten times as long.
 constexpr double kPollSeconds = 20e-6;
+// A peer that does not read may do so again: how long after that it is announced to.
+constexpr double kFullSeconds = 1e-3;
 constexpr double kIdleSeconds = 1.0;
 
 }  // namespace
@@ -168,6 +170,9 @@ bool PeerWriter::post_ready() {
 }
 
 void PeerWriter::post_held(std::vector<Held> ready) {
+  if (ready.empty()) return;
+  // Before leases are looked at: disconnect() has it for as long as a kernel runs.
+  const std::scoped_lock turn(launching_);
   std::vector<std::shared_ptr<PeerTransfer>> together;
   std::vector<Piece> pieces;
   std::shared_ptr<DigestQueue> digests;
@@ -219,12 +224,12 @@ void PeerWriter::post_held(std::vector<Held> ready) {
 
 void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const Piece> pieces,
                                  Together transfers) {
-  const std::scoped_lock lock(launching_);
   std::unique_ptr<Table> table;
+  Outcome lost = Outcome::kRefused;
   try {
     const CudaContext::Current current(*context_);
     const CudaDriver& driver = context_->driver();
-    // disconnect() decides under the same lock, after which nothing may be launched to the peer.
+    // disconnect() decides under `launching_`, after which nothing may be launched to the peer.
     if (!endpoint.open) throw CudaError("the connection is closed");
     table = take(pieces.size());
     const std::span words = table->host.words().first(table_words(pieces.size()));
@@ -241,10 +246,12 @@ void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const P
                   stream, source_, target.arena, target.gate, target.permission,
                   table->device.address(), static_cast<std::int32_t>(pieces.size()), grid_.turn,
                   reinterpret_cast<Address>(&table->flag()));
+    // From here on it lands, whether or not anything of it is seen.
+    lost = Outcome::kFailed;
     table->event.record(stream);
   } catch (const CudaError& error) {
     for (const auto& transfer : transfers) {
-      over(*transfer, Outcome::kRefused, std::string("could not post: ") + error.what());
+      over(*transfer, lost, std::string("could not post: ") + error.what());
     }
     // What was enqueued may read the table still.
     const std::scoped_lock entry(mutex_);
@@ -275,7 +282,7 @@ void PeerWriter::run() {
   prctl(PR_SET_TIMERSLACK, 1000);
   while (true) {
     if (post_ready()) continue;
-    bool idle = false;
+    double rest = kPollSeconds;
     {
       const std::scoped_lock lock(mutex_);
       const bool collected = collect();
@@ -283,10 +290,10 @@ void PeerWriter::run() {
       if (collected || announced) {
         for (const auto& bell : bells_) bell->ring();
       }
-      idle = launched_.empty() && unannounced_.empty();
-      if (idle && stopping_ && held_.empty()) return;
+      if (launched_.empty()) rest = unannounced_.empty() ? kIdleSeconds : kFullSeconds;
+      if (rest == kIdleSeconds && stopping_ && held_.empty()) return;
     }
-    wake_->wait(idle ? kIdleSeconds : kPollSeconds);
+    wake_->wait(rest);
   }
 }
 
@@ -333,11 +340,15 @@ bool PeerWriter::announce() {
       const bool waits = std::ranges::find(full, peer) != full.end();
       if (!transfer.released &&
           (waits || !transfer.endpoint->mailbox.write(transfer.notification))) {
-        if (!waits) full.push_back(peer);
-        ++each;
-        continue;
+        if (!stopping_) {
+          if (!waits) full.push_back(peer);
+          ++each;
+          continue;
+        }
+        over(transfer, Outcome::kFailed, "the writer has stopped, and the peer does not read");
+      } else {
+        over(transfer, Outcome::kDone);
       }
-      over(transfer, Outcome::kDone);
     } catch (const MailboxGone& gone) {
       over(transfer, Outcome::kFailed, gone.what());
     }

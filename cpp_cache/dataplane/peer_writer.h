@@ -70,10 +70,15 @@ struct PeerTransfer {
   std::atomic<bool> cancelled = false;
   // Of its bytes, asked for as it is posted; none where nobody asked.
   std::shared_ptr<AskedDigest> digest;
-  // Nobody asks any more: what was not announced yet never is.
   std::atomic<bool> released = false;
   std::string why;
   double ended_at = 0;
+
+  // Nobody asks any more: what was not posted or announced yet never is.
+  void release() {
+    cancelled = true;
+    released = true;
+  }
 };
 
 struct PeerWrite {
@@ -140,7 +145,8 @@ class PeerWriter {
   // Throws CudaError.
   void disconnect(PeerEndpoint& endpoint);
 
-  // Blocks until nothing is on its way any more, or the GPU has failed. Idempotent.
+  // Blocks until nothing is on its way any more, or the GPU has failed. What a peer has no room to
+  // be announced fails. Idempotent.
   void stop();
 
  private:
@@ -170,6 +176,7 @@ class PeerWriter {
                                       PeerWrite& write);
   bool post_ready();
   void post_held(std::vector<Held> ready);
+  // REQUIRES: launching_.
   void launch_together(const PeerEndpoint& endpoint, std::span<const Piece> pieces,
                        Together transfers);
   std::unique_ptr<Table> take(std::size_t pieces);
@@ -184,7 +191,7 @@ class PeerWriter {
   Address source_;
   std::int64_t source_bytes_;
   std::shared_ptr<Bell> wake_ = std::make_shared<Bell>();
-  // Held while something is launched: streams take turns.
+  // Held while something is posted: streams take turns.
   std::mutex launching_;
   std::size_t turn_ = 0;
   std::vector<std::unique_ptr<Stream>> streams_;

@@ -41,14 +41,22 @@ bool waited(const Wait& wait) {
   return answer;
 }
 
-// Ends what it holds without the interpreter's lock, for which a thread that it waits for may wait.
+// Ends what it holds without the interpreter's lock, for which a thread that it waits for may wait;
+// the last who holds it may be a thread that has no such lock.
 template <typename Held>
 struct EndsWithoutLock {
   void operator()(Held* held) const {
-    const py::gil_scoped_release others_may_run;
+    std::optional<py::gil_scoped_release> others_may_run;
+    if (PyGILState_Check() != 0) others_may_run.emplace();
     delete held;
   }
 };
+
+template <typename Held, typename... Arguments>
+std::unique_ptr<Held, EndsWithoutLock<Held>> made(Arguments&&... arguments) {
+  return std::unique_ptr<Held, EndsWithoutLock<Held>>(
+      new Held(std::forward<Arguments>(arguments)...));
+}
 
 StepCounter::Report reported_to(const py::object& report) {
   if (report.is_none()) return {};
@@ -210,8 +218,7 @@ void bind_gpu(py::module_& module) {
                                                                                       "StreamTicks")
       .def(py::init([](const std::shared_ptr<CudaContext>& context,
                        const std::shared_ptr<StepCounter>& steps) {
-             return std::unique_ptr<StreamTicks, EndsWithoutLock<StreamTicks>>(
-                 new StreamTicks(context, steps));
+             return made<StreamTicks>(context, steps);
            }),
            "context"_a, "steps"_a)
       .def(
@@ -230,8 +237,8 @@ void bind_gpu(py::module_& module) {
       .def(py::init([](const std::shared_ptr<CudaContext>& context, const GivenKernel& sum,
                        const GivenKernel& mix, unsigned parts, Address words, Address keys,
                        const digest::WindowGeometry& geometry) {
-             return std::unique_ptr<GpuDigester, EndsWithoutLock<GpuDigester>>(new GpuDigester(
-                 context, {kernel_of(sum), kernel_of(mix), parts}, words, keys, geometry));
+             const DigestKernels kernels{kernel_of(sum), kernel_of(mix), parts};
+             return made<GpuDigester>(context, kernels, words, keys, geometry);
            }),
            "context"_a, "sum"_a, "mix"_a, "parts"_a, "words"_a, "keys"_a, "geometry"_a)
       .def("digest_all", &digests_of, "windows"_a)
@@ -265,7 +272,7 @@ void bind_writer(py::module_& module) {
       });
   py::class_<DigestQueue, std::shared_ptr<DigestQueue>>(module, "DigestQueue")
       .def(py::init([](const std::shared_ptr<GpuDigester>& digester) {
-             return std::make_shared<DigestQueue>(digester);
+             return made<DigestQueue>(digester);
            }),
            "digester"_a)
       .def(
@@ -312,14 +319,14 @@ void bind_writer(py::module_& module) {
                                return at == 0 ? std::nullopt : std::optional(at);
                              })
       .def_property_readonly("digest", [](const PeerTransfer& self) { return self.digest; })
-      .def("release", [](PeerTransfer& self) { self.released = true; });
+      .def("release", &PeerTransfer::release);
   py::class_<PeerWriter, std::unique_ptr<PeerWriter, EndsWithoutLock<PeerWriter>>>(module,
                                                                                    "PeerWriter")
       .def(py::init([](const std::shared_ptr<CudaContext>& context, const GivenKernel& store,
                        unsigned programs, std::int32_t turn, std::int64_t chunk_bytes,
                        Address source, std::int64_t source_bytes) {
-             return std::unique_ptr<PeerWriter, EndsWithoutLock<PeerWriter>>(new PeerWriter(
-                 context, kernel_of(store), {programs, turn, chunk_bytes}, source, source_bytes));
+             const StoreGrid grid{programs, turn, chunk_bytes};
+             return made<PeerWriter>(context, kernel_of(store), grid, source, source_bytes);
            }),
            "context"_a, "store"_a, "programs"_a, "turn"_a, "chunk_bytes"_a, "source"_a,
            "source_bytes"_a)

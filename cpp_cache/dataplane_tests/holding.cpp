@@ -55,6 +55,8 @@ TEST_CASE("what is held is not posted once it is cancelled, unleased or its peer
   const auto first = sending.hold(endpoint, sending.window(0, 1));
   const auto second = sending.hold(endpoint, sending.window(1, 2));
   const auto third = sending.hold(endpoint, sending.window(2, 3));
+  const auto released = sending.hold(endpoint, sending.window(4, 1));
+  released->release();
   const auto bell = std::make_shared<Bell>();
   sending.writer->ring_at_ends(bell);
   sending.writer->cancel(*first);
@@ -70,12 +72,33 @@ TEST_CASE("what is held is not posted once it is cancelled, unleased or its peer
   CHECK(until([&] { return third->outcome != Outcome::kPending; }));
   const auto late = sending.hold(endpoint, sending.window(3, 0));
   CHECK(late->outcome == Outcome::kRefused);
-  for (const auto& each : {first, second, third, late}) {
+  CHECK(until([&] { return released->outcome == Outcome::kCancelled; }));
+  for (const auto& each : {first, second, third, released, late}) {
     CHECK(each->posted_at == 0);
     CHECK_FALSE(each->digest->done);
   }
   CHECK(peer.mailbox.read().empty());
   CHECK(std::ranges::all_of(peer.arena, [](char byte) { return byte == '\xA5'; }));
+}
+
+TEST_CASE("a lease that ends while another peer is disconnected is over when that is done") {
+  Sending sending;
+  Peer peer;
+  Peer leaving;
+  const auto endpoint = peer.endpoint();
+  const auto beside = leaving.endpoint();
+  imagined::stuck() = true;
+  sending.writer->post(beside, {{{{0, 0, 16}}, "slow"}});
+  std::thread disconnecting([&] { sending.writer->disconnect(*beside); });
+  CHECK(until([&] { return !beside->open; }));
+  const auto held = sending.hold(endpoint, sending.window(0, 1));
+  sending.lease->until = now() + 0.1;
+  sending.steps->tick();
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  imagined::stuck() = false;
+  disconnecting.join();
+  CHECK(until([&] { return held->outcome == Outcome::kUnleased; }));
+  CHECK(held->posted_at == 0);
 }
 
 TEST_CASE(

@@ -26,6 +26,18 @@ inline std::atomic<bool>& broken() {
   return is;
 }
 
+// Events cannot be recorded.
+inline std::atomic<bool>& eventless() {
+  static std::atomic<bool> is = false;
+  return is;
+}
+
+// Nothing that streams were given is done.
+inline std::atomic<bool>& stuck() {
+  static std::atomic<bool> is = false;
+  return is;
+}
+
 class Stream {
  public:
   Stream() : thread_([this] { run(); }) {}
@@ -61,6 +73,7 @@ class Stream {
         next = work_.front();
       }
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+      while (stuck()) std::this_thread::sleep_for(std::chrono::microseconds(50));
       next();
       {
         const std::scoped_lock lock(mutex_);
@@ -108,6 +121,7 @@ inline CudaDriver driver() {
     return *event = new std::shared_ptr<Event>(std::make_shared<Event>()), 0;
   };
   made.event_record = [](void* event, void* stream) {
+    if (eventless()) return 700;
     const std::shared_ptr<Event> own = *static_cast<std::shared_ptr<Event>*>(event);
     const int number = ++own->recorded;
     static_cast<Stream*>(stream)->give([own, number] { own->passed = number; });

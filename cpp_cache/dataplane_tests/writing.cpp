@@ -1,6 +1,7 @@
 // Windows that are posted: in their place before they are announced, each failing alone.
 #include <doctest/doctest.h>
 
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <set>
@@ -164,10 +165,67 @@ TEST_CASE("what is released before it was announced never is, and stop() waits f
   const auto endpoint = peer.endpoint();
   const auto posted =
       writing.writer->post(endpoint, {{{{0, 0, 16}}, "never"}, {{{16, 16, 16}}, "kept"}});
-  posted[0]->released = true;
+  posted[0]->release();
   writing.writer->stop();
   CHECK(posted[1]->outcome == Outcome::kDone);
   CHECK(peer.mailbox.read() == std::vector<std::string>{"kept"});
+}
+
+TEST_CASE("a peer that does not read costs its writer no core, and does not hold its end") {
+  Writing writing;
+  Peer peer;
+  const auto endpoint = peer.endpoint();
+  std::vector<PeerWrite> writes(3000);
+  const auto posted = writing.writer->post(endpoint, std::move(writes));
+  CHECK(until([&] { return posted.front()->outcome == Outcome::kDone; }));
+  const std::clock_t began = std::clock();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  CHECK(static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC < 0.08);
+  std::atomic<bool> stopped = false;
+  std::thread stopping([&] {
+    writing.writer->stop();
+    stopped = true;
+  });
+  CHECK(until([&] { return stopped.load(); }));
+  CHECK(posted.back()->outcome == Outcome::kFailed);
+  // Ends what waits where that was not so.
+  peer.mailbox.close();
+  stopping.join();
+}
+
+TEST_CASE("what comes without end is read in parts, in order") {
+  Peer peer;
+  std::atomic<bool> over = false;
+  std::thread writing([&] {
+    MailboxWriter writer(peer.name, peer.secret);
+    for (std::size_t word = 0; !over;) {
+      if (writer.write(std::to_string(word))) ++word;
+    }
+  });
+  // As long as somebody writes, a reader that takes all may never be through.
+  std::size_t read = 0;
+  std::size_t longest = 0;
+  for (const double began = now(); longest < Mailbox::kMostAtOnce && now() - began < 2;) {
+    const std::vector<std::string> part = peer.mailbox.read();
+    longest = std::max(longest, part.size());
+    for (const std::string& word : part) REQUIRE(word == std::to_string(read++));
+  }
+  over = true;
+  writing.join();
+  CHECK(longest <= Mailbox::kMostAtOnce);
+}
+
+TEST_CASE("what was launched and cannot be watched may have landed: it is not refused") {
+  Writing writing;
+  Peer peer;
+  const auto endpoint = peer.endpoint();
+  imagined::eventless() = true;
+  const auto posted = writing.writer->post(endpoint, {{{{0, 0, 16}}, "unseen"}});
+  imagined::eventless() = false;
+  CHECK(posted[0]->outcome == Outcome::kFailed);
+  writing.writer->disconnect(*endpoint);
+  CHECK(std::equal(peer.arena.begin(), peer.arena.begin() + 16, writing.source.begin()));
+  CHECK(peer.mailbox.read().empty());
 }
 
 TEST_CASE("a GPU that fails fails what is on its way") {

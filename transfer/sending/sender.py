@@ -461,7 +461,8 @@ class Sender:
                 digests.append(digest)
             self._posted(each, transfer, given, digest)
         # Beside the transfers: the bytes stay as they are for as long as their rooms are open.
-        self._digests.ask(digests)
+        if digests:
+            self._digests.ask(digests)
         for each, transfer in zip(group, found, strict=True):
             if not isinstance(transfer, Exception):
                 self._turn(each.room, partial(_reached_after_post, each))

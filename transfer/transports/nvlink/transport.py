@@ -342,6 +342,8 @@ class PeerCopyTransport(Transport):
                 self._disconnect(endpoint)
             if self._writer is not None:
                 self._writer.stop()
+            # Its launches read the arena: what was asked is answered by then, and none comes after.
+            self._digests = None
             for bell in self._bells:
                 bell.forget(self._mailbox.descriptor)
             self._mailbox.close()
