@@ -1,7 +1,7 @@
 """Coroutines that begin at once, without a task of their own.
 
 A task's first turn and its wake-up cost more than a short coroutine does; most of them have ended
-by the time that anybody asks.
+by the time that anybody asks. Thread rule: the event loop's.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class Begun:
-    """A coroutine that has run until it waits. It goes on where somebody asks for its end, no
-    earlier: REQUIRES: what is left behind its last wait is not urgent, and it waits for futures
-    alone, those of the event loop whose thread this is."""
+    """A coroutine that has run until it waits. It goes on where somebody asks whether it has ended,
+    no earlier. REQUIRES: it waits for futures of this loop alone, and what it does behind the last
+    of them can wait."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Raises what the coroutine does before it waits."""
