@@ -6,7 +6,6 @@ once it has read them.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 from tasuki.engine import messages as m
@@ -24,39 +23,24 @@ _MOST_AT_ONCE = 64
 """Tokens that are taken at once, so that what is made of them is bounded too."""
 
 
-_SHORT_SECONDS = 0.001
-"""Of the processor, for a turn; behind such a one nothing rests."""
-_LONGEST_REST = 0.01
-
-
 class SinkTurn:
     """The event loop's next turn, in which all sinks that have something to take are asked, in one
-    callback. Deliveries that are due already come first, and their tokens go along. Behind a turn
-    that took long the next one comes no sooner than after as long again: writing takes half of the
-    loop at most, and tokens that come faster than that leave together, for less."""
+    callback. Deliveries that are due already come first, and their tokens go along."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._unread: list[UnreadAnswer] = []
-        self._rests_until = 0.0
 
     def wait(self, unread: "UnreadAnswer") -> None:
         """Feed it then, once for each call of this."""
         if not self._unread:
-            if self._rests_until > self._loop.time():
-                self._loop.call_at(self._rests_until, self._feed)
-            else:
-                self._loop.call_soon(self._feed)
+            self._loop.call_soon(self._feed)
         self._unread.append(unread)
 
     def _feed(self) -> None:
-        began = time.thread_time()
         waiting, self._unread = self._unread, []
         for unread in waiting:
             unread.feed()
-        took = time.thread_time() - began
-        if took > _SHORT_SECONDS:
-            self._rests_until = self._loop.time() + min(took, _LONGEST_REST)
 
 
 class UnreadAnswer:

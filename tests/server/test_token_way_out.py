@@ -5,10 +5,8 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -324,42 +322,6 @@ def test_one_callback_feeds_all_answers_of_a_turn(
     monkeypatch.undo()
     for stream in streams:
         stream.close()
-
-
-def test_behind_a_long_turn_tokens_wait_as_long_again_and_leave_together() -> None:
-    async def script() -> None:
-        loop = asyncio.get_running_loop()
-        fed: list[tuple[float, list[int], float]] = []
-        seconds = 0.005
-
-        def slow(tokens: Sequence[m.TokenOut]) -> bool:
-            began, until = loop.time(), time.thread_time() + seconds
-            while time.thread_time() < until:
-                pass
-            fed.append((began, [token.index for token in tokens], loop.time()))
-            return True
-
-        unread = UnreadAnswer(100, slow)
-        reader = asyncio.create_task(unread.read())
-        await turn()
-        for index in range(9):
-            assert unread.put(token(index))
-            await asyncio.sleep(0.0005)
-        while sum(len(indices) for _, indices, _ in fed) < 9:
-            await asyncio.sleep(0.001)
-        for (_, _, ended), (began, _, _) in pairwise(fed):
-            assert began >= ended + 0.99 * seconds
-        assert [index for _, indices, _ in fed for index in indices] == [*range(9)]
-        assert len(fed) < 9
-        seconds = 0.0
-        unread.put(token(9))
-        await asyncio.sleep(0.02)
-        unread.put(token(10))
-        await turn()
-        assert [indices for _, indices, _ in fed[-2:]] == [[9], [10]], "no turn was long"
-        reader.cancel()
-
-    played(script())
 
 
 def test_what_a_sink_raises_the_reader_gets() -> None:

@@ -27,11 +27,11 @@ def shared_turns(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         add_reader(fd, partial(_call_once, fd, callback), *args)
 
     # Of this loop alone: whoever adds the reader offers no other way to its socket.
-    loop.add_reader = add  # type: ignore[assignment, method-assign]
+    loop.add_reader = add  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del loop.add_reader
+        del loop.add_reader  # type: ignore[method-assign]
 
 
 def _call_once(fd: Any, callback: Callable[..., Any], *args: Any) -> None:
