@@ -82,22 +82,10 @@ class ResponseStream:
         return pb.GenerateResponse(choice=self._choice, **event)
 
     def _chunk(self, tokens: Sequence[m.TokenOut]) -> pb.GenerateResponse:
-        """The message is filled in place, at a third of what its constructors take."""
         response = pb.GenerateResponse()
-        if self._choice:
-            response.choice = self._choice
-        chunk = response.chunk
-        text, has_tops = "", False
-        for token in tokens:
-            text += self._detokenizer.push(token.token)
-            chunk.token_ids.append(token.token)
-            chunk.logprobs.append(token.logprob)
-            chunk.margins.append(token.margin)
-            self._token_ids.append(token.token)
-            has_tops = has_tops or bool(token.top)
-        chunk.text = text
-        if has_tops:
-            chunk.top.extend([_top(token) for token in tokens])
+        response.choice = self._choice
+        _fill(response.chunk, tokens, self._detokenizer)
+        self._token_ids.extend([token.token for token in tokens])
         return response
 
 
@@ -120,6 +108,21 @@ def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:
                     else None,
                 )
             )
+
+
+def _fill(
+    chunk: pb.TokenChunk, tokens: Sequence[m.TokenOut], detokenizer: IncrementalDetokenizer
+) -> None:
+    """The message is filled in place, at a third of what its constructors take."""
+    text = ""
+    for token in tokens:
+        text += detokenizer.push(token.token)
+        chunk.token_ids.append(token.token)
+        chunk.logprobs.append(token.logprob)
+        chunk.margins.append(token.margin)
+    chunk.text = text
+    if any(token.top for token in tokens):
+        chunk.top.extend([_top(token) for token in tokens])
 
 
 def _top(token: m.TokenOut) -> pb.TopLogprobs:

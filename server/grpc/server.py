@@ -19,7 +19,6 @@ from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.surfaces import is_for_peers
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.utils.loops.loop_thread import run_on
-from tasuki.utils.loops.shared_turns import shared_turns
 
 from .auth import RequireScope
 from .loop_bridge import Bridge
@@ -158,9 +157,7 @@ async def _built(
     )
     # Two daemons on one port would share its calls at random.
     options = (*_OPTIONS, ("grpc.so_reuseport", int(shares_port)), *limits)
-    with shared_turns(asyncio.get_running_loop()):
-        # Where it is the loop's first of gRPC, its completions' reader is added here.
-        server = grpc.aio.server(interceptors=interceptors, options=options)
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = [service.name for service in services]
