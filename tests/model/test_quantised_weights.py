@@ -298,6 +298,35 @@ def test_an_odd_scale_range_is_exact() -> None:
     assert torch.equal(got, want) and got[128:].eq(0).all()
 
 
+@pytest.mark.parametrize("form", RECIPES)
+def test_numbers_next_to_zero_have_codes_and_scales(form: str) -> None:
+    """Whose scales would be 0, or hold no reciprocal."""
+    weight = torch.zeros(130, 160)
+    weight[:, ::3] = 2.0**-130
+    for _, codec in RECIPES[form].modules:
+        for tensor in codec(weight.bfloat16()).values():
+            held = tensor.float()
+            assert held.isfinite().all() and (tensor.itemsize == 1 or held.all())
+
+
+def test_two_scales_of_an_expert_are_for_halves_of_its_rows(tmp_path: Path) -> None:
+    name = "layers.0.mlp.experts.down_proj"
+    for out in (32, 33):
+        codes = torch.randint(0, 256, (3, out, 16)).byte()
+        groups = torch.ones(3, out, 2).to(torch.float8_e4m3fn)
+        tensors = {"": codes, "_scale": groups, "_scale_2": torch.ones(3, 2)}
+        made = {f"model.{name}{suffix}": tensor for suffix, tensor in tensors.items()}
+        save_file(made | {"model.embed_tokens.weight": torch.zeros(1, 1)}, tmp_path / FILE)
+        (tmp_path / "config.json").write_text("{}")
+        with Checkpoint(tmp_path) as source:
+            if out % 2 == 0:
+                found = source.matrix(name, (3, out, 32), torch.float32)
+                assert found[0].dequantised(torch.float32).shape == (out, 32)
+                continue
+            with pytest.raises(WeightsError, match=r"tensor scale .*_scale_2 has \[3, 2\]"):
+                source.matrix(name, (3, out, 32), torch.float32)
+
+
 @pytest.mark.parametrize(("form", "most"), [("fp8", 0.005), ("mixed", 0.1)])
 def test_a_trained_model_says_nearly_the_same(form: str, most: float, tmp_path: Path) -> None:
     """Mean divergence of its next token over a text that it was not trained on."""
