@@ -160,7 +160,6 @@ def attend_tile(
     else:
         dim: tl.constexpr = queries.shape[1]
         key = kv.load([head, token, 0]).reshape([TILE, dim // 4])
-        value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
         both = scales.load([head, 2 * PAGE_TOKENS * dim])
         both = both.reshape([2 * tiles_a_page, TILE]).to(tl.int32)
         key_scale = _row(both, tile % tiles_a_page)
@@ -168,6 +167,7 @@ def attend_tile(
         key = code_planes(key, queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
         scores = scores * (scale * row_factor(key_scale)[None, :])
+        value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
         if end is not None:
             written, visible = _seen(tile, positions, end, TILE, FIRST_KEY)
             scores = tl.where(visible, scores, float("-inf"))
