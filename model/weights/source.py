@@ -47,6 +47,10 @@ class PlainSource(ABC):
     """What `TensorSource`s have in common that hold plain numbers alone."""
 
     @abstractmethod
+    def has(self, name: str) -> bool:
+        """As TensorSource.has."""
+
+    @abstractmethod
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:

@@ -94,8 +94,9 @@ def fp8_product(
 ) -> Tensor:
     """[B, rows] in x's dtype; x [B, columns], any row stride; weight [rows, columns] for kernels.
     output: where to write instead of to new memory, any row stride."""
-    tile = tile or tile_for(x.shape[0], *weight.shape, x.dtype)
-    return multiply(partial(_launch, x, weight, tile=tile), x, weight.shape[0], tile, output)
+    rows, columns = weight.shape
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
+    return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)
 
 
 def multiply(
@@ -116,10 +117,11 @@ def multiply(
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
     """silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width, columns]; no
     rounding between."""
-    tile = tile or tile_for(x.shape[0], *gate_up.shape, x.dtype)
-    parts = x.new_empty(tile.split, x.shape[0], gate_up.shape[0], dtype=torch.float32)
+    rows, columns = gate_up.shape
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
+    parts = x.new_empty(tile.split, x.shape[0], rows, dtype=torch.float32)
     _launch(x, gate_up, parts, tile)
-    output = x.new_empty(x.shape[0], gate_up.shape[0] // 2)
+    output = x.new_empty(x.shape[0], rows // 2)
     joined_swiglu(parts, output)
     return output
 

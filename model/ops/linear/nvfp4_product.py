@@ -45,7 +45,8 @@ def nvfp4_product(
 ) -> Tensor:
     """[B, rows] in x's dtype; x [B, columns], any row stride. output: where to write instead of to
     new memory, any row stride."""
-    tile = tile or tile_for(x.shape[0], *weight.shape, x.dtype)
+    rows, columns = weight.shape
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
     launch = partial(
         launch_tiles,
         _kernel,
@@ -55,7 +56,7 @@ def nvfp4_product(
         tile=tile,
         HALF=min(tile.batch, HALF),
     )
-    return multiply(launch, x, weight.shape[0], tile, output)
+    return multiply(launch, x, rows, tile, output)
 
 
 @triton.jit

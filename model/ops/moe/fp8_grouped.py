@@ -112,12 +112,12 @@ def compile_specs() -> list[KernelSpec]:
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,
         }
-        absent = {} if codes else {"pair_scales": None}
+        absent: dict[str, None] = {} if codes else {"pair_scales": None}
         fp32 = "scales pair_scales" if codes else "scales"
         return KernelSpec.of(
             f"moe_fp8_grouped_{name}_{'w8a8' if codes else 'w8a16'}",
             _kernel,
-            constants | absent,
+            {**constants, **absent},
             tile.warps,
             fp32=fp32,
             i32="ends",
