@@ -13,6 +13,7 @@ import json
 import mmap
 from collections.abc import Iterator
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,13 +119,13 @@ class SafetensorsFile:
             described = json.loads(header)
             described.pop("__metadata__", None)
             for name, of in described.items():
-                begin, end = of["data_offsets"]
-                entry = _Entry(str(of["dtype"]), tuple(map(int, of["shape"])), begin, end)
+                begin, end = map(index, of["data_offsets"])
+                entry = _Entry(str(of["dtype"]), tuple(map(index, of["shape"])), begin, end)
                 self._check(name, entry, size)
                 entries[name] = entry
         except WeightsError:
             raise
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(f"its header cannot be read: {error!r}") from error
         return entries
 
