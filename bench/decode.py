@@ -11,7 +11,7 @@ from tasuki.bench.measure.model_floor import ModelFloor
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
-from tasuki.bench.measure.stored_form import free_memory
+from tasuki.bench.measure.stored_form import StoredForm, free_memory
 from tasuki.bench.measure.turn_limit import Turn
 from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
@@ -98,10 +98,10 @@ def main(argv: Sequence[str]) -> int:
             "tensor_parallel is measured with plain weights and steps alone: leave out "
             "quantization, kv_dtype, constrained, draft_layer and speculate"
         )
-    if not config.asked_form.is_plain and (own.draft_layer == "auto" or own.speculate != "off"):
+    if not config.asked_form.is_plain and own.draft_layer == "auto":
         raise BenchError(
-            f"{config.asked_form.name} is measured without drafts alone: leave out draft_layer and "
-            "speculate, or quantization and kv_dtype"
+            f"{config.asked_form.name} is measured without draft_layer auto: leave that out, or "
+            "quantization and kv_dtype"
         )
     model = config.model_config()
     report = config.reported(f"decode {config.model}")
@@ -185,29 +185,47 @@ def _pair(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
 
 
 def _drafted(config: BenchConfig, own: DecodeConfig, report: Report) -> None:
-    engine = config.engine_config(speculate=own.speculate, draft_tokens=own.draft_tokens)
+    plain: dict[str, float] = {}
+    for form in config.forms:
+        _drafted_form(config, own, report, form, plain)
+        free_memory(config.torch_device)
+    report.note(
+        f"Drafts of {own.speculate} are looked for, computed, verified and folded as any are; that "
+        f"they hold is scripted, at {Script.parse(own.accept, own.draft_tokens)}. Steps without "
+        f"drafts, with {own.draft_tokens}, and with as many as a node finds worth their time take "
+        "turns."
+    )
+
+
+def _drafted_form(
+    config: BenchConfig,
+    own: DecodeConfig,
+    report: Report,
+    form: StoredForm,
+    plain: dict[str, float],
+) -> None:
+    """plain: seconds of plain rows, which are added, by their names."""
+    engine = config.engine_config(form, speculate=own.speculate, draft_tokens=own.draft_tokens)
     model = config.drafting_model(engine)
     script = Script.parse(own.accept, own.draft_tokens)
-    turns = DraftedTurns(model, engine, script)
-    floor = ModelFloor.of(model, turns.rig.parts.layout, report.floors)
+    turns = DraftedTurns(model, engine, script, form.quantization)
+    floor = ModelFloor.of(model, turns.rig.parts.layout, report.floors, form.quantization)
     for point in own.parsed():
         room = max(point.context, turns.tokens(own.steps) + own.warmup_steps + point.batch)
         answers = _start(turns.rig, point, tokens=room, temperature=1.0)
         for _ in range(own.warmup_steps):
             turns.rig.step()
         gain = turns.decode(answers, own.steps)
-        report.add(_row("", point, gain.turns[Turn.OFF].seconds, floor, own, {}))
+        rows = [_row("", point, gain.turns[Turn.OFF].seconds, floor, own, {})]
         for turn in (Turn.MOST, Turn.MEASURED):
-            report.add(_drafted_row(config.model, point, own, script, gain, turn))
+            rows.append(_drafted_row(config.model, point, own, script, gain, turn))
+        for row in rows:
+            report.add(form.row(row, plain.get(row.name)))
+            plain.setdefault(row.name, row.seconds)
         turns.rig.abort(answers)
         turns.rig.flush()
-    report.note(
-        f"Drafts of {own.speculate} are looked for, computed, verified and folded as any are; that "
-        f"they hold is scripted, at {script}. Steps without drafts, with {own.draft_tokens}, and "
-        "with as many as a node finds worth their time take turns."
-    )
     if config.device == "cuda":
-        report.note(config.memory_note(engine))
+        report.note(config.memory_note(engine, form))
 
 
 def _drafted_row(

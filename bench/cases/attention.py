@@ -1,6 +1,7 @@
 """Attention over pages: a token a sequence on long contexts, and runs of a prompt."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,21 +11,29 @@ from torch.nn import functional
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
-from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
 
 from .case import Case
 from .stage import Stage, turns_to_overflow
 
 _DECODE = ((1, 50_000), (4, 50_000), (16, 50_000), (32, 50_000), (64, 8_192))
+_DECODE_ROWS = ((1, 50_000), (16, 50_000), (64, 8_192))
 # Tokens of this forward, tokens before them.
 _PREFILL = ((800, 50_000), (8_192, 0), (8_192, 41_808), (50_000, 0))
 
 
 def cases(stage: Stage) -> Iterator[Case]:
-    for batch, context in _DECODE:
-        yield _decode(stage, batch, context)
+    rows = replace(stage, slabs=stage.slabs // 4, kv=FP8_ROWS)
+    for of, points in ((stage, _DECODE), (rows, _DECODE_ROWS)):
+        for batch, context in points:
+            yield _decode(of, batch, context)
     for tokens, context in _PREFILL:
         yield _prefill(stage, tokens, context)
+        yield _prefill(rows, tokens, context)
+
+
+def _of(stage: Stage) -> str:
+    return " over FP8 rows" if stage.kv == FP8_ROWS else ""
 
 
 def _decode(stage: Stage, batch: int, context: int) -> Case:
@@ -51,7 +60,7 @@ def _decode(stage: Stage, batch: int, context: int) -> Case:
         for kv in arena.kv[: turns_to_overflow(moved)]
     ]
     return Case(
-        f"decode attention, batch {batch}, {context} tokens",
+        f"decode attention{_of(stage)}, batch {batch}, {context} tokens",
         turns,
         bytes=moved + 3 * q.nbytes,
         share=0.85,
@@ -66,11 +75,11 @@ def _prefill(stage: Stage, tokens: int, context: int) -> Case:
     pairs = tokens * context + tokens * (tokens + 1) / 2
     kv = stage.arena.kv[0]
     return Case(
-        f"prefill attention, {tokens} tokens behind {context}",
+        f"prefill attention{_of(stage)}, {tokens} tokens behind {context}",
         [partial(paged_attention_prefill, q, projected, config, kv, table, tiles)],
         bytes=(tokens + context) * stage.arena.layout.block_bytes / PAGE_TOKENS + 3 * q.nbytes,
         flops=4.0 * config.query_heads * config.head_dim * pairs,
-        captured={} if context else {"torch SDPA": [_dense(stage, q)]},
+        captured={} if context or _of(stage) else {"torch SDPA": [_dense(stage, q)]},
     )
 
 

@@ -1,13 +1,12 @@
 """A mixture of experts whose weights are codes: few tokens of answers, and a chunk of a prompt."""
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 
 import torch
 
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.known_models import published_or_folder
-from tasuki.model.ops.moe.experts import moe
 from tasuki.model.phase import Phase
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
@@ -17,6 +16,7 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
 
 from .case import Case
+from .experts import block_case
 from .stage import Stage
 
 _TURNS = 16
@@ -37,23 +37,9 @@ def cases(stage: Stage) -> Iterator[Case]:
 def _block(
     stage: Stage, config: ModelConfig, weights: MoeWeights, form: str, tokens: int, phase: Phase
 ) -> Case:
-    shape = config.feed_forward
-    assert isinstance(shape, MoeShape)
     turns = _TURNS if phase is Phase.STEP else 2
-    inputs = [stage.random(tokens, config.hidden) for _ in range(turns)]
-    rows = stage.rows(tokens)
-    touched = 1 - (1 - shape.chosen / shape.experts) ** tokens
-    routed = weights.gate_up.nbytes + weights.down.nbytes
-    shared = weights.shared.gate_up.nbytes + weights.shared.down.nbytes
-    always = shared + weights.router.nbytes + weights.shared_gate.nbytes
-    inner = shape.chosen * shape.intermediate + shape.shared_intermediate
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    return Case(
-        f"{form} experts of 35b-a3b, {tokens} tokens of {phase.value}s",
-        [partial(moe, x, weights, config, rows, side, phase) for x in inputs],
-        bytes=routed * touched + always + 2 * inputs[0].nbytes,
-        flops=2.0 * tokens * config.hidden * (3 * inner + shape.experts),
-    )
+    case = block_case(stage, config, weights, tokens, phase=phase, turns=turns)
+    return replace(case, name=f"{form} {case.name} of {phase.value}s")
 
 
 def _weights(stage: Stage, config: ModelConfig, form: str) -> MoeWeights:

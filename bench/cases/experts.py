@@ -18,6 +18,7 @@ from tasuki.model.ops.moe.reference import (
 )
 from tasuki.model.ops.moe.router import choose
 from tasuki.model.ops.moe.shared_gate import fused_gate_sigmoid_mul_add
+from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import MlpWeights, MoeWeights
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.random_weights import RandomSource
@@ -38,7 +39,7 @@ def cases(stage: Stage) -> Iterator[Case]:
     config = published_or_folder("35b-a3b")
     weights = _weights(stage, config)
     for tokens in (1, 4, 16, 64, 512, 4096):
-        yield _block(stage, config, weights, tokens)
+        yield block_case(stage, config, weights, tokens)
 
 
 def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
@@ -104,9 +105,18 @@ def _rows(stage: Stage, config: ModelConfig, tokens: int) -> Iterator[Case]:
     )
 
 
-def _block(stage: Stage, config: ModelConfig, weights: MoeWeights, tokens: int) -> Case:
+def block_case(
+    stage: Stage,
+    config: ModelConfig,
+    weights: MoeWeights,
+    tokens: int,
+    *,
+    phase: Phase = Phase.STEP,
+    turns: int = _BLOCK_TURNS,
+) -> Case:
+    """A whole block of 35B-A3B."""
     shape = _shape(config)
-    inputs = [stage.random(tokens, config.hidden) for _ in range(_BLOCK_TURNS)]
+    inputs = [stage.random(tokens, config.hidden) for _ in range(turns)]
     rows = stage.rows(tokens)
     touched = 1 - (1 - shape.chosen / shape.experts) ** tokens
     routed = weights.gate_up.nbytes + weights.down.nbytes
@@ -116,7 +126,7 @@ def _block(stage: Stage, config: ModelConfig, weights: MoeWeights, tokens: int) 
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     return Case(
         f"experts of 35b-a3b, {tokens} tokens",
-        [partial(moe, x, weights, config, rows, side) for x in inputs],
+        [partial(moe, x, weights, config, rows, side, phase) for x in inputs],
         bytes=routed * touched + always + 2 * inputs[0].nbytes,
         flops=2.0 * tokens * config.hidden * (3 * inner + shape.experts),
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import FP8_ROWS
 
 # Several times any GPU's L2 cache.
 OVERFLOW_BYTES = 512 * 2**20
@@ -16,10 +17,12 @@ OVERFLOW_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class Stage:
-    """The arena is in the 9B shape, whose heads the other published shapes share or exceed."""
+    """The arena is in the 9B shape, whose heads the other published shapes share or exceed. kv:
+    what its pages hold, as of a `CacheLayout`."""
 
     device: torch.device
     slabs: int
+    kv: str = "bfloat16"
 
     @cached_property
     def model(self) -> ModelConfig:
@@ -27,8 +30,12 @@ class Stage:
 
     @cached_property
     def arena(self) -> Arena:
-        layout = self.model.cache_layout("bfloat16", "bfloat16", "float32")
+        layout = self.model.cache_layout(self.kv, "bfloat16", "float32")
         arena = Arena(layout, self.slabs, self.device)
+        if self.kv == FP8_ROWS:
+            # Codes and scales below those that are no numbers.
+            arena.bytes.random_(0, 126)
+            return arena
         # bfloat16 pairs read as float32 are of the same size, so the states are random as well.
         arena.bytes.view(torch.bfloat16).normal_()
         return arena

@@ -57,13 +57,17 @@ class DraftGain:
 
 
 class DraftedTurns:
-    def __init__(self, model: ModelConfig, config: EngineConfig, script: Script) -> None:
-        """config: that drafts. Raises EngineConfigError."""
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, script: Script, quantization: str = ""
+    ) -> None:
+        """config: that drafts. quantization: how weights are stored; none: plain. Raises
+        EngineConfigError."""
         most = len(script.likely)
         on_gpu = config.device != "cpu"
         self._limit = TurnLimit(most, draft_limit(config, most, on_gpu=on_gpu))
         self._most = most
-        parts = drawing_by_noise(random_parts(model, config), config)
+        drawn = random_parts(model, config, quantization=quantization)
+        parts = drawing_by_noise(drawn, config)
         head = parts.model.weights.head.plain
 
         def answer(message: m.Submit) -> Ints:

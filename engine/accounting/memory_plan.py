@@ -19,9 +19,10 @@ from tasuki.model.config import DenseShape, ModelConfig
 from tasuki.model.draft_vocabulary import FIRST_IDS
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.rope import rotary_cache_bytes
+from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.ops.gdn.verify.kept_inputs import kept_bytes
 from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_ROWS
-from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, itemsize
+from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.config.auto import Auto
 
 from .stored_weights import weights_of
@@ -153,7 +154,7 @@ class _Beside:
             context_tokens=tokens,
             workspace=_workspace(model, config, batch)
             + beside * _activations(model, config.prefill_chunk_tokens, config.dtype),
-            gathered=gathered_bytes(model, tokens, dtype) * (1 + beside),
+            gathered=_gathered(model, config, tokens) * (1 + beside),
             graphs=_GRAPHS_BYTES
             + _activations(model, batch, config.dtype)
             + kept_logits
@@ -177,6 +178,13 @@ def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs:
 def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -> int:
     # A slab's pages may belong to several requests, so a slot counts as a slab's worth of them.
     return slabs * layout.pages_per_slab // (pages + working_slots * layout.pages_per_slab)
+
+
+def _gathered(model: ModelConfig, config: EngineConfig, tokens: int) -> int:
+    """Keys and values side by side, and then pages that FP8 rows are turned to, in their place."""
+    dtype = getattr(torch, config.dtype)
+    turned = turned_bytes(model, tokens, dtype) if config.stored_kv == FP8_ROWS else 0
+    return max(gathered_bytes(model, tokens, dtype), turned)
 
 
 def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:

@@ -1,7 +1,8 @@
 """A plain matrix as the tensors that a published format has for it, by the end of their names.
 
 Scales are rounded to their own dtype first and codes are taken from what they then are, so that a
-code is the nearest one to what its reader will make of it. A block of zeros has scale 1.
+code is the nearest one to what its reader will make of it. A block of zeros, or of what is next to
+zero, has scale 1.
 """
 
 import torch
@@ -27,7 +28,7 @@ def fp8_block(weight: Tensor) -> dict[str, Tensor]:
     padded = weight.new_zeros(tall * BLOCK, wide * BLOCK, dtype=torch.float32)
     padded[:rows, :columns] = weight
     blocks = padded.view(tall, BLOCK, wide, BLOCK)
-    scales = _scales(blocks.abs().amax((1, 3)), _MOST_E4M3).to(torch.bfloat16)
+    scales = _scales(blocks.abs().amax((1, 3)), _MOST_E4M3, torch.bfloat16)
     codes = _e4m3(blocks / scales.float()[:, None, :, None]).view(tall * BLOCK, wide * BLOCK)
     return {"weight": codes[:rows, :columns].contiguous(), "weight_scale_inv": scales}
 
@@ -35,7 +36,7 @@ def fp8_block(weight: Tensor) -> dict[str, Tensor]:
 def fp8_channel(weight: Tensor) -> dict[str, Tensor]:
     """e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
     exact = weight.float()
-    scales = _scales(exact.abs().amax(1, keepdim=True), _MOST_E4M3).to(torch.bfloat16)
+    scales = _scales(exact.abs().amax(1, keepdim=True), _MOST_E4M3, torch.bfloat16)
     return {"weight": _e4m3(exact / scales.float()), "weight_scale": scales}
 
 
@@ -64,8 +65,10 @@ def nvfp4_compressed_tensors(weight: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _scales(largest: Tensor, most: float) -> Tensor:
-    return torch.where(largest > 0, largest / most, torch.ones_like(largest))
+def _scales(largest: Tensor, most: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    scales = (largest / most).to(dtype)
+    # Of numbers so small that a scale has no digits left, or is 0, nothing is left either.
+    return torch.where(scales >= torch.finfo(dtype).tiny, scales, torch.ones_like(scales))
 
 
 def _e4m3(values: Tensor) -> Tensor:

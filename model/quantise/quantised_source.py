@@ -7,6 +7,7 @@ scales stacked.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.nvfp4 import NvFp4
 from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.segment import Kind, Segment
-from tasuki.model.weights.source import TensorSource
+from tasuki.model.weights.source import TensorSource, stacked
 
 from .recipe import RECIPES, Codec, Recipe
 
@@ -55,6 +56,9 @@ class QuantisedSource:
         if whole.is_meta:
             found *= len(whole)
         return Matrix((_stacked(found),))
+
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
+        return stacked(self, names, shape, dtype)
 
     def _codec(self, name: str) -> Codec | None:
         # A fused tensor stands for its experts, which is how others publish them.

@@ -20,6 +20,13 @@ class Companions:
     weight: str
     existing: Container[str]
 
+    def candidates(self) -> list[str]:
+        """All names that a tensor of the weight or of its input may have, in one order."""
+        names = [name for stem in self._stems() for name in (stem, f"{stem}_packed")]
+        for suffix in WEIGHT_SCALES:
+            names.extend(self._named(suffix))
+        return [*names, *self._inputs()]
+
     def values(self) -> str | None:
         """The tensor that holds the values themselves."""
         for stem in self._stems():
@@ -39,11 +46,7 @@ class Companions:
 
     def activation_scales(self) -> Iterator[str]:
         """All that exist of its input's."""
-        module = self.weight.removesuffix(_WEIGHT)
-        for scale in ACTIVATION_SCALES:
-            for name in (f"{module}.{scale}", f"{module}_{scale}"):
-                if name in self.existing:
-                    yield name
+        return (name for name in self._inputs() if name in self.existing)
 
     def expected(self, suffix: str) -> str:
         """The name that a scale would most likely have, for messages."""
@@ -51,6 +54,12 @@ class Companions:
 
     def _named(self, suffix: str) -> Iterator[str]:
         return (stem + suffix for stem in self._stems())
+
+    def _inputs(self) -> Iterator[str]:
+        module = self.weight.removesuffix(_WEIGHT)
+        for scale in ACTIVATION_SCALES:
+            yield f"{module}.{scale}"
+            yield f"{module}_{scale}"
 
     def _stems(self) -> tuple[str, ...]:
         if self.weight.endswith(_WEIGHT):

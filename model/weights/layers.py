@@ -256,15 +256,13 @@ class _Assembler:
         )
 
     def _mlp(self, prefix: str, intermediate: int) -> MlpWeights:
-        names = [f"{prefix}.{name}_proj.weight" for name in ("gate", "up", "down")]
-        gate_up, down = self._swiglu(names, intermediate)
-        return MlpWeights(_laid_out(gate_up), _laid_out(down))
-
-    def _swiglu(self, names: list[str], intermediate: int) -> tuple[Matrix, Matrix]:
-        """names: of gate, up and down."""
         hidden = self._config.hidden
-        gate, up = (self._matrix(name, intermediate, hidden) for name in names[:2])
-        return Matrix.fused([gate, up]), self._matrix(names[2], hidden, intermediate)
+        gate, up = (
+            self._matrix(f"{prefix}.{name}_proj.weight", intermediate, hidden)
+            for name in ("gate", "up")
+        )
+        down = self._matrix(f"{prefix}.down_proj.weight", hidden, intermediate)
+        return MlpWeights(_laid_out(Matrix.fused([gate, up])), _laid_out(down))
 
     def _experts(self, experts: str, shape: MoeShape) -> tuple[Matrix, Matrix]:
         hidden = self._config.hidden
@@ -276,17 +274,18 @@ class _Assembler:
             )
         # ModelOpt splits what was fused once into a list for each projection.
         listed = self._source.has(f"{experts}.gate_proj.0.weight")
-        split = []
-        for expert in shape.own:
+
+        def stack(projection: str, *size: int) -> Matrix:
             names = [
-                f"{experts}.{name}_proj.{expert}.weight"
+                f"{experts}.{projection}.{expert}.weight"
                 if listed
-                else f"{experts}.{expert}.{name}_proj.weight"
-                for name in ("gate", "up", "down")
+                else f"{experts}.{expert}.{projection}.weight"
+                for expert in shape.own
             ]
-            split.append(self._swiglu(names, shape.intermediate))
-        gate_ups, downs = zip(*split, strict=True)
-        return Matrix.stacked(gate_ups, experts), Matrix.stacked(downs, experts)
+            return self._source.stack(names, size, self._dtype).to(self._device)
+
+        gate, up = (stack(name, shape.intermediate, hidden) for name in ("gate_proj", "up_proj"))
+        return Matrix.fused([gate, up]), stack("down_proj", hidden, shape.intermediate)
 
     def _moe(self, prefix: str, shape: MoeShape) -> MoeWeights:
         hidden = self._config.hidden

@@ -43,14 +43,14 @@ class Matrix:
         return Matrix(tuple(found))
 
     @staticmethod
-    def stacked(matrices: "Sequence[Matrix]", experts: str) -> "Matrix":
-        """[experts, out, in]. experts: their name, for messages. Raises WeightsError where they are
+    def stacked(matrices: "Sequence[Matrix]", names: Sequence[str]) -> "Matrix":
+        """[experts, out, in]. names: of each, for messages. Raises WeightsError where they are
         stored in different ways."""
         first = [segment.stored_as for segment in matrices[0].segments]
-        for index, matrix in enumerate(matrices):
+        for name, matrix in zip(names, matrices, strict=True):
             if [segment.stored_as for segment in matrix.segments] != first:
                 raise WeightsError(
-                    f"{experts}.{index} is stored as {matrix.layout} and {experts}.0 as "
+                    f"{name} is stored as {matrix.layout} and {names[0]} as "
                     f"{matrices[0].layout}; quantise a layer's experts alike"
                 )
         columns = zip(*(matrix.segments for matrix in matrices), strict=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .companions import Companions
+from .files.stacked_tensors import StackedTensors
 from .files.stored_tensors import StoredTensors
 from .fp8 import BLOCK, Fp8
 from .nvfp4 import GROUP, NvFp4
@@ -38,9 +39,11 @@ def is_coded(dtype: str) -> bool:
 
 
 class PublishedMatrix:
-    """One weight of a checkpoint. shape: as the config wants it."""
+    """One weight of a checkpoint, or a stack of them. shape: as the config wants it."""
 
-    def __init__(self, tensors: StoredTensors, name: str, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, tensors: StoredTensors | StackedTensors, name: str, shape: tuple[int, ...]
+    ) -> None:
         """name: as published, with its prefix. Raises WeightsError where it is not there."""
         self._tensors = tensors
         self._name = name
@@ -160,7 +163,7 @@ class PublishedMatrix:
         found, count = self._finite(name), prod(front)
         if found.numel() == 1:
             found = found.reshape(1).expand(*front, 1).contiguous()
-        elif front and found.numel() in (count, 2 * count):
+        elif front and found.numel() in (count, 2 * count if self._shape[-2] % 2 == 0 else count):
             found = found.reshape(*front, -1)
         else:
             raise self._error(

@@ -26,6 +26,7 @@ from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
 from .companions import Companions
+from .files.stacked_tensors import StackedTensors
 from .files.stored_tensors import StoredTensors
 from .layers import ModelWeights, assemble, tensors
 from .left_over import check_left_over, is_of_text_model
@@ -36,6 +37,7 @@ from .segment import Kind
 from .sharding.cut import is_elsewhere
 from .sharding.shard import Shard
 from .sharding.source import ShardedSource
+from .source import stacked
 
 log = logging.getLogger(__name__)
 
@@ -205,9 +207,11 @@ class Checkpoint:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        self.close()
-        if failed is None:
-            self._tensors.checks.done()
+        try:
+            if failed is None:
+                self._tensors.checks.done()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Idempotent."""
@@ -234,6 +238,30 @@ class Checkpoint:
         except MissingWeight as error:
             raise WeightsError(f"{self._directory}: {error}") from error
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
+
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
+        # What holds for the first one holds for all that are stored alike.
+        self.matrix(names[0], shape, dtype)
+        weights = [self._published(name) for name in names]
+        found = StackedTensors.of(
+            self._tensors, weights, lambda: self._error_of_one(names, shape, dtype)
+        )
+        if found is None:
+            return stacked(self, names, shape, dtype)
+        published = PublishedMatrix(found, weights[0], (len(names), *shape))
+        return Matrix((published.segment(dtype, WHOLE, static_inputs=self._static_inputs),))
+
+    def _error_of_one(
+        self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> WeightsError | None:
+        """The first, of matrices that are read one by one."""
+        try:
+            for name in names:
+                self.matrix(name, shape, dtype)
+                self._tensors.checks.done()
+        except WeightsError as error:
+            return error
+        return None
 
     def check_left_over(self, elsewhere: Callable[[str], bool] = lambda name: False) -> None:
         """Once everything was read: raises WeightsError where values are damaged, and where a scale

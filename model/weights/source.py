@@ -1,6 +1,7 @@
 """Where an assembly reads a model's weights from: published tensors by name."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,9 +31,24 @@ class TensorSource(Protocol):
         """[..., out, in] of exactly that shape, as it is stored where it is quantised, else in
         dtype. Raises WeightsError, also where `part` cuts a block of quantised values."""
 
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
+        """Of each name matrix(name, shape, dtype), in a new first dimension. Raises WeightsError,
+        also where they are stored in different ways."""
+
+
+def stacked(
+    source: TensorSource, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
+) -> Matrix:
+    """TensorSource.stack(), one by one."""
+    return Matrix.stacked([source.matrix(name, shape, dtype) for name in names], names)
+
 
 class PlainSource(ABC):
     """What `TensorSource`s have in common that hold plain numbers alone."""
+
+    @abstractmethod
+    def has(self, name: str) -> bool:
+        """As TensorSource.has."""
 
     @abstractmethod
     def read(
@@ -45,3 +61,7 @@ class PlainSource(ABC):
     ) -> Matrix:
         """As TensorSource.matrix."""
         return Matrix.of(self.read(name, shape, dtype, part))
+
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
+        """As TensorSource.stack."""
+        return stacked(self, names, shape, dtype)

@@ -53,15 +53,20 @@ class Plan:
         drafted = "--points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --arena-mib 8192 --max-batch 4 --points 4x50000"
+        drafted_fp8 = f"{both} --alone --speculate mtp --points 1x50000,16x8192"
+        nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --points 16x8192"
         figure = self._figure
         return [
             figure("speculation", 1, 150, "drafts", f"decode --speculate mtp {drafted}"),
             figure("gpu_decode_fp8", 1, 90, "FP8", "decode --quantization fp8"),
             figure("gpu_decode_fp8_both", 1, 90, "FP8 rows", f"decode {both}"),
             figure("gpu_prefill_fp8", 1, 90, "FP8 prompts", f"prefill {both}"),
+            figure("gpu_kernels_fp8_rows", 1, 60, "turned rows", "kernels --families attention"),
+            figure("speculation_fp8", 1, 100, "FP8 and drafts", f"decode {drafted_fp8}"),
             figure("gpu_tiers", 1, 120, "host memory below a GPU", "tiers"),
             figure("gpu_decode_35b_fp8", 1, 150, "experts", "decode --model 35b-a3b " + both),
             figure("gpu_prefill_35b", 1, 120, "experts", "prefill --model 35b-a3b " + both),
+            figure("gpu_decode_35b_nvfp4", 1, 70, "NVFP4", f"decode {nvfp4}"),
             figure("gpu_decode_122b", 1, 150, "122B alone", f"decode --model 122b-a10b {large}"),
             figure("gpu_decode", 1, 90, "no row lost", "decode --peer"),
             figure("gpu_prefill", 1, 90, "no row lost", "prefill --peer"),

@@ -17,6 +17,7 @@ from tasuki.engine.role import Role
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
+from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS, QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
@@ -122,6 +123,14 @@ def test_what_is_gathered_is_counted_for_the_longest_context_that_the_arena_hold
     counted = plan(arena_mib=arena_mib)
     assert counted.context_tokens == tokens
     assert counted.gathered == gathered_bytes(NINE, tokens, torch.bfloat16)
+
+
+def test_fp8_rows_have_room_to_be_turned_in_for_prompts_of_short_contexts_too() -> None:
+    for arena_mib in (64 * 1024, 300):
+        rows = plan(arena_mib=arena_mib, kv_dtype="fp8")
+        turned = turned_bytes(NINE, rows.context_tokens, torch.bfloat16)
+        assert rows.gathered == turned >= 2**28
+        assert plan(arena_mib=arena_mib, kv_dtype="fp8", dtype="float32").gathered == 0
 
 
 def test_what_is_computed_behind_a_load_has_a_workspace_of_its_own() -> None:

@@ -2,7 +2,6 @@
 zeros, tensor scales of one and of two ranges of rows."""
 
 import torch
-from torch import Tensor
 
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.nvfp4 import GROUP, NvFp4
@@ -31,10 +30,3 @@ def published(parts: tuple[int, ...], columns: int, *stack: int, divided: bool =
     """Parts of so many rows, one below the other."""
     made = [part(n, columns, 10 * i, *stack, divided=divided) for i, n in enumerate(parts)]
     return Matrix(tuple(made))
-
-
-def numbers(matrix: Matrix) -> Tensor:
-    """[..., out, in] float32, by the CPU path."""
-    if len(matrix.shape) == 2:
-        return matrix.dequantised(torch.float32)
-    return torch.stack([matrix[i].dequantised(torch.float32) for i in range(matrix.shape[0])])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
+from tasuki.model.ops.attention.gathered_rows import turned_pages
 from tasuki.model.ops.attention.long_context import (
     MOST_KEYS,
     ContextBlock,
@@ -17,12 +18,13 @@ from tasuki.model.ops.attention.long_context import (
     gathered_bytes,
     served_keys,
 )
-from tasuki.model.ops.attention.page_rows import fp8_views
+from tasuki.model.ops.attention.page_rows import fp8_views, read_pages
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
+from tasuki.model.ops.attention.tile_groups import TileGroup, turned_bytes
 
-from .attention import Heads, attention_case, close_pages, each_kv, roomy
+from .attention import AttentionCase, Heads, attention_case, close_pages, each_kv, roomy
 from .tensors import close
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
@@ -66,6 +68,66 @@ def test_runs_equal_the_cpu_path(
     output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
     close(output, expected, roomy(tolerance, fp8=fp8))
     close_pages(case.kv, kv, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("most", "turned", "splits"),
+    [(2**18, [3, 1], 1), (64, [0, 1], 1), (64, [0, 1], 2)],
+    ids=["alone", "as-stored", "as-stored-split"],
+)
+def test_rows_that_are_turned_for_one_sequence_at_a_time_or_not_at_all_equal_the_cpu_path(
+    most: int,
+    turned: list[int],
+    splits: int,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tasuki.model.ops.attention.tile_groups.LEAST_KEYS", 64)
+    monkeypatch.setattr("tasuki.model.ops.attention.tile_groups.MOST_KEYS", most)
+    lengths, contexts = zip(*RUNS["cached"], strict=True)
+    case = attention_case(Heads(2, 1, 64), lengths, contexts, torch.bfloat16, device, fp8=True)
+    projected = case.projected()
+    expected, _ = case.oracle(projected, len(lengths))
+    places = case.places(sum(lengths))
+    q = case.queries(projected, places)
+    tiles = PrefillTiles.of(lengths, contexts, case.config, torch.bfloat16, device)
+    tiles = replace(tiles, splits=splits)
+    assert [_turned(group) for group in tiles.groups] == turned
+    output = paged_attention_prefill(q, projected, case.config, case.kv, places.page_table, tiles)
+    close(output, expected, roomy(1.5e-2, fp8=True))
+
+
+def _turned(group: TileGroup) -> int:
+    """Pages."""
+    return 0 if group.places is None else len(group.places)
+
+
+def test_turned_pages_hold_what_the_cpu_reads(device: torch.device) -> None:
+    case = attention_case(Heads(4, 2, 64), [1, 2], [70, 130], torch.bfloat16, device, fp8=True)
+    case.queries(case.projected(), case.places(3))
+    _, scales = fp8_views(case.kv)
+    scales[case.pages[1][1], 0, 1, 5] = 255
+    places = [(1, 2), (0, 1), (1, 1)]
+    pages = turned_pages(case.kv, case.page_table(), case.int32(places), torch.bfloat16)
+    stored = torch.tensor([case.pages[sequence][page] for sequence, page in places])
+    for side, rows in enumerate(read_pages(case.kv.cpu(), stored, torch.bfloat16)):
+        got = pages[:, :, side].transpose(0, 1).flatten(1, 2).cpu()
+        torch.testing.assert_close(got, rows, rtol=0, atol=0, equal_nan=True)
+
+
+def test_no_more_is_turned_than_is_counted() -> None:
+    """Of a forward over sequences of many lengths."""
+    config, cpu = Heads(16, 4, 256).config(), torch.device("cpu")
+    contexts = [300, 30_000, 30_000, 8000, 2**18 - 128, 5000, 70_000, 2**18]
+    tiles = PrefillTiles.of([128] * 8, contexts, config, torch.bfloat16, cpu)
+    assert sum(len(group.tiles) for group in tiles.groups) == 8
+    turned = [_turned(group) for group in tiles.groups]
+    # Longest first; what is longer than any model knows is read as it is stored.
+    assert turned == [0, 2**12, 1096, 471 + 471, 127 + 81 + 7]
+    of_page = 2 * 4 * 64 * 256 * 2
+    assert max(turned) * of_page == turned_bytes(config, 2**18, torch.bfloat16)
+    assert turned_bytes(config, 64, torch.bfloat16) == 2**16 // 64 * of_page
+    assert turned_bytes(config, 2**18, torch.float32) == 0
 
 
 def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
@@ -191,6 +253,21 @@ def test_cudnn_equals_the_naive_twin(device: torch.device) -> None:
     close(sums, expected_sums.cpu(), 1e-3)
 
 
+def _step(case: AttentionCase, projected: Tensor, live: int, workspace: DecodeWorkspace) -> Tensor:
+    """Of the first `live` sequences, a token each."""
+    places = case.places(live)
+    return paged_attention_decode(
+        case.queries(projected, places, 256),
+        projected,
+        case.config,
+        case.kv,
+        places.page_table,
+        places.positions + 1,
+        places.rows,
+        workspace,
+    )
+
+
 @pytest.mark.parametrize(
     ("heads", "dtype", "tolerance"),
     [
@@ -216,21 +293,10 @@ def test_step_equals_the_cpu_path(
     live = 4
     projected = case.projected()
     expected, kv = case.oracle(projected, live)
-    config = case.config
-    workspace = DecodeWorkspace.sized(config, 5, device, shares)
+    workspace = DecodeWorkspace.sized(case.config, 5, device, shares)
     for partial in (workspace.outputs, workspace.weights):
         partial.fill_(torch.nan)
-    places = case.places(live)
-    output = paged_attention_decode(
-        case.queries(projected, places, 256),
-        projected,
-        config,
-        case.kv,
-        places.page_table,
-        places.positions + 1,
-        places.rows,
-        workspace,
-    )
+    output = _step(case, projected, live, workspace)
     close(output[:live], expected, roomy(tolerance, fp8=fp8))
     close_pages(case.kv, kv, tolerance)
     assert output[live:].isnan().all()
@@ -246,17 +312,7 @@ def test_a_row_that_is_no_number_shows_in_its_sequence_alone(
     scales[case.pages[0][0], 1, side, 9] = 255
     projected = case.projected()
     expected, _ = case.oracle(projected, 2)
-    places = case.places(2)
-    output = paged_attention_decode(
-        case.queries(projected, places),
-        projected,
-        case.config,
-        case.kv,
-        places.page_table,
-        places.positions + 1,
-        places.rows,
-        DecodeWorkspace.sized(case.config, 2, device, 3),
-    )
+    output = _step(case, projected, 2, DecodeWorkspace.sized(case.config, 2, device, 3))
     assert torch.equal(output.isnan().cpu(), expected.isnan())
     assert output[0].isnan().sum() == 2 * 64
 
@@ -272,17 +328,7 @@ def test_values_of_any_size_keep_their_digits(power: int, device: torch.device) 
     scales[case.pages[0][0], :, 1, ::3] -= 30
     projected[:, -64:] *= 2.0**power
     expected, _ = case.oracle(projected, 2)
-    places = case.places(2)
-    output = paged_attention_decode(
-        case.queries(projected, places),
-        projected,
-        case.config,
-        case.kv,
-        places.page_table,
-        places.positions + 1,
-        places.rows,
-        DecodeWorkspace.sized(case.config, 2, device, 3),
-    )
+    output = _step(case, projected, 2, DecodeWorkspace.sized(case.config, 2, device, 3))
     close(output * 2.0**-power, expected * 2.0**-power, 3e-2)
 
 

@@ -21,6 +21,7 @@ MATRICES = [
     (Kind.FP8_BLOCK, (24, 24), 200),
     (Kind.FP8_CHANNEL, (48,), 128),
     (Kind.FP8_TENSOR, (40,), 256),
+    (Kind.FP8_BLOCK, (64,), 16),
 ]
 each_matrix = pytest.mark.parametrize(("kind", "parts", "columns"), MATRICES)
 

@@ -9,84 +9,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.linear.reference import quantised_rows
 from tasuki.model.ops.moe.experts import moe
-from tasuki.model.ops.moe.reference import gated_shared, mixture, route
+from tasuki.model.ops.moe.reference import gated_shared, route
 from tasuki.model.phase import Phase
-from tasuki.model.weights.kernels.fp8_layout import for_kernels
-from tasuki.model.weights.layers import MlpWeights, MoeWeights
-from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.layers import MoeWeights
 from tasuki.model.weights.segment import Kind
 from tests.harness.model_shapes import MOE
 
-from .fp8 import numbers, published, relative
+from .coded_experts import FEW_TOKENS, exact, layer, naive, on_device, small_batches
+from .fp8 import relative
 from .tensors import count, noise
 
-pytestmark = pytest.mark.usefixtures("poisoned_empty")
+__all__ = ["small_batches"]
+pytestmark = pytest.mark.usefixtures("poisoned_empty", "small_batches")
 SHAPE = MoeShape(6, 2, 24, 40)
 CONFIG = replace(MOE, hidden=136, feed_forward=SHAPE)
-FEW_TOKENS = 3
 MANY = FEW_TOKENS + 6
 BLOCK, CHANNEL, TENSOR, PLAIN = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR, Kind.PLAIN
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("", "FP8_", "NVFP4_"):
-        monkeypatch.setattr(f"tasuki.model.ops.moe.experts.MOST_{kind}GEMV_TOKENS", FEW_TOKENS)
-    # A published matrix has several blocks of columns.
-    for stream in ("_PLAIN", "_CODES"):
-        monkeypatch.setattr(f"tasuki.model.ops.moe.gemv.{stream}", Stream(8, 128, 2))
-
-
-def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -> MoeWeights:
-    """As published, on the CPU."""
-    hidden, shape = config.hidden, config.feed_forward
-    assert isinstance(shape, MoeShape)
-
-    def matrix(kind: Kind, parts: tuple[int, ...], columns: int, *stack: int) -> Matrix:
-        if kind is PLAIN:
-            size = (*stack, sum(parts), columns)
-            return Matrix.of((noise(8, *size) / columns**0.5).to(dtype))
-        return published(kind, parts, columns, *stack)
-
-    inner, wide, experts = shape.intermediate, shape.shared_intermediate, shape.experts
-    return MoeWeights(
-        router=(noise(1, experts, hidden) / hidden**0.5).to(dtype),
-        gate_up=matrix(routed, (inner, inner), hidden, experts),
-        down=matrix(routed, (hidden,), inner, experts),
-        shared=MlpWeights(matrix(shared, (wide, wide), hidden), matrix(shared, (hidden,), wide)),
-        shared_gate=(noise(2, 1, hidden) / hidden**0.5).to(dtype),
-    )
-
-
-def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
-    def moved(matrix: Matrix) -> Matrix:
-        return Matrix(for_kernels(matrix.to(device).segments))
-
-    return MoeWeights(
-        router=weights.router.to(device),
-        gate_up=moved(weights.gate_up),
-        down=moved(weights.down),
-        shared=MlpWeights(moved(weights.shared.gate_up), moved(weights.shared.down)),
-        shared_gate=weights.shared_gate.to(device),
-    )
-
-
-def exact(matrix: Matrix) -> Matrix:
-    """Float32 numbers of what it says."""
-    return Matrix.of(matrix.plain.float() if matrix.is_plain else numbers(matrix))
-
-
-def naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
-    """On the CPU in float32."""
-    assert isinstance(config.feed_forward, MoeShape)
-    x, shared = x.float(), weights.shared
-    shares, experts = route(x, weights.router.float(), config.feed_forward.chosen)
-    routed = mixture(x, exact(weights.gate_up), exact(weights.down), shares, experts)
-    gate = weights.shared_gate.float()
-    return routed + gated_shared(x, exact(shared.gate_up), exact(shared.down), gate)
 
 
 def quantised_naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:

@@ -16,8 +16,8 @@ from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Plain
 
-from .fp8 import relative
-from .nvfp4 import numbers, published
+from .fp8 import numbers, relative
+from .nvfp4 import published
 from .tensors import noise
 
 pytestmark = pytest.mark.usefixtures("poisoned_empty")

@@ -57,7 +57,7 @@ def write(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tens_of_thousands_of_tensors_load_in_a_few_times_what_reading_each_takes(
+def test_tens_of_thousands_of_tensors_load_in_hardly_more_than_reading_each_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, made = tmp_path / "plain", tmp_path / "fp8"
@@ -82,5 +82,5 @@ def test_tens_of_thousands_of_tensors_load_in_a_few_times_what_reading_each_take
     ours = time.process_time() - began
     assert count > 62_000 and weights.formats == "fp8_block+plain"
     assert opened == files and len(files) == 42
-    # Of processor time, so that others on the machine decide nothing; 1.9 at most where measured.
-    assert ours < 3 * alone
+    # Of processor time, so that others on the machine decide nothing.
+    assert ours < 1.3 * alone

@@ -213,6 +213,26 @@ def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Pat
         Checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "described",
+    [
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": ["0", "8"]}}',
+        b'{"a": {"dtype": "F32", "shape": [2.5], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}',
+        b'{"a": 5}',
+        b"[5]",
+        b"[" * 100_000,
+    ],
+)
+def test_a_header_that_describes_no_tensor_is_damage(described: bytes, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(len(described).to_bytes(8, "little") + described + bytes(8))
+    with pytest.raises(WeightsError, match=r"model.safetensors: is truncated or corrupt"):
+        SafetensorsFile(tmp_path / FILE)
+
+
 @pytest.mark.parametrize("part", [(slice(2, 5),), (slice(None), slice(0, 7)), (slice(1, 2),) * 2])
 def test_a_part_is_what_the_whole_tensor_has_there(part: Part, tmp_path: Path) -> None:
     name, shape = "layers.0.mlp.down_proj.weight", (DENSE.hidden, 80)

@@ -7,7 +7,8 @@ from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Kind
-from tests.kernels.nvfp4 import numbers, part, published
+from tests.kernels.fp8 import numbers
+from tests.kernels.nvfp4 import part, published
 
 
 @pytest.mark.parametrize("divided", [False, True])

@@ -169,8 +169,46 @@ def test_experts_of_one_layer_are_stored_alike(made: Make) -> None:
         tensors[stem] = tensors[stem].to(torch.bfloat16)
         del tensors[f"{stem}_scale_inv"]
 
-    with pytest.raises(WeightsError, match=r"layers\.0\.mlp\.experts\.3 is stored as plain"):
+    named = r"layers\.0\.mlp\.experts\.3\.down_proj\.weight is stored as plain"
+    with pytest.raises(WeightsError, match=named):
         load(made("fp8", change))
+
+
+@pytest.mark.parametrize(
+    ("form", "suffix", "damage", "said"),
+    [
+        ("fp8", "weight", 0x7F, "holds NaN"),
+        ("fp8", "weight_scale_inv", torch.nan, "is not finite"),
+        ("nvfp4", "weight_scale", 0xFF, "holds NaN"),
+        ("nvfp4", "weight_scale_2", torch.inf, "is not finite"),
+    ],
+)
+def test_of_experts_that_are_read_as_one_the_damaged_one_is_named(
+    form: str, suffix: str, damage: float, said: str, made: Make
+) -> None:
+    name = f"{MLP}experts.2.up_proj.{suffix}"
+
+    def change(tensors: Tensors) -> None:
+        held = tensors[name]
+        coded = held.view(torch.uint8) if held.dtype is torch.float8_e4m3fn else held
+        coded.view(-1)[-1:] = damage
+
+    with pytest.raises(WeightsError, match=said) as refused:
+        load(made(form, change))
+    assert name.removesuffix(f".{suffix}") in str(refused.value)
+
+
+@pytest.mark.parametrize("experts", [(0,), (2, 3)])
+def test_scales_of_inputs_may_be_of_some_experts_alone(
+    experts: tuple[int, ...], made: Make
+) -> None:
+    """Calibration wakes some experts and not others."""
+
+    def change(tensors: Tensors) -> None:
+        for expert in experts:
+            tensors[f"{MLP}experts.{expert}.down_proj.input_scale"] = torch.ones(1)
+
+    assert load(made("nvfp4", change)).formats == "nvfp4+plain"
 
 
 def test_scales_of_inputs_and_of_the_cache_change_nothing(made: Make) -> None:

@@ -2,7 +2,7 @@
 give, bit by bit, however experts, scales and parts are laid out."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -298,6 +298,35 @@ def test_an_odd_scale_range_is_exact() -> None:
     assert torch.equal(got, want) and got[128:].eq(0).all()
 
 
+@pytest.mark.parametrize("form", RECIPES)
+def test_numbers_next_to_zero_have_codes_and_scales(form: str) -> None:
+    """Whose scales would be 0, or hold no reciprocal."""
+    weight = torch.zeros(130, 160)
+    weight[:, ::3] = 2.0**-130
+    for _, codec in RECIPES[form].modules:
+        for tensor in codec(weight.bfloat16()).values():
+            held = tensor.float()
+            assert held.isfinite().all() and (tensor.itemsize == 1 or held.all())
+
+
+def test_two_scales_of_an_expert_are_for_halves_of_its_rows(tmp_path: Path) -> None:
+    name = "layers.0.mlp.experts.down_proj"
+    for out in (32, 33):
+        codes = torch.randint(0, 256, (3, out, 16)).byte()
+        groups = torch.ones(3, out, 2).to(torch.float8_e4m3fn)
+        tensors = {"": codes, "_scale": groups, "_scale_2": torch.ones(3, 2)}
+        made = {f"model.{name}{suffix}": tensor for suffix, tensor in tensors.items()}
+        save_file(made | {"model.embed_tokens.weight": torch.zeros(1, 1)}, tmp_path / FILE)
+        (tmp_path / "config.json").write_text("{}")
+        with Checkpoint(tmp_path) as source:
+            if out % 2 == 0:
+                found = source.matrix(name, (3, out, 32), torch.float32)
+                assert found[0].dequantised(torch.float32).shape == (out, 32)
+                continue
+            with pytest.raises(WeightsError, match=r"tensor scale .*_scale_2 has \[3, 2\]"):
+                source.matrix(name, (3, out, 32), torch.float32)
+
+
 @pytest.mark.parametrize(("form", "most"), [("fp8", 0.005), ("mixed", 0.1)])
 def test_a_trained_model_says_nearly_the_same(form: str, most: float, tmp_path: Path) -> None:
     """Mean divergence of its next token over a text that it was not trained on."""
@@ -362,22 +391,29 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
     save_file(left, folder / files[-1])
     opened: list[str] = []
     read: list[str] = []
-    whole = StoredTensors.read
+    whole, stack = StoredTensors.read, StoredTensors.read_stack
 
     def counted(self: StoredTensors, name: str, part: Part = WHOLE) -> Tensor:
-        read.append(self.path(name).name)
+        read.append(name)
         return whole(self, name, part)
+
+    def counted_stack(self: StoredTensors, names: Sequence[str]) -> Tensor:
+        read.extend(names)
+        return stack(self, names)
 
     def counting(path: Path) -> SafetensorsFile:
         opened.append(path.name)
         return SafetensorsFile(path)
 
     monkeypatch.setattr(StoredTensors, "read", counted)
+    monkeypatch.setattr(StoredTensors, "read_stack", counted_stack)
     monkeypatch.setattr("tasuki.model.weights.files.stored_tensors.SafetensorsFile", counting)
     load(folder)
     assert opened == files
-    assert [file for file, _ in groupby(read)] == files
-    assert len(read) == len(tensors)
+    of = {name: file.name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    assert [file for file, _ in groupby(of[name] for name in read)] == files
+    # Of experts that are read as one the first is looked at before.
+    assert set(read) == set(tensors) and len(read) <= len(tensors) + 4 * 3 * 2
 
 
 def test_quantise_refuses_what_is_there_and_what_is_quantised(

@@ -26,6 +26,7 @@ from .online_softmax import LOG2_E
 from .page_rows import holds_fp8
 from .paged_tiles import (
     attend_tile,
+    attend_whole,
     exact_queries,
     head_elements,
     page_tiles,
@@ -191,42 +192,15 @@ def _kernel(
         first_tile = (position - begin) * tiles_a_page
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
         full = tl.minimum(last_tile, length // TILE)
-        for tile in range(first_tile, full):
-            output, largest, total = attend_tile(
-                queries,
-                kv,
-                scales,
-                table,
-                kv_head,
-                tile,
-                None,
-                None,
-                output,
-                largest,
-                total,
-                score_scale,
-                KV_HEADS,
-                PAGE_TOKENS,
-                TILE,
-            )
+        output, largest, total = attend_whole(
+            queries, kv, scales, table, kv_head, first_tile, full, output, largest, total,
+            score_scale, KV_HEADS, PAGE_TOKENS, TILE,
+        )  # fmt: skip
         if full < last_tile:
             output, largest, total = attend_tile(
-                queries,
-                kv,
-                scales,
-                table,
-                kv_head,
-                full,
-                None,
-                length,
-                output,
-                largest,
-                total,
-                score_scale,
-                KV_HEADS,
-                PAGE_TOKENS,
-                TILE,
-            )
+                queries, kv, scales, table, kv_head, full, None, length, output, largest, total,
+                score_scale, KV_HEADS, PAGE_TOKENS, TILE,
+            )  # fmt: skip
         place = (program + sequence).to(tl.int64) * (KV_HEADS * GROUP) + head
         tl.store(
             outputs + place[:, None] * HEAD_DIM + element,

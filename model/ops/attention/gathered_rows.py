@@ -1,4 +1,5 @@
-"""Keys and values of FP8 rows side by side, as numbers: what dense attention takes.
+"""Pages of FP8 rows as numbers, where more reads them than a kernel should turn them for: side by
+side, which dense attention takes, or as pages, for the many tiles of a prompt.
 
 A program turns what one page has of one head, keys or values: codes are read once and numbers
 written once, so the floor is memory bandwidth. Twin: `page_rows.read_pages`.
@@ -21,53 +22,96 @@ def gathered_rows(
 ) -> tuple[Tensor, Tensor]:
     """Keys and values [pages * page_tokens, kv_heads, head_dim] of the table's first pages; kv
     uint8, dense, as page_rows.py has it; table int32, on the device."""
-    heads, size = kv.shape[1:]
-    dim = size // (2 * PAGE_TOKENS) - 1
-    keys, values = (
-        torch.empty(pages * PAGE_TOKENS, heads, dim, dtype=dtype, device=kv.device)
-        for _ in range(2)
-    )
+    heads, dim = kv.shape[1], _head_dim(kv)
+    both = torch.empty(2, pages * PAGE_TOKENS, heads, dim, dtype=dtype, device=kv.device)
+    keys, values = both.unflatten(1, (pages, PAGE_TOKENS)).transpose(2, 3)
+    _turn(kv, table[None], None, keys, values)
+    return both[0], both[1]
+
+
+def turned_pages(kv: Tensor, page_table: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, kv_heads, 2, page_tokens, head_dim], pages of numbers in the order of places [N, 2]
+    int32: sequence, and which of its pages. kv as above; page_table [B, pages a row] int32."""
+    size = (len(places), kv.shape[1], 2, PAGE_TOKENS, _head_dim(kv))
+    pages = torch.empty(size, dtype=dtype, device=kv.device)
+    _turn(kv, page_table, places, pages[:, :, 0], pages[:, :, 1])
+    return pages
+
+
+def _head_dim(kv: Tensor) -> int:
+    return kv.shape[2] // (2 * PAGE_TOKENS) - 1
+
+
+def _turn(kv: Tensor, table: Tensor, places: Tensor | None, keys: Tensor, values: Tensor) -> None:
+    """keys, values [pages, kv_heads, page_tokens, head_dim], of equal strides."""
+    pages, heads, _, dim = keys.shape
+    page_stride, head_stride, token_stride, _ = keys.stride()
     _kernel[(heads, pages, 2)](
         kv,
         table,
+        table.stride(0),
+        places,
         keys,
         values,
         KV_HEADS=heads,
         HEAD_DIM=dim,
         PAGE_TOKENS=PAGE_TOKENS,
+        PAGE_STRIDE=page_stride,
+        HEAD_STRIDE=head_stride,
+        TOKEN_STRIDE=token_stride,
         num_warps=_WARPS,
     )
-    return keys, values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _kernel(
     kv,
     table,
+    table_stride,
+    places,
     keys,
     values,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
 ):
     head = tl.program_id(0)
-    page = tl.program_id(1)
+    number = tl.program_id(1)
     side = tl.program_id(2)
     token = tl.arange(0, PAGE_TOKENS)
     element = tl.arange(0, HEAD_DIM)
-    stored = tl.load(table + page).to(tl.int64) * KV_HEADS + head
+    if places is None:
+        page = tl.load(table + number)
+    else:
+        row = tl.load(places + 2 * number).to(tl.int64) * table_stride
+        page = tl.load(table + row + tl.load(places + 2 * number + 1))
+    stored = page.to(tl.int64) * KV_HEADS + head
     rows = kv + stored * (2 * PAGE_TOKENS * (HEAD_DIM + 1))
     scales = rows + 2 * PAGE_TOKENS * HEAD_DIM + side * PAGE_TOKENS
     factor = row_factor(tl.load(scales + token).to(tl.int32))
     place = (side * PAGE_TOKENS + token)[:, None] * HEAD_DIM + element
     codes = tl.load(rows + place).to(tl.float8e4nv, bitcast=True)
     numbers = (codes.to(tl.float32) * factor[:, None]).to(keys.dtype.element_ty)
-    row = (page * PAGE_TOKENS + token).to(tl.int64) * KV_HEADS + head
     target = tl.where(side == 0, keys, values)
-    tl.store(target + row[:, None] * HEAD_DIM + element, numbers)
+    target += number.to(tl.int64) * PAGE_STRIDE + head * HEAD_STRIDE
+    tl.store(target + token[:, None] * TOKEN_STRIDE + element, numbers)
 
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    sizes = {"KV_HEADS": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
-    return [KernelSpec.of("gathered_rows", _kernel, sizes, _WARPS, i32="table", kv="*u8")]
+
+    def spec(
+        name: str, pointers: str, page: int, head: int, token: int, **absent: object
+    ) -> KernelSpec:
+        sizes = {"KV_HEADS": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
+        strides = {"PAGE_STRIDE": page, "HEAD_STRIDE": head, "TOKEN_STRIDE": token}
+        constants = sizes | strides | absent
+        return KernelSpec.of(name, _kernel, constants, _WARPS, i32=pointers, kv="*u8")
+
+    return [
+        spec("gathered_rows", "table", 4 * 64 * 256, 256, 4 * 256, places=None),
+        spec("turned_pages", "table places", 4 * 2 * 64 * 256, 2 * 64 * 256, 256),
+    ]

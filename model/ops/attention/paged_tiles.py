@@ -160,7 +160,6 @@ def attend_tile(
     else:
         dim: tl.constexpr = queries.shape[1]
         key = kv.load([head, token, 0]).reshape([TILE, dim // 4])
-        value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
         both = scales.load([head, 2 * PAGE_TOKENS * dim])
         both = both.reshape([2 * tiles_a_page, TILE]).to(tl.int32)
         key_scale = _row(both, tile % tiles_a_page)
@@ -168,6 +167,7 @@ def attend_tile(
         key = code_planes(key, queries.dtype)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
         scores = scores * (scale * row_factor(key_scale)[None, :])
+        value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
         if end is not None:
             written, visible = _seen(tile, positions, end, TILE, FIRST_KEY)
             scores = tl.where(visible, scores, float("-inf"))
@@ -175,6 +175,32 @@ def attend_tile(
             value_scale = tl.where(written, value_scale, 127)
         value = code_planes(value, queries.dtype)
         return take_in_rows(scores, value, value_scale, output, largest, total)
+
+
+@triton.jit
+def attend_whole(
+    queries,
+    kv,
+    scales,
+    table,
+    kv_head,
+    first,
+    full,
+    output,
+    largest,
+    total,
+    scale,
+    KV_HEADS: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """As attend_tile, to the tiles [first, full), which every row sees whole."""
+    for tile in range(first, full):
+        output, largest, total = attend_tile(
+            queries, kv, scales, table, kv_head, tile, None, None, output, largest, total, scale,
+            KV_HEADS, PAGE_TOKENS, TILE,
+        )  # fmt: skip
+    return output, largest, total
 
 
 @triton.jit
@@ -195,45 +221,19 @@ def attend_pages(
     scale,
     KV_HEADS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
+    TILE: tl.constexpr,
+    FIRST_KEY: tl.constexpr = 0,
 ):
-    """Key tiles [first, full) are seen by every row, [full, last) up to positions [TILE_ROWS] and
-    `end`; they join output [TILE_ROWS, head_dim], largest score and sum of exponentials."""
+    """As attend_tile, of queries as they are loaded: the tiles [first, full) are seen by every row,
+    [full, last) up to positions [M] and `end`, and no key before FIRST_KEY."""
     queries, scale = exact_queries(queries, scale, scales)
-    for tile in range(first, full):
-        output, largest, total = attend_tile(
-            queries,
-            kv,
-            scales,
-            table,
-            kv_head,
-            tile,
-            None,
-            None,
-            output,
-            largest,
-            total,
-            scale,
-            KV_HEADS,
-            PAGE_TOKENS,
-            TILE_KEYS,
-        )
+    output, largest, total = attend_whole(
+        queries, kv, scales, table, kv_head, first, full, output, largest, total, scale,
+        KV_HEADS, PAGE_TOKENS, TILE,
+    )  # fmt: skip
     for tile in range(tl.maximum(first, full), last):
         output, largest, total = attend_tile(
-            queries,
-            kv,
-            scales,
-            table,
-            kv_head,
-            tile,
-            positions,
-            end,
-            output,
-            largest,
-            total,
-            scale,
-            KV_HEADS,
-            PAGE_TOKENS,
-            TILE_KEYS,
-        )
+            queries, kv, scales, table, kv_head, tile, positions, end, output, largest, total,
+            scale, KV_HEADS, PAGE_TOKENS, TILE, FIRST_KEY,
+        )  # fmt: skip
     return output, largest, total

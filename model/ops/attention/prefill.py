@@ -3,7 +3,8 @@
 A program owns a tile of tokens of one sequence and one query head and goes through that sequence's
 pages, whole pages first, then those that the diagonal or the end of the context cuts. With too few
 tiles to fill the device (a short run on a long context) every tile's pages are split, and
-`attention_merge` joins the parts. This forward's keys and values must be in their pages already.
+`attention_merge` joins the parts. This forward's keys and values must be in their pages already;
+FP8 rows among them are turned to numbers first (tile_groups.py), but for float32.
 Twin: `reference.paged_attention`, times sigmoid of the gate.
 """
 
@@ -18,10 +19,13 @@ from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .gathered_rows import turned_pages
 from .merge import GateSource, merge_splits
 from .online_softmax import LOG2_E, as_rows
+from .page_rows import holds_fp8
 from .paged_tiles import attend_pages, head_elements, page_tiles, tile_keys, tile_types
 from .prefill_tiles import PrefillTiles
+from .tile_groups import TileGroup
 
 _WARPS = 8
 _STAGES = 2
@@ -38,12 +42,13 @@ def paged_attention_prefill(
     """Gated attention output [T, query_heads * head_dim] in q's dtype.
 
     q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
-    gate) | ...], any row stride, gives the gate; kv [pages, kv_heads, 2, page_tokens, head_dim],
-    dense; page_table [B, pages a row] int32 on the device.
+    gate) | ...], any row stride, gives the gate; kv dense, as page_rows.py has it; page_table [B,
+    pages a row] int32 on the device.
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
     keys = tile_keys(q)
+    narrow = q.element_size() == 2
     common = {
         "TILE_ROWS": tiles.rows,
         "HEADS": heads,
@@ -51,26 +56,48 @@ def paged_attention_prefill(
         "HEAD_DIM": dim,
         "PAGE_TOKENS": PAGE_TOKENS,
         "TILE_KEYS": keys,
-        "num_warps": _WARPS if q.element_size() == 2 else 4,
-        "num_stages": _STAGES if q.element_size() == 2 else 1,
+        "num_warps": _WARPS if narrow else 4,
+        "num_stages": _STAGES if narrow else 1,
     }
     scale = dim**-0.5 * LOG2_E.value
-    inputs = (q, *page_tiles(kv, keys), page_table, page_table.stride(0), tiles.tiles)
+    groups = tiles.groups if holds_fp8(kv) and narrow else (TileGroup(tiles.tiles),)
+
+    def launch(kernel: Any, group: TileGroup, *operands: Any) -> None:
+        pages, table = _pages(kv, page_table, group, q.dtype)
+        kernel[(heads, len(group.tiles), tiles.splits)](
+            q,
+            *page_tiles(pages, keys),
+            table,
+            table.stride(0),
+            group.tiles,
+            *operands,
+            scale,
+            **common,
+        )
+
     if tiles.splits == 1:
         earlier, sums = None, None
         if tiles.context.blocks:
             earlier, sums = tiles.context.run(q, kv, page_table)
         output = q.new_empty(tokens, heads * dim)
-        _kernel[(heads, tiles.tiles.shape[0])](
-            *inputs, earlier, sums, source.gate, source.stride, output, scale, **common
-        )
+        for group in groups:
+            launch(_kernel, group, earlier, sums, source.gate, source.stride, output)
         return output
     outputs = torch.empty(tiles.splits, *q.shape, dtype=torch.float32, device=q.device)
     weights = torch.empty(tiles.splits, tokens, heads, dtype=torch.float32, device=q.device)
-    _split_kernel[(heads, tiles.tiles.shape[0], tiles.splits)](
-        *inputs, tokens, outputs, weights, scale, **common
-    )
+    for group in groups:
+        launch(_split_kernel, group, tokens, outputs, weights)
     return merge_splits(outputs, weights, source, q)
+
+
+def _pages(
+    kv: Tensor, page_table: Tensor, group: TileGroup, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What the group's tiles read: pages, and the table that they find them by."""
+    if group.places is None:
+        return kv, page_table
+    numbers = torch.arange(len(group.places), dtype=torch.int32, device=kv.device)
+    return turned_pages(kv, page_table, group.places, dtype), numbers[:, None]
 
 
 @triton.jit

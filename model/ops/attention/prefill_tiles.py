@@ -5,6 +5,7 @@ Planned once a forward on the host, the same for every layer. Does not use page 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from tasuki.model.config import ModelConfig
 
 from .long_context import ContextBlocks, block_rows_of, cudnn_attention
+from .tile_groups import PlannedTile, TileGroup, on_device, tile_groups
 
 _PAGES_A_SPLIT = 16
 
@@ -20,15 +22,21 @@ _PAGES_A_SPLIT = 16
 class PrefillTiles:
     """Tiles of one forward, the same for every layer.
 
-    tiles [N, 5] int32 on the device: first row, rows, sequence, position of the first row, keys
-    that a block of `context` has served; most keys left first, since those take longest. rows: of
-    a full tile. splits: parts of every tile's context; 1 where there are blocks.
+    planned: with the keys that a block of `context` has served; most keys left first, since those
+    take longest. tiles [N, 5] int32 on the device: the same. rows: of a full tile. splits: parts of
+    every tile's context; 1 where there are blocks.
     """
 
+    planned: tuple[PlannedTile, ...]
     tiles: Tensor
     rows: int
     splits: int
     context: ContextBlocks
+
+    @cached_property
+    def groups(self) -> tuple[TileGroup, ...]:
+        """The same tiles, by the pages of FP8 rows that are turned for them."""
+        return tile_groups(self.planned, self.tiles.device)
 
     @staticmethod
     def of(
@@ -61,7 +69,7 @@ class PrefillTiles:
         """Tiles of what the blocks of `context` leave, whole."""
         rows = tile_rows(dtype)
         served = context.served(rows)
-        tiles: list[tuple[int, int, int, int, int]] = []
+        tiles: list[PlannedTile] = []
         start = 0
         for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
             tiles.extend(
@@ -76,10 +84,7 @@ class PrefillTiles:
             )
             start += length
         tiles.sort(key=lambda tile: tile[4] - tile[3])
-        packed = torch.tensor(tiles, dtype=torch.int32)
-        if device.type == "cuda":
-            packed = packed.pin_memory()
-        return PrefillTiles(packed.to(device, non_blocking=True), rows, 1, context)
+        return PrefillTiles(tuple(tiles), on_device(tiles, device), rows, 1, context)
 
 
 def _splits(programs: int, longest: int, device: torch.device) -> int:

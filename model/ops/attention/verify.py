@@ -22,14 +22,7 @@ from .decode import DecodeWorkspace
 from .merge import GateSource, merge_shares, share_of_program
 from .online_softmax import LOG2_E
 from .page_rows import holds_fp8
-from .paged_tiles import (
-    attend_tile,
-    exact_queries,
-    head_elements,
-    page_tiles,
-    tile_keys,
-    tile_types,
-)
+from .paged_tiles import attend_pages, head_elements, page_tiles, tile_keys, tile_types
 
 _STAGES, _FP8_STAGES = 3, 5
 _LEAST_QUERIES = 16
@@ -165,51 +158,16 @@ def _kernel(
         output = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
         largest = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
-        queries, score_scale = exact_queries(queries, scale, scales)
-
         first_tile = (position - begin) * tiles_a_page
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
         # Seen by the first token, and so by all.
         full = tl.minimum(last_tile, (before + 1) // TILE)
         if FIRST_KEY > 0:
             full = tl.minimum(first_tile, full)
-        for tile in range(first_tile, full):
-            output, largest, total = attend_tile(
-                queries,
-                kv,
-                scales,
-                table,
-                kv_head,
-                tile,
-                None,
-                None,
-                output,
-                largest,
-                total,
-                score_scale,
-                KV_HEADS,
-                PAGE_TOKENS,
-                TILE,
-            )
-        for tile in range(tl.maximum(first_tile, full), last_tile):
-            output, largest, total = attend_tile(
-                queries,
-                kv,
-                scales,
-                table,
-                kv_head,
-                tile,
-                before + token,
-                length,
-                output,
-                largest,
-                total,
-                score_scale,
-                KV_HEADS,
-                PAGE_TOKENS,
-                TILE,
-                FIRST_KEY,
-            )
+        output, largest, total = attend_pages(
+            queries, kv, scales, table, kv_head, before + token, length, first_tile, full,
+            last_tile, output, largest, total, scale, KV_HEADS, PAGE_TOKENS, TILE, FIRST_KEY,
+        )  # fmt: skip
         place = (program + sequence).to(tl.int64) * HEADS + head
         # A share may be of keys behind a row's first tokens only: those see none of it.
         seen = total > 0

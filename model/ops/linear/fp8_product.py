@@ -11,7 +11,10 @@ from shared memory, once for all warps. The order of a row's sums depends on no 
 row's result is the same at every batch size that takes the same tile. Twin: `reference.product`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -37,6 +40,16 @@ class Tile:
     split: int
     stages: int
     warps: int
+
+    def constants(self, columns: int) -> dict[str, int]:
+        """Of a kernel over a matrix of so many columns."""
+        return {
+            "COLUMNS": columns,
+            "BATCH": self.batch,
+            "ROWS": self.rows,
+            "SPLIT": self.split,
+            "STAGES": self.stages,
+        }
 
 
 MOST_SECOND = 16
@@ -81,14 +94,23 @@ def fp8_product(
 ) -> Tensor:
     """[B, rows] in x's dtype; x [B, columns], any row stride; weight [rows, columns] for kernels.
     output: where to write instead of to new memory, any row stride."""
-    batch, columns = x.shape
-    rows = weight.shape[0]
-    output = x.new_empty(batch, rows) if output is None else output
-    tile = tile or tile_for(batch, rows, columns, x.dtype)
+    rows, columns = weight.shape
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
+    return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)
+
+
+def multiply(
+    launch: Callable[[Tensor], None], x: Tensor, rows: int, tile: Tile, output: Tensor | None
+) -> Tensor:
+    """[B, rows] in x's dtype, in `output` if there is one. launch: fills a tensor [B, rows], or
+    [split, B, rows] float32 of a tile that shares out the columns."""
+    output = x.new_empty(x.shape[0], rows) if output is None else output
     if tile.split == 1:
-        _launch(x, weight, output, tile)
+        launch(output)
     else:
-        joined(_parts(x, weight, tile), output)
+        parts = x.new_empty(tile.split, x.shape[0], rows, dtype=torch.float32)
+        launch(parts)
+        joined(parts, output)
     return output
 
 
@@ -97,38 +119,49 @@ def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Ten
     rounding between."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
-    output = x.new_empty(x.shape[0], gate_up.shape[0] // 2)
-    joined_swiglu(_parts(x, gate_up, tile), output)
+    parts = x.new_empty(tile.split, x.shape[0], rows, dtype=torch.float32)
+    _launch(x, gate_up, parts, tile)
+    output = x.new_empty(x.shape[0], rows // 2)
+    joined_swiglu(parts, output)
     return output
 
 
-def _parts(x: Tensor, weight: Fp8, tile: Tile) -> Tensor:
-    """[split, B, rows] float32."""
-    parts = x.new_empty(tile.split, x.shape[0], weight.shape[0], dtype=torch.float32)
-    _launch(x, weight, parts, tile)
-    return parts
-
-
 def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
-    batch, columns = x.shape
-    rows = weight.shape[0]
-    _kernel[(triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))](
+    launch_tiles(
+        _kernel,
         x,
-        weight.values,
-        weight.scales,
+        (weight.values, weight.scales),
+        weight.shape,
+        output,
+        tile,
+        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
+        **scale_sizes(weight),
+    )
+
+
+def launch_tiles(
+    kernel: Any,
+    x: Tensor,
+    stored: Sequence[Tensor],
+    shape: tuple[int, ...],
+    output: Tensor,
+    tile: Tile,
+    **constants: Any,
+) -> None:
+    """kernel(x, *stored, output, ...) over every tile of a matrix of that shape [rows, columns] and
+    x [B, columns]."""
+    batch, (rows, columns) = len(x), shape
+    kernel[(triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))](
+        x,
+        *stored,
         output,
         x.stride(0),
         output.stride(-2),
         batch,
         rows,
-        COLUMNS=columns,
-        BATCH=tile.batch,
-        ROWS=tile.rows,
-        SPLIT=tile.split,
-        STAGES=tile.stages,
-        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
-        **packed(weight.values),
-        **scale_sizes(weight),
+        **tile.constants(columns),
+        **packed(x),
+        **constants,
         **dependent(x),
         num_warps=tile.warps,
     )
@@ -229,12 +262,7 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, batch: int, rows: int, columns: int) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)
-        constants = {
-            "COLUMNS": columns,
-            "BATCH": tile.batch,
-            "ROWS": tile.rows,
-            "SPLIT": tile.split,
-            "STAGES": tile.stages,
+        constants = tile.constants(columns) | {
             "WEIGHTS_FIRST": tile.batch > MOST_SECOND,
             "PACKED": True,
             "SCALE_ROWS": GROUP,

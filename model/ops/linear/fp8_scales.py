@@ -22,7 +22,9 @@ GROUP = BLOCK
 def scale_sizes(weight: Fp8) -> dict[str, int]:
     """The constants of a kernel that reads it. REQUIRES: laid out for kernels."""
     assert weight.block_rows in (1, BLOCK) and weight.values.is_contiguous()
-    return {"SCALE_ROWS": weight.block_rows, "SCALE_COLUMNS": weight.block_columns}
+    # A whole row of 16 columns is no group of NVFP4.
+    columns = max(weight.block_columns, GROUP)
+    return {"SCALE_ROWS": weight.block_rows, "SCALE_COLUMNS": columns}
 
 
 FP4_GROUP = 16
@@ -48,9 +50,8 @@ class Operand:
             return Operand(segment.packed, segment.groups, 1, FP4_GROUP, segment.factors)
         if not isinstance(segment, Fp8):
             return Operand(matrix.plain, None, 1, max(matrix.shape[-1], GROUP))
-        # A whole row of 16 columns is no group of NVFP4.
-        columns = max(segment.block_columns, GROUP)
-        return Operand(segment.values, segment.scales, scale_sizes(segment)["SCALE_ROWS"], columns)
+        sizes = scale_sizes(segment)
+        return Operand(segment.values, segment.scales, sizes["SCALE_ROWS"], sizes["SCALE_COLUMNS"])
 
     @property
     def least_columns(self) -> int:

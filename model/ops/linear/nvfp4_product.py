@@ -7,19 +7,18 @@ in float32. Rows of prompts are multiplied so too: no GPU here has e2m1 in its m
 Twin: `reference.product`.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors
-from .e4m3 import packed
-from .fp8_product import Tile, split_for
-from .split_sums import joined
+from .fp8_product import Tile, launch_tiles, multiply, split_for
 
 HALF = 32
 """Rows of x in one matrix product: of 64, Triton would bring weights back to shared memory."""
@@ -46,42 +45,18 @@ def nvfp4_product(
 ) -> Tensor:
     """[B, rows] in x's dtype; x [B, columns], any row stride. output: where to write instead of to
     new memory, any row stride."""
-    batch, columns = x.shape
-    rows = weight.shape[0]
-    output = x.new_empty(batch, rows) if output is None else output
-    tile = tile or tile_for(batch, rows, columns, x.dtype)
-    if tile.split == 1:
-        _launch(x, weight, output, tile)
-    else:
-        parts = x.new_empty(tile.split, batch, rows, dtype=torch.float32)
-        _launch(x, weight, parts, tile)
-        joined(parts, output)
-    return output
-
-
-def _launch(x: Tensor, weight: NvFp4Halves, output: Tensor, tile: Tile) -> None:
-    batch, columns = x.shape
-    rows = weight.shape[0]
-    _kernel[(triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))](
+    rows, columns = weight.shape
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
+    launch = partial(
+        launch_tiles,
+        _kernel,
         x,
-        weight.packed,
-        weight.groups,
-        weight.factors,
-        output,
-        x.stride(0),
-        output.stride(-2),
-        batch,
-        rows,
-        COLUMNS=columns,
-        BATCH=tile.batch,
+        (weight.packed, weight.groups, weight.factors),
+        weight.shape,
+        tile=tile,
         HALF=min(tile.batch, HALF),
-        ROWS=tile.rows,
-        SPLIT=tile.split,
-        STAGES=tile.stages,
-        **packed(weight.packed),
-        **dependent(x),
-        num_warps=tile.warps,
     )
+    return multiply(launch, x, rows, tile, output)
 
 
 @triton.jit
@@ -170,13 +145,8 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(batch: int) -> KernelSpec:
         tile = tile_for(batch, 9216, 2048, torch.bfloat16)
-        constants = {
-            "COLUMNS": 2048,
-            "BATCH": tile.batch,
+        constants = tile.constants(2048) | {
             "HALF": min(tile.batch, HALF),
-            "ROWS": tile.rows,
-            "SPLIT": tile.split,
-            "STAGES": tile.stages,
             "PACKED": True,
             "DEPENDENT": True,
         }

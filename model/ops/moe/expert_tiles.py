@@ -4,10 +4,16 @@ Rows of expert e are in [ends[e - 1], ends[e]), ends [experts] int32, ascending.
 tiles as any placement of so many rows can need; those that are left over find no expert.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from tasuki.model.ops.linear.e4m3 import packed
 
 _FEW_PAIRS = 8
 
@@ -21,15 +27,50 @@ class Tile:
     stages: int
     warps: int
 
-    def programs(self, count: int, experts: int, rows: int) -> tuple[int, int]:
-        """Of count pairs and matrices of so many rows."""
-        tiles = min(triton.cdiv(count, self.pairs) + experts, count)
-        return triton.cdiv(rows, self.rows), tiles
+    def constants(self, experts: int, rows: int, columns: int) -> dict[str, int]:
+        """Of a kernel over so many matrices [rows, columns]."""
+        return {
+            "ALL_ROWS": rows,
+            "COLUMNS": columns,
+            "EXPERTS": experts,
+            "PADDED": triton.next_power_of_2(experts),
+            "PAIRS": self.pairs,
+            "ROWS": self.rows,
+            "STAGES": self.stages,
+        }
 
 
 def are_few(pairs: int, experts: int) -> bool:
     """Whether an expert has so few of them that its matrix is a stream of weights."""
     return pairs <= _FEW_PAIRS * experts
+
+
+def multiply(
+    kernel: Any,
+    pairs: Tensor,
+    operands: Sequence[Tensor | None],
+    ends: Tensor,
+    shape: tuple[int, ...],
+    tile: Tile,
+    **constants: Any,
+) -> Tensor:
+    """[P, rows] bf16, which kernel(pairs, *operands, ends, output) makes of pairs [P, columns] and
+    matrices of shape [experts, rows, columns]. Rows past the last end are not written."""
+    count = len(pairs)
+    experts, rows, columns = shape
+    output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
+    tiles = min(triton.cdiv(count, tile.pairs) + experts, count)
+    kernel[triton.cdiv(rows, tile.rows), tiles](
+        pairs,
+        *operands,
+        ends,
+        output,
+        **tile.constants(experts, rows, columns),
+        **packed(pairs),
+        **constants,
+        num_warps=tile.warps,
+    )
+    return output
 
 
 @triton.jit

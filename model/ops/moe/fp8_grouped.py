@@ -10,17 +10,16 @@ programs as any placement of P pairs can need, and those that are left over retu
 last end are not written.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.ops.linear.e4m3 import packed, turned
+from tasuki.model.ops.linear.e4m3 import turned
 from tasuki.model.ops.linear.fp8_scales import GROUP, scale_sizes, scales_of
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .expert_tiles import Tile, are_few, place_of_tile
+from .expert_tiles import Tile, are_few, multiply, place_of_tile
 
 _FEW = Tile(128, 16, 3, 4)
 _MANY = Tile(128, 64, 4, 4)
@@ -33,29 +32,9 @@ def grouped_fp8(
 ) -> Tensor:
     """[P, rows] bf16. pairs bf16, or e4m3 with scales [P, groups of 128 columns] float32, both
     contiguous; weight for kernels; ends [experts] int32, ascending."""
-    count, columns = pairs.shape
-    experts, rows, _ = weight.shape
-    tile = tile or (_FEW if are_few(count, experts) else _MANY)
-    output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
-    _kernel[tile.programs(count, experts, rows)](
-        pairs,
-        scales,
-        weight.values,
-        weight.scales,
-        ends,
-        output,
-        ALL_ROWS=rows,
-        COLUMNS=columns,
-        EXPERTS=experts,
-        PADDED=triton.next_power_of_2(experts),
-        PAIRS=tile.pairs,
-        ROWS=tile.rows,
-        STAGES=tile.stages,
-        **packed(weight.values),
-        **scale_sizes(weight),
-        num_warps=tile.warps,
-    )
-    return output
+    tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
+    operands = (scales, weight.values, weight.scales)
+    return multiply(_kernel, pairs, operands, ends, weight.shape, tile, **scale_sizes(weight))
 
 
 @triton.jit
@@ -128,23 +107,17 @@ def compile_specs() -> list[KernelSpec]:
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size
         tile = _MANY if codes else _FEW
-        constants = {
-            "ALL_ROWS": rows,
-            "COLUMNS": columns,
-            "EXPERTS": 256,
-            "PADDED": 256,
-            "PAIRS": tile.pairs,
-            "ROWS": tile.rows,
-            "STAGES": tile.stages,
+        constants = tile.constants(256, rows, columns) | {
             "PACKED": True,
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,
-        } | ({} if codes else {"pair_scales": None})
+        }
+        absent: dict[str, None] = {} if codes else {"pair_scales": None}
         fp32 = "scales pair_scales" if codes else "scales"
         return KernelSpec.of(
             f"moe_fp8_grouped_{name}_{'w8a8' if codes else 'w8a16'}",
             _kernel,
-            constants,
+            {**constants, **absent},
             tile.warps,
             fp32=fp32,
             i32="ends",

@@ -5,17 +5,15 @@ Weights are turned in registers (e2m1.py), scaled by group, and multiplied in bf
 columns gets the tensor's scale in float32. Twin: `reference.product` of each expert's rows.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.ops.linear.e2m1 import grouped_halves, row_factors
-from tasuki.model.ops.linear.e4m3 import packed
 from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .expert_tiles import Tile, are_few, place_of_tile
+from .expert_tiles import Tile, are_few, multiply, place_of_tile
 
 _FEW = Tile(64, 16, 4, 4)
 _MANY = Tile(128, 32, 4, 4)
@@ -26,28 +24,9 @@ def grouped_nvfp4(
 ) -> Tensor:
     """[P, rows] bf16. pairs [P, columns] bf16 contiguous; weight [experts, rows, columns]; ends
     [experts] int32, ascending. Rows past the last end are not written."""
-    count, columns = pairs.shape
-    experts, rows, _ = weight.shape
-    tile = tile or (_FEW if are_few(count, experts) else _MANY)
-    output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
-    _kernel[tile.programs(count, experts, rows)](
-        pairs,
-        weight.packed,
-        weight.groups,
-        weight.factors,
-        ends,
-        output,
-        ALL_ROWS=rows,
-        COLUMNS=columns,
-        EXPERTS=experts,
-        PADDED=triton.next_power_of_2(experts),
-        PAIRS=tile.pairs,
-        ROWS=tile.rows,
-        STAGES=tile.stages,
-        **packed(weight.packed),
-        num_warps=tile.warps,
-    )
-    return output
+    tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
+    operands = (weight.packed, weight.groups, weight.factors)
+    return multiply(_kernel, pairs, operands, ends, weight.shape, tile)
 
 
 @triton.jit
@@ -112,21 +91,10 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, size: tuple[int, int], few: bool) -> KernelSpec:
         tile = _FEW if few else _MANY
-        rows, columns = size
-        constants = {
-            "ALL_ROWS": rows,
-            "COLUMNS": columns,
-            "EXPERTS": 256,
-            "PADDED": 256,
-            "PAIRS": tile.pairs,
-            "ROWS": tile.rows,
-            "STAGES": tile.stages,
-            "PACKED": True,
-        }
         return KernelSpec.of(
             f"moe_nvfp4_grouped_{name}_{'few' if few else 'many'}",
             _kernel,
-            constants,
+            tile.constants(256, *size) | {"PACKED": True},
             tile.warps,
             fp32="factors",
             i32="ends",

@@ -13,6 +13,7 @@ import json
 import mmap
 from collections.abc import Iterator
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +79,18 @@ class SafetensorsFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape."""
+        return self._entries[name][:2]
+
+    def held(self, name: str) -> Tensor:
+        """Its bytes [n] uint8, a view of the file."""
+        _, _, begin, end = self._entries[name]
+        if begin == end:
+            return torch.empty(0, dtype=torch.uint8)
+        offset = self._begin + begin
+        return torch.frombuffer(self._mapped, dtype=torch.uint8, count=end - begin, offset=offset)
+
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         """Contiguous; what is read whole is a view of the file."""
         found = self._entries[name]
@@ -101,25 +114,31 @@ class SafetensorsFile:
 
     def _read_header(self, header: bytes) -> dict[str, _Entry]:
         size = len(self._mapped) - self._begin
+        entries: dict[str, _Entry] = {}
         try:
             described = json.loads(header)
             described.pop("__metadata__", None)
-            entries = {
-                name: _Entry(str(of["dtype"]), tuple(map(int, of["shape"])), *of["data_offsets"])
-                for name, of in described.items()
-            }
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            for name, of in described.items():
+                begin, end = map(index, of["data_offsets"])
+                entry = _Entry(str(of["dtype"]), tuple(map(index, of["shape"])), begin, end)
+                self._check(name, entry, size)
+                entries[name] = entry
+        except WeightsError:
+            raise
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(f"its header cannot be read: {error!r}") from error
-        for name, entry in entries.items():
-            if not 0 <= entry.begin <= entry.end <= size or min(entry.shape, default=0) < 0:
-                raise self._damaged(f"tensor {name} ends at byte {entry.end} of {size}")
-            known = DTYPES.get(entry.dtype)
-            if known is not None and prod(entry.shape) * known.itemsize != entry.end - entry.begin:
-                raise self._damaged(
-                    f"tensor {name}, {entry.dtype} of shape {list(entry.shape)}, has "
-                    f"{entry.end - entry.begin} bytes"
-                )
         return entries
+
+    def _check(self, name: str, entry: _Entry, size: int) -> None:
+        """size: of all data."""
+        dtype, shape, begin, end = entry
+        if not 0 <= begin <= end <= size or min(shape, default=0) < 0:
+            raise self._damaged(f"tensor {name} ends at byte {end} of {size}")
+        known = DTYPES.get(dtype)
+        if known is not None and prod(shape) * known.itemsize != end - begin:
+            raise self._damaged(
+                f"tensor {name}, {dtype} of shape {list(shape)}, has {end - begin} bytes"
+            )
 
     def _damaged(self, what: str) -> WeightsError:
         return WeightsError(f"{self.path}: is truncated or corrupt ({what}); fetch it again")

@@ -64,10 +64,28 @@ class StoredTensors:
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         """Contiguous. What was read whole keeps the pages of its own bytes. REQUIRES: it is
         there."""
-        if self._closed:
-            raise WeightsError(f"{self.path(name)}: is closed; open the folder again to read it")
+        self._check_open(name)
         self.took(name)
         return self._files[name].read(name, part)
+
+    def _check_open(self, name: str) -> None:
+        if self._closed:
+            raise WeightsError(f"{self.path(name)}: is closed; open the folder again to read it")
+
+    def are_alike(self, names: Sequence[str]) -> bool:
+        """Whether they have one dtype and shape. REQUIRES: they are there."""
+        first = self._files[names[0]].form(names[0])
+        return all(self._files[name].form(name) == first for name in names)
+
+    def read_stack(self, names: Sequence[str]) -> Tensor:
+        """One below the other in a new first dimension, in new memory. REQUIRES: they are alike,
+        and of a dtype that is served."""
+        self._check_open(names[0])
+        held = [self._files[name].held(name) for name in names]
+        for name in names:
+            self.took(name)
+        dtype = DTYPES[self.dtype(names[0])]
+        return torch.cat(held).view(dtype).view(len(names), *self.shape(names[0]))
 
     def took(self, name: str) -> None:
         """It is known, and needs no reading."""
@@ -85,3 +103,9 @@ class StoredShapes(StoredTensors):
         self.took(name)
         dtype = DTYPES.get(self.dtype(name), torch.uint8)
         return torch.empty(self.shape(name), dtype=dtype, device="meta")[part]
+
+    def read_stack(self, names: Sequence[str]) -> Tensor:
+        for name in names:
+            self.took(name)
+        dtype = DTYPES[self.dtype(names[0])]
+        return torch.empty((len(names), *self.shape(names[0])), dtype=dtype, device="meta")

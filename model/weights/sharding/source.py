@@ -5,6 +5,8 @@ Shape and slices come from two places, the rank's config and the cut: where they
 read. One thread.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from tasuki.model.config import ModelConfig, MoeShape
 
 from ..matrix import Matrix
 from ..part import WHOLE, BlockCut, Part, WeightsError
-from ..source import TensorSource
+from ..source import TensorSource, stacked
 from .cut import Cut, cut_of
 from .shard import ExpertCut, Shard, fitting_sizes
 
@@ -49,6 +51,11 @@ class ShardedSource:
             return Matrix.fused([self._source.matrix(name, whole, dtype, own) for own in cut.parts])
         except BlockCut as error:
             raise BlockCut(f"{error}; {self._mend(name, error.unit)}", error.unit) from error
+
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
+        if any(self._cut(name, shape, WHOLE) for name in names):
+            return stacked(self, names, shape, dtype)
+        return self._source.stack(names, shape, dtype)
 
     def _cut(self, name: str, shape: tuple[int, ...], part: Part) -> Cut | None:
         if part != WHOLE:

@@ -1,0 +1,99 @@
+"""Which pages of FP8 rows a forward over prompts turns to numbers, and which tiles read them.
+
+Every query head and every tile behind it reads a key again, and turning its code costs as much as
+multiplying it. So pages are turned once a layer, those of a few sequences at a time, and tiles read
+pages of numbers. Planned once a forward on the host, the same for every layer.
+
+What is turned at once is bounded: by LEAST_KEYS, or by the longest sequence up to MOST_KEYS. Tiles
+of a longer one read FP8 rows as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig
+from tasuki.pycache.layout import PAGE_TOKENS
+
+from .long_context import MOST_KEYS
+
+LEAST_KEYS = 2**16
+"""256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
+
+PlannedTile = tuple[int, int, int, int, int]
+"""First row, rows, sequence, position of the first row, keys that are attended elsewhere."""
+
+
+@dataclass(frozen=True)
+class TileGroup:
+    """tiles [n, 5] int32, as `PlannedTile`. places [N, 2] int32: sequence, and which of its pages,
+    of each page that is turned, one after the other; a tile has then, in the place of its sequence,
+    what is added to the number of a page in it to find that page among these. None: nothing is
+    turned. Both on the device."""
+
+    tiles: Tensor
+    places: Tensor | None = None
+
+
+def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[TileGroup, ...]:
+    """All of the tiles; in each group in their order."""
+    spans = _spans(tiles)
+    groups: list[list[int]] = []
+    room = 0
+    for sequence, pages in spans.items():
+        if len(pages) > room:
+            groups.append([])
+            room = max(LEAST_KEYS // PAGE_TOKENS, len(pages))
+        groups[-1].append(sequence)
+        room -= len(pages)
+    return tuple(
+        _group(tiles, {sequence: spans[sequence] for sequence in group}, device) for group in groups
+    )
+
+
+def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
+    """The most that turned pages take, for contexts of up to `tokens`."""
+    if dtype.itemsize != 2:
+        return 0
+    keys = min(max(LEAST_KEYS, tokens + -tokens % PAGE_TOKENS), MOST_KEYS)
+    return 2 * keys * config.kv_heads * config.head_dim * dtype.itemsize
+
+
+def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> Tensor:
+    """int32; copied without a wait."""
+    packed = torch.as_tensor(rows, dtype=torch.int32)
+    if device.type == "cuda":
+        packed = packed.pin_memory()
+    return packed.to(device, non_blocking=True)
+
+
+def _spans(tiles: Sequence[PlannedTile]) -> dict[int, range]:
+    """Of each sequence the pages that its tiles read."""
+    spans: dict[int, range] = {}
+    for _, rows, sequence, position, elsewhere in tiles:
+        first, stop = elsewhere // PAGE_TOKENS, -(-(position + rows) // PAGE_TOKENS)
+        known = spans.get(sequence, range(first, stop))
+        spans[sequence] = range(min(known.start, first), max(known.stop, stop))
+    return spans
+
+
+def _group(
+    tiles: Sequence[PlannedTile], spans: dict[int, range], device: torch.device
+) -> TileGroup:
+    if max(map(len, spans.values())) > MOST_KEYS // PAGE_TOKENS:
+        return TileGroup(on_device([tile for tile in tiles if tile[2] in spans], device))
+    shifts, places = {}, []
+    start = 0
+    for sequence, pages in spans.items():
+        shifts[sequence] = start - pages.start
+        start += len(pages)
+        number = torch.arange(pages.start, pages.stop)
+        places.append(torch.stack([torch.full_like(number, sequence), number], dim=1))
+    shifted = [
+        (row, rows, shifts[sequence], position, elsewhere)
+        for row, rows, sequence, position, elsewhere in tiles
+        if sequence in shifts
+    ]
+    return TileGroup(on_device(shifted, device), on_device(torch.cat(places), device))

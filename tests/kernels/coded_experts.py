@@ -1,0 +1,83 @@
+"""A mixture of experts whose matrices are each stored in a way of their own, and its naive twin."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.ops.linear.gemv import Stream
+from tasuki.model.ops.moe.reference import gated_shared, mixture, route
+from tasuki.model.weights.kernels.fp8_layout import for_kernels
+from tasuki.model.weights.layers import MlpWeights, MoeWeights
+from tasuki.model.weights.matrix import Matrix
+from tasuki.model.weights.segment import Kind
+
+from .fp8 import numbers
+from .fp8 import published as published_fp8
+from .nvfp4 import published as published_nvfp4
+from .tensors import noise
+
+FEW_TOKENS = 3
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tokens than FEW_TOKENS are many, and a published matrix has several blocks of
+    columns."""
+    for kind in ("", "FP8_", "NVFP4_"):
+        monkeypatch.setattr(f"tasuki.model.ops.moe.experts.MOST_{kind}GEMV_TOKENS", FEW_TOKENS)
+    for stream in ("_PLAIN", "_CODES", "_FOUR_BITS"):
+        monkeypatch.setattr(f"tasuki.model.ops.moe.gemv.{stream}", Stream(8, 128, 2))
+
+
+def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -> MoeWeights:
+    """As published, on the CPU."""
+    hidden, shape = config.hidden, config.feed_forward
+    assert isinstance(shape, MoeShape)
+
+    def matrix(kind: Kind, parts: tuple[int, ...], columns: int, *stack: int) -> Matrix:
+        if kind is Kind.PLAIN:
+            size = (*stack, sum(parts), columns)
+            return Matrix.of((noise(8, *size) / columns**0.5).to(dtype))
+        if kind is Kind.NVFP4:
+            return published_nvfp4(parts, columns, *stack, divided=len(parts) == 1)
+        return published_fp8(kind, parts, columns, *stack)
+
+    inner, wide, experts = shape.intermediate, shape.shared_intermediate, shape.experts
+    return MoeWeights(
+        router=(noise(1, experts, hidden) / hidden**0.5).to(dtype),
+        gate_up=matrix(routed, (inner, inner), hidden, experts),
+        down=matrix(routed, (hidden,), inner, experts),
+        shared=MlpWeights(matrix(shared, (wide, wide), hidden), matrix(shared, (hidden,), wide)),
+        shared_gate=(noise(2, 1, hidden) / hidden**0.5).to(dtype),
+    )
+
+
+def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
+    """As kernels read it."""
+
+    def moved(matrix: Matrix) -> Matrix:
+        return Matrix(for_kernels(matrix.to(device).segments))
+
+    return MoeWeights(
+        router=weights.router.to(device),
+        gate_up=moved(weights.gate_up),
+        down=moved(weights.down),
+        shared=MlpWeights(moved(weights.shared.gate_up), moved(weights.shared.down)),
+        shared_gate=weights.shared_gate.to(device),
+    )
+
+
+def exact(matrix: Matrix) -> Matrix:
+    """Float32 numbers of what it says."""
+    return Matrix.of(matrix.plain.float() if matrix.is_plain else numbers(matrix))
+
+
+def naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
+    """On the CPU in float32."""
+    assert isinstance(config.feed_forward, MoeShape)
+    x, shared = x.float(), weights.shared
+    shares, experts = route(x, weights.router.float(), config.feed_forward.chosen)
+    routed = mixture(x, exact(weights.gate_up), exact(weights.down), shares, experts)
+    gate = weights.shared_gate.float()
+    return routed + gated_shared(x, exact(shared.gate_up), exact(shared.down), gate)
