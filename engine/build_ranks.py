@@ -41,7 +41,6 @@ from .build import (
     build_model,
     build_parts,
     build_runner,
-    count_idle_plan,
     kept_contract,
     torch_device,
     use_device,
@@ -362,9 +361,6 @@ class RankInMemory:
     def check(self) -> None:
         assert self._parts.collectives is not None
         self._parts.collectives.check()
-
-    def idle_plan_ended(self) -> None:
-        count_idle_plan(self._parts.steps)
 
     def join(self, join: Join, report: Report) -> Runner:
         """As a follower."""

@@ -64,7 +64,6 @@ def _plane(
         )
     return DataPlane.of_ranks(
         *(shared.memory, shared.spans, digest, mover, transport, name),
-        begun=lambda: parts.steps.value,
         angles=angles,
         weights_format=formats,
     )

@@ -4,7 +4,6 @@ leave and how they arrive, its contract and name.
 Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,20 +68,18 @@ class DataPlane:
         transport: Transport,
         kind: str,
         name: str,
-        begun: Callable[[], int],
         angles: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
         """As over(), of the memory in which the arenas of several ranks lie; the wire is exact.
-        begun: as RankedSource's. Raises TransportError; ValueError where heads are no whole
-        words."""
+        Raises TransportError; ValueError where heads are no whole words."""
         warn_if_armed()
         transport.register(memory.data_ptr(), memory.nbytes)
         digester = WindowDigester(memory.numpy(), spans.layout)
         return DataPlane(
             transport,
             digester,
-            RankedSource(spans, spans, digester, begun),
+            RankedSource(spans, spans, digester),
             None,
             spans.slabs,
             Contract(

@@ -53,9 +53,6 @@ class LoadedRank(Protocol):
     def kept(self) -> bytes:
         """As of Joined."""
 
-    def idle_plan_ended(self) -> None:
-        """A plan without rows has been run: count it as a step."""
-
     def check(self) -> None:
         """Behind a forward: raises where another rank did not come to it."""
 
@@ -162,8 +159,6 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
                 assert runner is not None, "a plan came before the ranks had met"
                 plan = decode_plan(data)
                 results.follow(plan.number, runner.launch(plan))
-                if not len(plan.rows):
-                    rank.idle_plan_ended()
             case r.BeginCopy() | r.CancelCopy() | r.EmptyTier():
                 assert tiers is not None, "a copy for a rank without tiers"
                 tiers.handle(message)
