@@ -24,7 +24,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.weights.safetensors_folder import load_weights, rows_together
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey, Place
@@ -94,6 +94,12 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def shared_model(config: EngineConfig) -> ModelConfig:
+    """As asked_model(), with the rows of its head that no cut parts."""
+    model = asked_model(config)
+    return replace(model, head_block=rows_together(config.model, model))
+
+
 def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
     """From the checkpoint's folder."""
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
@@ -136,7 +142,7 @@ class RankSource:
     """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
     texts, if they are known. Can be pickled."""
 
-    model: Callable[[EngineConfig], ModelConfig] = asked_model
+    model: Callable[[EngineConfig], ModelConfig] = shared_model
     weights: LoadShard = load_shard
     vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary | None] = load_vocabulary
 
