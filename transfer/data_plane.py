@@ -18,6 +18,7 @@ from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
 from tasuki.transfer.ranks.ranked_source import RankedSource
+from tasuki.transfer.ranks.region import RankRegion
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
@@ -62,7 +63,7 @@ class DataPlane:
 
     @staticmethod
     def of_ranks(
-        memory: torch.Tensor,
+        region: RankRegion,
         spans: RankSpans,
         weights_digest: str,
         transport: Transport,
@@ -74,8 +75,8 @@ class DataPlane:
         """As over(), of the memory in which the arenas of several ranks lie; the wire is exact.
         Raises TransportError; ValueError where heads are no whole words."""
         warn_if_armed()
-        transport.register(memory.data_ptr(), memory.nbytes)
-        digester = WindowDigester(memory.numpy(), spans.layout)
+        region.register(transport)
+        digester = region.digester()
         return DataPlane(
             transport,
             digester,

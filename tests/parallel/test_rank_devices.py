@@ -9,6 +9,7 @@ import torch
 
 from tasuki.engine.build_ranks import build_leader_parts, rank_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.parallel.device.untried import VARIABLE
 from tasuki.engine.parallel.rank_process import RankProcess
 from tasuki.engine.role import Role
 from tasuki.utils.child_process import Job
@@ -54,7 +55,10 @@ def test_more_ranks_than_gpus_are_refused(model: Path, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_what_ranks_on_gpus_hold_is_not_handed_over(role: Role, model: Path) -> None:
-    with pytest.raises(EngineConfigError, match="not handed over, as yet: serve the model with"):
+    with pytest.raises(
+        EngineConfigError,
+        match=r"2, and .* not handed over, as yet: serve the.*, or give --tensor-parallel 1",
+    ):
         build_leader_parts(config(model), role=role, start=nobody)
 
 
@@ -82,3 +86,14 @@ def test_experts_and_drafts_have_not_been_tried(model: Path, tmp_path: Path) -> 
     write_random_weights(experts, moe_raw())
     with pytest.raises(EngineConfigError, match="tried with experts, as yet"):
         build_leader_parts(config(experts), start=nobody)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_who_tries_what_is_untried_is_warned(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    with pytest.raises(AssertionError, match="a follower is started"):
+        build_leader_parts(config(model, speculate="prediction"), role=Role.DECODE, start=nobody)
+    said = [record.message for record in caplog.records]
+    assert len(said) == 2 and "handed over" in said[0] and "drafts" in said[1], said

@@ -18,6 +18,7 @@ from tasuki.pycache.shares import share
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import DigestMismatch, TransferError, TransportError, WindowsMissing
 from tasuki.transfer.ranks.head_rows import HeadRows
+from tasuki.transfer.ranks.region import HostRegion
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
@@ -111,7 +112,8 @@ class RankedNode:
             )
         else:
             self.plane = DataPlane.of_ranks(
-                self.memory, self.spans, "w", self.transport, "loopback", "n"
+                HostRegion(self.memory, self.layout),
+                *(self.spans, "w", self.transport, "loopback", "n"),
             )
 
     def views(
