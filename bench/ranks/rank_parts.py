@@ -9,8 +9,10 @@ import torch
 from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import SEED, Rig
+from tasuki.engine.build import EngineParts
 from tasuki.engine.build_ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import published_or_folder
@@ -46,11 +48,18 @@ def _vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
     return made_up_vocabulary(model.vocab)
 
 
+def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
+    """Whose `ranks` the caller closes. Raises as build_leader_parts()."""
+    return build_leader_parts(
+        config, role=role, source=RankSource(published, drawn_shard, _vocabulary)
+    )
+
+
 @contextmanager
 def rank_rig(config: EngineConfig) -> Iterator[tuple[Rig, ModelConfig]]:
     """A rig of several ranks, and what one of them computes; their processes end with the block.
     Raises as build_leader_parts()."""
-    parts = build_leader_parts(config, source=RankSource(published, drawn_shard, _vocabulary))
+    parts = rank_parts(config)
     assert parts.ranks is not None
     try:
         yield Rig(parts.model_config, config, parts), parts.model.config
