@@ -25,6 +25,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import load_weights, rows_together
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
+from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.layout import CacheLayout
@@ -217,7 +218,13 @@ class RankInMemory:
         use_device(self._device)
         self.config = source.model(config)
         self._part = self._shard.part(self.config)
-        self.slabs = arena_slabs(config, self._part, role, self._free())
+        self.slabs = arena_slabs(
+            config,
+            self._part,
+            role,
+            self._free(),
+            partial(ShardedSource, config=self.config, shard=self._shard),
+        )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         # Somebody waits for the ranks of a node that hands over.
         self._hands_over = role is not Role.FUSED
