@@ -16,7 +16,7 @@ import torch
 from tasuki.engine.accounting.auto_sizes import arena_slabs
 from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
-from tasuki.engine.tiers.host_memory import available_bytes, host_slabs
+from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_slabs
 from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.engine.tiers.tier_copiers import tier_copiers
 from tasuki.model.config import ModelConfig
@@ -294,7 +294,7 @@ class RankInMemory:
         host, disk = None, None
         if join.host_slabs:
             below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
-            host = Arena(layout, join.host_slabs, key=below)
+            host = arena_below(layout, join.host_slabs, settings.device, below)
             disk = disk_memory(settings, layout, partial(self._contract, join.weights))
         arena = Arena(layout, slabs, self._device, key=key, memory=self._memory)
         if self._hands_over and exchange is not None:
