@@ -8,19 +8,21 @@ starts, and a wire of fewer bytes.
 import importlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.stored_form import free_memory
 from tasuki.transfer.transports.nixl.transport import installed_package
+from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
 from .config import BenchConfig
 from .errors import BenchError
 
+_SHARED_MIB = 12 * 1024
 _GPU_PARTS = ("blocks", "engine", "nodes")
 _CPU_PARTS = {
     "digest": "digest_rate",
@@ -52,6 +54,11 @@ def main(argv: Sequence[str]) -> int:
     on_gpu = config.device == "cuda"
     if on_gpu and torch.cuda.device_count() < 2:
         raise BenchError("transfer between GPUs needs two of them: give --device cpu")
+    if config.tensor_parallel > 1 and own.parts != "nodes":
+        raise BenchError(
+            "tensor_parallel is measured of whole nodes that hand over to each other: give "
+            "--parts nodes, or leave it out"
+        )
     parts = own.parts.split(",") if own.parts else list(_GPU_PARTS if on_gpu else _CPU_PARTS)
     report = config.reported(f"transfer {'gpu' if on_gpu else 'cpu'}")
     if not on_gpu:
@@ -83,12 +90,23 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
 def _model_rows(
     parts: Sequence[str], config: BenchConfig, own: TransferConfig
 ) -> Iterator[Row | str]:
-    from tasuki.bench.handover.gpu_rows import Workload, engine_rows, first_token_rows
+    from tasuki.bench.handover.gpu_rows import (
+        Workload,
+        engine_rows,
+        first_token_rows,
+        ranks_rows,
+    )
 
     model = config.model_config()
     work = Workload(own.prompt, own.turn, own.repeats)
     sender, receiver = ("cuda:0", "cuda:1") if config.device == "cuda" else ("cpu", "cpu")
     kind = own.transport if config.device == "cuda" else "nixl"
+    if config.tensor_parallel > 1:
+        # Two nodes share a GPU, so that neither may have all of it.
+        mib = _SHARED_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib
+        of_one = replace(config.of_ranks(), tensor_parallel=1, arena_mib=mib)
+        yield from ranks_rows(model, of_one, config.tensor_parallel, config.device, kind, work)
+        return
     for form in config.forms:
         if form.quantization:
             raise BenchError("transfer moves what pages hold: leave out quantization")

@@ -529,21 +529,6 @@ def build_early_start(
     return EarlyStart(steps, barriers, parts.grammars)
 
 
-def count_idle_plan(steps: StepCounter) -> None:
-    """A plan without rows is a step too where several ranks run it: what it copies is there behind
-    it."""
-    steps.tick()
-    steps.end_forward()
-
-
-def _end_idle_plan(parts: EngineParts) -> None:
-    count_idle_plan(parts.steps)
-    if parts.ranks is not None and parts.shared is not None:
-        # Nothing else has ranks wait for each other in such a plan, and what it copies from or to
-        # may be granted to a peer next.
-        parts.ranks.settle(parts.steps.value)
-
-
 def build_runner(
     parts: EngineParts,
     batch: int,
@@ -563,7 +548,7 @@ def build_runner(
     check = (lambda: None) if parts.collectives is None else parts.collectives.check
     # The last thing that ranks do together before a plan.
     parts.ranks.joined()
-    return LeaderRunner(runner, parts.ranks, partial(_end_idle_plan, parts), check)
+    return LeaderRunner(runner, parts.ranks, check)
 
 
 def _runner_here(

@@ -16,19 +16,20 @@ import torch
 from tasuki.engine.accounting.auto_sizes import arena_slabs
 from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
-from tasuki.engine.tiers.host_memory import available_bytes, host_slabs
+from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_slabs
 from tasuki.engine.tiers.kept.known_weights import digest_of_weights
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
-from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.model.weights.layers import ModelWeights
-from tasuki.model.weights.safetensors_folder import load_weights
+from tasuki.model.weights.safetensors_folder import load_weights, rows_together
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
+from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.ranks.region import DeviceRegion, HostRegion, RankRegion
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.child_process import Job
@@ -41,20 +42,19 @@ from .build import (
     build_model,
     build_parts,
     build_runner,
-    count_idle_plan,
     kept_contract,
     torch_device,
     use_device,
 )
 from .config import EngineConfig, EngineConfigError
-from .parallel.agreed_steps import Report, ReportedSteps
-from .parallel.collectives import Collectives
+from .parallel.agreed_steps import AgreedSteps, Report, ReportedSteps
+from .parallel.collectives import Collectives, Exchange
 from .parallel.follower import follow
 from .parallel.leader_draws import LeaderDraws
 from .parallel.messages import Join
 from .parallel.rank_process import RankProcess, start_ranks
 from .parallel.ranks import Ranks
-from .parallel.shared_arenas import SharedArenas, open_arena
+from .parallel.shared_arenas import HostArenas, SharedArenas, open_arena
 from .parallel.tiers.follower_tiers import FollowerTiers
 from .role import Role
 from .runner.base import Runner
@@ -95,41 +95,15 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
+def shared_model(config: EngineConfig) -> ModelConfig:
+    """As asked_model(), with the rows of its head that no cut parts."""
+    model = asked_model(config)
+    return replace(model, head_block=rows_together(config.model, model))
+
+
 def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | None:
     """From the checkpoint's folder."""
     return Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
-
-
-def _check_tried_on_gpus(config: EngineConfig, model: ModelConfig, role: Role) -> None:
-    """Raises EngineConfigError for what ranks on GPUs have not been shown to do right."""
-    asked = f"tensor_parallel is {config.tensor_parallel}, and"
-    mend = "--tensor-parallel 1 or --device cpu"
-    if role is not Role.FUSED:
-        raise EngineConfigError(
-            f"{asked} what several ranks on GPUs hold is not handed over, as yet: serve the model "
-            f"with `tasuki serve`, or give {mend}"
-        )
-    method = QuantizationConfig.load(Path(config.model)).method
-    if method is not None:
-        raise EngineConfigError(
-            f"{asked} model {config.model} is quantised ({method}), which ranks on GPUs do not "
-            f"compute, as yet: give a checkpoint that is not, or {mend}"
-        )
-    if isinstance(model.feed_forward, MoeShape):
-        raise EngineConfigError(
-            f"{asked} ranks on GPUs have not been tried with experts, as yet: give {mend}"
-        )
-    if config.host_cache_gib is not None or config.stored_kv != config.dtype:
-        raise EngineConfigError(
-            f"{asked} ranks on GPUs have not been tried with tiers below the arena or with keys "
-            f"and values in another dtype, as yet: leave --host-cache-gib and --kv-dtype out, or "
-            f"give {mend}"
-        )
-    if config.drafts_on_gpu:
-        raise EngineConfigError(
-            f"{asked} ranks on GPUs have not been tried with drafts, as yet: give --speculate off, "
-            f"or {mend}"
-        )
 
 
 @dataclass(frozen=True)
@@ -137,7 +111,7 @@ class RankSource:
     """model: reads the whole model's config; weights: a rank's slices; vocabulary: the tokens'
     texts, if they are known. Can be pickled."""
 
-    model: Callable[[EngineConfig], ModelConfig] = asked_model
+    model: Callable[[EngineConfig], ModelConfig] = shared_model
     weights: LoadShard = load_shard
     vocabulary: Callable[[EngineConfig, ModelConfig], Vocabulary | None] = load_vocabulary
 
@@ -171,7 +145,9 @@ def build_leader_parts(
     shard_of(config, 0).part(whole)
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
     if on_gpus:
-        _check_tried_on_gpus(config, whole, role)
+        from .parallel.device.untried import check_tried
+
+        check_tried(config, whole, role)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)
@@ -180,15 +156,15 @@ def build_leader_parts(
         try:
             leader = RankInMemory(config, role, 0, meeting, source, progress)
             slabs = min(leader.slabs, *ranks.loaded())
-            shared = leader.share(slabs, ranks)
+            arenas = leader.host_arenas(slabs)
             join = leader.tiers_of(slabs)
             ranks.join(join)
             parts = leader.meet(join, partial(ranks.agreed.report, 0))
             if not on_gpus:
                 # On GPUs all capture their graphs together, later.
                 ranks.joined()
-            if shared is not None:
-                shared.met()
+            if arenas is not None:
+                arenas.met()
         except BaseException:
             ranks.close()
             raise
@@ -198,7 +174,7 @@ def build_leader_parts(
         parts,
         grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
         ranks=ranks,
-        shared=shared,
+        shared=leader.shared(slabs, ranks.agreed),
     )
 
 
@@ -242,11 +218,18 @@ class RankInMemory:
         use_device(self._device)
         self.config = source.model(config)
         self._part = self._shard.part(self.config)
-        self.slabs = arena_slabs(config, self._part, role, self._free())
+        self.slabs = arena_slabs(
+            config,
+            self._part,
+            role,
+            self._free(),
+            partial(ShardedSource, config=self.config, shard=self._shard),
+        )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
         # Somebody waits for the ranks of a node that hands over.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
+        self._region: RankRegion | None = None
         self._parts: EngineParts
 
     def _free(self) -> int | None:
@@ -270,21 +253,28 @@ class RankInMemory:
         settings = self._settings
         return self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
 
-    def share(self, slabs: int, ranks: Ranks) -> SharedArenas | None:
+    def host_arenas(self, slabs: int) -> HostArenas | None:
         """As the leader, before the followers join: memory for all arenas. None where nothing is
-        handed over, and each rank allocates its own. Raises EngineConfigError."""
-        if not self._hands_over:
+        handed over, and on GPUs: each rank allocates its own. Raises EngineConfigError."""
+        if not self._hands_over or self._device.type != "cpu":
             return None
         spans = self._spans(slabs)
         try:
-            shared = SharedArenas.create(self._meeting.parent, spans, ranks.agreed)
+            made = HostArenas.create(self._meeting.parent, spans)
         except OSError as error:
             raise EngineConfigError(
                 f"arenas of {spans.region_bytes >> 20} MiB cannot be allocated for "
                 f"{spans.ranks} ranks: give less --arena-mib, or free memory"
             ) from error
-        self._memory = shared.memory[: spans.arena_bytes]
-        return shared
+        self._memory = made.memory[: spans.arena_bytes]
+        self._region = HostRegion(made.memory, spans.layout)
+        return made
+
+    def shared(self, slabs: int, agreed: AgreedSteps) -> SharedArenas | None:
+        """As the leader, once all have met: what a transport sends from and receives into."""
+        if self._region is None:
+            return None
+        return SharedArenas(self._region, self._spans(slabs), agreed)
 
     def _spans(self, slabs: int) -> RankSpans:
         settings = self._settings
@@ -294,9 +284,9 @@ class RankInMemory:
     def meet(self, join: Join, report: Report) -> EngineParts:
         """Connect to the other ranks, and have so many slabs. report: as join()'s."""
         settings, shard, slabs = self._settings, self._shard, join.slabs
-        collectives = self._collectives()
+        collectives, exchange = self._collectives()
         layout = self._layout
-        if self._hands_over and self._memory is None:
+        if self._hands_over and self._memory is None and exchange is None:
             spans = self._spans(slabs)
             assert spans.part == layout, "slices of weights and of arenas differ"
             self._memory = open_arena(self._meeting.parent, spans, shard.rank)
@@ -304,14 +294,20 @@ class RankInMemory:
         host, disk = None, None
         if join.host_slabs:
             below = ArenaKey(Place.HOST, rank=shard.rank, ranks=shard.ranks)
-            host = Arena(layout, join.host_slabs, key=below)
+            host = arena_below(layout, join.host_slabs, settings.device, below)
             disk = disk_memory(settings, layout, partial(self._contract, join.weights))
+        arena = Arena(layout, slabs, self._device, key=key, memory=self._memory)
+        if self._hands_over and exchange is not None:
+            from .parallel.device.rank_arenas import exchanged_arenas
+
+            arenas = exchanged_arenas(exchange, shard.rank, arena.bytes)
+            self._region = DeviceRegion(arenas, arena.bytes, self._spans(slabs))
         self._parts = EngineParts(
             self.config,
             build_model(
                 self._part, self._weights, reduce=collectives.sum, gather=collectives.gather
             ),
-            Arena(layout, slabs, self._device, key=key, memory=self._memory),
+            arena,
             ReportedSteps(report) if self._hands_over else StepCounter(),
             host=host,
             disk=disk,
@@ -320,8 +316,8 @@ class RankInMemory:
         )
         return self._parts
 
-    def _collectives(self) -> Collectives:
-        """Once all have met."""
+    def _collectives(self) -> tuple[Collectives, Exchange | None]:
+        """Once all have met, and how GPUs go on to introduce their memory to each other."""
         from .parallel.gloo import GlooCollectives
 
         settings, shard = self._settings, self._shard
@@ -329,12 +325,12 @@ class RankInMemory:
         seconds = settings.watchdog_timeout
         host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
         if self._device.type == "cpu":
-            return host
+            return host, None
         from .parallel.device.mailboxes import Mailboxes
         from .parallel.device.peer_collectives import PeerCollectives
 
         mailboxes = Mailboxes.met(host.exchange, shard.rank, self._device)
-        return PeerCollectives(mailboxes, seconds)
+        return PeerCollectives(mailboxes, seconds), host.exchange
 
     def _contract(self, weights: str) -> dict[str, str]:
         """Of this rank of so many: another number of them finds nothing of it."""
@@ -362,9 +358,6 @@ class RankInMemory:
     def check(self) -> None:
         assert self._parts.collectives is not None
         self._parts.collectives.check()
-
-    def idle_plan_ended(self) -> None:
-        count_idle_plan(self._parts.steps)
 
     def join(self, join: Join, report: Report) -> Runner:
         """As a follower."""

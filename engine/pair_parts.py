@@ -63,8 +63,7 @@ def _plane(
             weights_format=formats,
         )
     return DataPlane.of_ranks(
-        *(shared.memory, shared.spans, digest, mover, transport, name),
-        begun=lambda: parts.steps.value,
+        *(shared.region, shared.spans, digest, mover, transport, name),
         angles=angles,
         weights_format=formats,
     )

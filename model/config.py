@@ -64,8 +64,9 @@ class ModelConfig:
     """Sizes are elements; rope_theta and norm_eps are as published; eos_ids ascend. yarn: None
     where angles are as trained. max_position: tokens of the longest context, with yarn's.
     draft_layers: that are served, 0 or 1, whatever the checkpoint has: a config that was read has
-    none. head_rows: of the vocabulary, whose logits are computed here; None: all. Of one rank of
-    several, heads and widths are its own (weights/sharding/shard.py)."""
+    none. head_rows: of the vocabulary, whose logits are computed here; None: all. head_block: rows
+    of the head that share a scale, of which no rank has a part. Of one rank of several, heads and
+    widths are its own (weights/sharding/shard.py)."""
 
     model_type: str
     vocab: int
@@ -89,6 +90,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     draft_layers: int = 0
     head_rows: range | None = None
+    head_block: int = 1
 
     @staticmethod
     def load(directory: Path | str) -> "ModelConfig":

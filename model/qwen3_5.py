@@ -85,7 +85,9 @@ class Qwen35Model:
             device = self.weights.embedding.device
             raise NoDraftLayer(f"a batch of the host is not drafted behind on {device}")
         logits, after = self.guess(batch.token_ids, hidden, operators, arena)
-        return logits.float() if self._drafts is None else self._drafts.spread(logits), after
+        if self._drafts is not None:
+            return self._drafts.spread(logits), after
+        return self.whole(logits).float(), after
 
     @property
     def draft_ids(self) -> Tensor | None:
@@ -96,14 +98,13 @@ class Qwen35Model:
         self, tokens: Tensor, hidden: Tensor, operators: DraftOperators, arena: Arena
     ) -> tuple[Tensor, Tensor]:
         """As draft_logits(), of tokens [T] that the operators are bound to, but for the logits: in
-        the model's dtype, [T, n] of draft_ids where only these may be drafts. A graph may capture
-        it. Raises NoDraftLayer."""
+        the model's dtype, [T, n] of draft_ids where only these may be drafts, else as own_head()
+        has them. A graph may capture it. Raises NoDraftLayer."""
         weights, draft = self.weights, of_model(self.weights)
         mixed = operators.join(tokens, hidden, weights.embedding, draft)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
-        if self._drafts is not None:
-            return operators.head(hidden, self._drafts.head), hidden
-        return self._gather(operators.head(hidden, weights.head)), hidden
+        head = weights.head if self._drafts is None else self._drafts.head
+        return operators.head(hidden, head), hidden
 
     def keep_entries(
         self,

@@ -4,7 +4,6 @@ leave and how they arrive, its contract and name.
 Where the wire is not exact, the arena's last slabs are kept back for windows on their way out.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
 from tasuki.transfer.ranks.ranked_source import RankedSource
+from tasuki.transfer.ranks.region import RankRegion
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.direct_source import DirectSource, WindowSource
@@ -63,26 +63,24 @@ class DataPlane:
 
     @staticmethod
     def of_ranks(
-        memory: torch.Tensor,
+        region: RankRegion,
         spans: RankSpans,
         weights_digest: str,
         transport: Transport,
         kind: str,
         name: str,
-        begun: Callable[[], int],
         angles: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
         """As over(), of the memory in which the arenas of several ranks lie; the wire is exact.
-        begun: as RankedSource's. Raises TransportError; ValueError where heads are no whole
-        words."""
+        Raises TransportError; ValueError where heads are no whole words."""
         warn_if_armed()
-        transport.register(memory.data_ptr(), memory.nbytes)
-        digester = WindowDigester(memory.numpy(), spans.layout)
+        region.register(transport)
+        digester = region.digester()
         return DataPlane(
             transport,
             digester,
-            RankedSource(spans, spans, digester, begun),
+            RankedSource(spans, spans, digester),
             None,
             spans.slabs,
             Contract(

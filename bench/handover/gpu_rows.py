@@ -25,6 +25,7 @@ SLOWED = 0.02
 THROTTLE_BYTES = 5e9
 THROTTLED_WINDOWS = 1.3
 TTFT_SECONDS = 3e-3
+UNEQUAL_SECONDS = 1.5e-3
 _WAY_SECONDS = 1800.0
 # What a connection costs is learnt from its first hand-overs.
 _WARMUPS = 2
@@ -154,7 +155,8 @@ def first_token_rows(
     first, second = devices
     found = []
     for way in dict.fromkeys([(first, second), (second, first)]):
-        arguments = (model, config, way, kind, work)
+        nodes = [replace(config, device=device) for device in way]
+        arguments = (model, *nodes, kind, work)
         with spawned("the decode node", _first_token_process, *arguments) as process:
             fused, apart, exposed = process.received(_WAY_SECONDS)
         beyond = median(apart) - median(fused)
@@ -181,17 +183,44 @@ def first_token_rows(
     )
 
 
+def ranks_rows(
+    model: ModelConfig, config: EngineConfig, ranks: int, device: str, kind: str, work: Workload
+) -> Iterator[Row]:
+    """A node of one rank and one of several hand over to each other; on GPUs the first of them is
+    both nodes'. config: of one rank. device: cuda or cpu."""
+    judged = device == "cuda"
+    one = "cuda:0" if judged else device
+    for senders, receivers in ((ranks, 1), (1, ranks)):
+        nodes = [
+            replace(config, tensor_parallel=count, device=device if count > 1 else one)
+            for count in (senders, receivers)
+        ]
+        arguments = (model, *nodes, kind, work)
+        with spawned("the decode node", _first_token_process, *arguments) as process:
+            fused, apart, exposed = process.received(_WAY_SECONDS)
+        shown = median(exposed) if exposed else float("nan")
+        yield Row(
+            f"first token at {work.prompt} tokens, {senders} ranks to {receivers}, {kind}: exposed",
+            shown,
+            target=f"<= {UNEQUAL_SECONDS * 1e3:g} ms" if judged else "",
+            met=len(exposed) == len(apart) and shown <= UNEQUAL_SECONDS if judged else None,
+            extra={
+                "first token ms": 1e3 * median(apart),
+                "computed by the decode node ms": 1e3 * median(fused),
+                "handed over": len(exposed),
+            },
+        )
+
+
 def _first_token_process(channel: Connection, *way: Any) -> None:
     """The decode node's main. A process of its own, so that neither GPU holds anything else."""
     channel.send(asyncio.run(_first_tokens(*way)))
 
 
 async def _first_tokens(
-    model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
+    model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str, work: Workload
 ) -> tuple[list[float], list[float], list[float]]:
-    """(Seconds fused, seconds apart, those exposed). devices: of the prefill and of the decode
-    node."""
-    prefill, decode = (replace(config, device=device) for device in devices)
+    """(Seconds fused, seconds apart, those exposed)."""
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
         for _ in range(_WARMUPS + work.repeats):

@@ -11,18 +11,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.rig import random_parts
+from tasuki.bench.ranks.rank_parts import rank_parts
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.node import DecodeNode
 from tasuki.engine import messages as m
-from tasuki.engine.build import torch_device, use_device
+from tasuki.engine.build import EngineParts, use_device
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.config import PrefillConfig
@@ -51,23 +52,38 @@ def run_prefill_node(
     channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
 ) -> None:
     """The process's main: sends its address, runs until it is sent anything."""
-    parts, plane = _built(model, config, kind, "bench-prefill")
+    parts, plane = _built(model, config, kind, Role.PREFILL)
 
     async def serve() -> None:
         node = PrefillNode(config, _FRONT, PrefillConfig(transport=kind), parts, plane)
         channel.send(await node.startup())
         await asyncio.to_thread(channel.recv)
         await node.shutdown()
-        plane.transport.close()
+        _close(parts, plane)
 
     asyncio.run(serve())
 
 
-def _built(model: ModelConfig, config: EngineConfig, kind: str, name: str) -> tuple[Any, DataPlane]:
+def _built(
+    model: ModelConfig, config: EngineConfig, kind: str, role: Role
+) -> tuple[EngineParts, DataPlane]:
+    """Of as many ranks as the config asks for."""
     torch.set_num_threads(config.threads)
-    parts = random_parts(model, config)
-    transport = build_transport(kind, name, torch_device(config))
-    return parts, DataPlane.over(parts.arena.bytes, parts.layout, _WEIGHTS, transport, kind, name)
+    name = f"bench-{role.value}"
+    several = config.tensor_parallel > 1
+    parts = rank_parts(config, role) if several else random_parts(model, config)
+    transport = build_transport(kind, name, parts.arena.bytes.device)
+    if parts.shared is None:
+        memory = parts.arena.bytes
+        return parts, DataPlane.over(memory, parts.layout, _WEIGHTS, transport, kind, name)
+    shared = parts.shared
+    return parts, DataPlane.of_ranks(shared.region, shared.spans, _WEIGHTS, transport, kind, name)
+
+
+def _close(parts: EngineParts, plane: DataPlane) -> None:
+    plane.transport.close()
+    if parts.ranks is not None:
+        parts.ranks.close()
 
 
 class NodePair:
@@ -111,9 +127,9 @@ async def node_pair(
 ) -> AsyncIterator[NodePair]:
     """Started and connected; stopped at the end."""
     with spawned("the prefill node", run_prefill_node, model, prefill, kind) as process:
-        parts, plane = _built(model, decode, kind, "bench-decode")
+        parts, plane = _built(model, decode, kind, Role.DECODE)
         address = await asyncio.to_thread(process.received, _START_SECONDS)
-        use_device(torch_device(decode))
+        use_device(parts.arena.bytes.device)
         node = DecodeNode(
             decode,
             _FRONT,
@@ -127,5 +143,5 @@ async def node_pair(
             yield NodePair(node, model.vocab)
         finally:
             await node.shutdown()
-            plane.transport.close()
+            _close(parts, plane)
         process.channel.send("stop")

@@ -39,6 +39,7 @@ class CollectivesConfig:
         "8,16,32,64,128,256,512,1024,2048,4096,81920", "KiB of bf16 of each all-reduce, by commas"
     )
     replays: int = option(100_000, "of all-reduces with random delays, whose sums are compared")
+    seconds: float = option(300.0, "at most, of these replays")
     out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
     commit: str = option("", "of the source, where it is no git tree")
 
@@ -71,10 +72,9 @@ def main(argv: Sequence[str]) -> int:
             report.note(f"{wrong} sums and gatherings of {_COMPARED} are not what they should be.")
             for size in config.sizes():
                 report.add(_row(rank, size))
-            differing = rank.differences(config.replays, _REPLAY_SIZES)
+            differing, done = rank.differences(config.replays, _REPLAY_SIZES, config.seconds)
             report.note(
-                f"{differing} of {config.replays} replayed sums, each rank behind random delays, "
-                "are wrong."
+                f"{differing} of {done} replayed sums, each rank behind random delays, are wrong."
             )
             rank.close()
     return 1 if wrong or differing else 0
@@ -105,7 +105,7 @@ def _follow(
     wrong = _compare(rank)
     for size in config.sizes():
         _row(rank, size)
-    differing = rank.differences(config.replays, _REPLAY_SIZES)
+    differing, _ = rank.differences(config.replays, _REPLAY_SIZES, config.seconds)
     connection.sendall(json.dumps([wrong, differing]).encode())
     rank.close()
     return 0

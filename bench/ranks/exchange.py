@@ -6,6 +6,7 @@ rank calls the same methods in the same order. Multicast stays off, as in the en
 
 import os
 import random
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -25,6 +26,8 @@ _CALLS = 40
 """In a graph: its own launch must not show."""
 _REPLAYS = 9
 _MOST_DELAY_CYCLES = 40_000
+_TOGETHER = 1000
+"""Replays between looks at the clock."""
 _OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -138,10 +141,11 @@ class ExchangeRank:
             found.append(once_seconds(run, self.device) / _CALLS)
         return median(found)
 
-    def differences(self, replays: int, sizes: list[int]) -> int:
-        """How many of so many replayed sums were wrong somewhere, each rank delayed by random times
-        before. Numbers are whole and change each time, so that a sum is exact, and what is left of
-        another round shows. sizes: elements of float32, of which each replay takes one."""
+    def differences(self, replays: int, sizes: list[int], seconds: float) -> tuple[int, int]:
+        """How many of the replayed sums were wrong somewhere, of how many: as many as asked, or as
+        all ranks did within so many seconds. Each rank is delayed by random times before. Numbers
+        are whole and change each time, so that a sum is exact, and what is left of another round
+        shows. sizes: elements of float32, of which each replay takes one."""
         wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
         graphs = []
         for size in sizes:
@@ -163,13 +167,18 @@ class ExchangeRank:
             # A graph keeps no tensor that it was captured over.
             graphs.append((graph, step))
         order, delays = random.Random(1), random.Random(2 + self.rank)
-        for replay in range(replays):
+        done, ends = 0, time.monotonic() + seconds
+        for _ in range(replays):
             if delays.random() < 0.5:
                 torch.cuda._sleep(delays.randrange(_MOST_DELAY_CYCLES))  # type: ignore[no-untyped-call]
             graphs[order.randrange(len(graphs))][0].replay()
-            if replay % 1000 == 999:
+            done += 1
+            if done % _TOGETHER == 0:
                 torch.cuda.synchronize()
                 self.own.check()
+                # All ranks replay as many, whosever time is over first.
+                if any(map(any, self._host.exchange(bytes([time.monotonic() > ends])))):
+                    break
         torch.cuda.synchronize()
         self.own.check()
-        return int(wrong.item())
+        return int(wrong.item()), done

@@ -1,5 +1,6 @@
 """An engine of several ranks over random weights, of which each draws its own slices."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,8 +10,11 @@ import torch
 from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import SEED, Rig
+from tasuki.engine.build import EngineParts
 from tasuki.engine.build_ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.parallel.device.untried import VARIABLE
+from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import published_or_folder
@@ -46,11 +50,20 @@ def _vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
     return made_up_vocabulary(model.vocab)
 
 
+def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
+    """Whose `ranks` the caller closes. What GPUs have not shown is tried all the same, with a
+    warning. Raises as build_leader_parts()."""
+    os.environ[VARIABLE] = "1"
+    return build_leader_parts(
+        config, role=role, source=RankSource(published, drawn_shard, _vocabulary)
+    )
+
+
 @contextmanager
 def rank_rig(config: EngineConfig) -> Iterator[tuple[Rig, ModelConfig]]:
     """A rig of several ranks, and what one of them computes; their processes end with the block.
     Raises as build_leader_parts()."""
-    parts = build_leader_parts(config, source=RankSource(published, drawn_shard, _vocabulary))
+    parts = rank_parts(config)
     assert parts.ranks is not None
     try:
         yield Rig(parts.model_config, config, parts), parts.model.config

@@ -7,18 +7,26 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.config.auto import Auto
 
 from .memory_plan import MIB, MemoryPlan, batch_of_a_gpu
+from .stored_weights import Share, whole
 
 CPU_ARENA_MIB = 512
 CPU_MAX_BATCH = 64
 _FEWEST_SLABS = 4
 
 
-def arena_slabs(config: EngineConfig, model: ModelConfig, role: Role, free: int | None) -> int:
-    """free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. Raises
-    EngineConfigError where the arena would be too small for any request."""
+def arena_slabs(
+    config: EngineConfig,
+    model: ModelConfig,
+    role: Role,
+    free: int | None,
+    share: Share = whole,
+) -> int:
+    """free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. model,
+    share: as of weights_of(). Raises EngineConfigError where the arena would be too small for any
+    request."""
     layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
     if isinstance(config.arena_mib, Auto) and free is not None:
-        return _slabs_that_fit(MemoryPlan.of(model, config, free, role))
+        return _slabs_that_fit(MemoryPlan.of(model, config, free, role, share=share))
     mib = CPU_ARENA_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib
     slabs = mib * MIB // layout.slab_bytes
     if slabs < _FEWEST_SLABS:

@@ -25,7 +25,7 @@ from tasuki.model.ops.sampling.prompt_scores import SCORED_LOGIT_BYTES, SCORED_R
 from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.config.auto import Auto
 
-from .stored_weights import weights_of
+from .stored_weights import Share, weights_of, whole
 
 MIB = 2**20
 # Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
@@ -67,13 +67,19 @@ class MemoryPlan:
 
     @staticmethod
     def of(
-        model: ModelConfig, config: EngineConfig, device: int, role: Role, quantization: str = ""
+        model: ModelConfig,
+        config: EngineConfig,
+        device: int,
+        role: Role,
+        quantization: str = "",
+        share: Share = whole,
     ) -> "MemoryPlan":
-        """quantization: of the weights, where config names no folder that says so. Raises
-        WeightsError and ModelConfigError where that folder cannot be read."""
+        """quantization: of the weights, where config names no folder that says so. model, share: as
+        of weights_of(). Raises WeightsError and ModelConfigError where that folder cannot be
+        read."""
         layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
-        weights = weights_of(model, config, quantization).total
+        weights = weights_of(model, config, quantization, share).total
         rest = device - weights - rotary - _CONTEXT_BYTES
 
         def is_too_large(slabs: int) -> bool:

@@ -1,11 +1,15 @@
 """What ranks exchange inside a forward: one interface, whatever carries it. A rank that has all of
 the model needs none (model/backends/reduce.py, one_rank)."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
 from tasuki.engine.runner.base import DeviceLost
+
+Exchange = Callable[[bytes], list[bytes]]
+"""Gives these bytes to all ranks, and returns all ranks', as many of each, in rank order."""
 
 
 class RankSilent(DeviceLost):

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from tasuki.engine.forward_plan import decode_plan
@@ -52,9 +53,6 @@ class LoadedRank(Protocol):
     @property
     def kept(self) -> bytes:
         """As of Joined."""
-
-    def idle_plan_ended(self) -> None:
-        """A plan without rows has been run: count it as a step."""
 
     def check(self) -> None:
         """Behind a forward: raises where another rank did not come to it."""
@@ -136,6 +134,12 @@ def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: f
     return 0
 
 
+def _report(link: LeaderLink, value: int, ended: bool) -> None:
+    """As Report. On a GPU a thread calls it that nobody could catch an error of."""
+    with suppress(LeaderGone):  # Whoever reads sees it too.
+        link.send(r.Ticked(value, ended))
+
+
 def _run(link: LeaderLink, rank: LoadedRank) -> None:
     results = ReportedResults(
         lambda number, drawn: link.send(r.PlanRun(number, drawn)), rank.check, link.stop_reading
@@ -153,7 +157,7 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
     for message in link.received():
         match message:
             case r.Join():
-                runner = rank.join(message, lambda value, ended: link.send(r.Ticked(value, ended)))
+                runner = rank.join(message, partial(_report, link))
                 runner.prepare()
                 kept = rank.kept
                 tiers = rank.tiers(link.send)
@@ -162,8 +166,6 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
                 assert runner is not None, "a plan came before the ranks had met"
                 plan = decode_plan(data)
                 results.follow(plan.number, runner.launch(plan))
-                if not len(plan.rows):
-                    rank.idle_plan_ended()
             case r.BeginCopy() | r.CancelCopy() | r.EmptyTier():
                 assert tiers is not None, "a copy for a rank without tiers"
                 tiers.handle(message)

@@ -51,15 +51,13 @@ class LeaderRunner:
         self,
         runner: Runner,
         ranks: Ranks,
-        idle_plan_ended: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """runner: of this rank, whose collectives reach the others. idle_plan_ended: called once a
-        plan without rows has been run here. check: as of LeaderForward."""
+        """runner: of this rank, whose collectives reach the others. check: as of LeaderForward."""
         self._runner = runner
         self._check = check
-        self._idle_plan_ended = idle_plan_ended
         self._ranks = ranks
+        self._launched = 0
 
     @property
     def ticks(self) -> int:
@@ -73,7 +71,10 @@ class LeaderRunner:
         self._runner.check_device()
 
     def record_event(self) -> Event:
-        return self._runner.record_event()
+        """On every rank: what a forward does behind its last collective, as a plan that only
+        copies, another rank may still be at."""
+        own, ranks, launched = self._runner.record_event(), self._ranks, self._launched
+        return lambda: own() and ranks.have_run(launched)
 
     def launch(self, plan: ForwardPlan) -> LeaderForward:
         self._ranks.send(plan.encode())
@@ -82,6 +83,5 @@ class LeaderRunner:
         except Exception as error:
             self._ranks.blame(error)
             raise
-        if not len(plan.rows):
-            self._idle_plan_ended()
+        self._launched = plan.number + 1
         return LeaderForward(plan.number, own, self._ranks, self._check)

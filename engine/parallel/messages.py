@@ -86,10 +86,11 @@ class Ticked(Message):
 
 
 class PlanRun(Message):
-    """The follower has run the plan of that number, which drew tokens of that checksum."""
+    """The follower has run the plan of that number, and all before. checksum: of the tokens that it
+    drew, if it drew any."""
 
     number: int
-    checksum: int
+    checksum: int | None
 
 
 class RankFailed(Message):

@@ -1,7 +1,7 @@
 """The leader's followers: what goes to them, and the thread that notices when one is no more.
 
-Owns their processes, and one thread, which reads what they send. Thread rule: send(), settle(),
-drew() and blame() are the engine's thread's; loaded(), join(), joined() and close() are of the
+Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew() and
+blame() are the engine's thread's; loaded(), join(), joined() and close() are of the
 thread that builds; `on_loss` is called once, on whichever thread saw the loss.
 Invariants: the first loss is the reason, and every follower is killed with it, so that no rank
 waits for one that is gone; nothing waits without a bound: a rank that dies is noticed by its pidfd,
@@ -35,8 +35,6 @@ _MEETING_SECONDS = 90.0
 _VERDICT_SECONDS = 1.0
 """Until a loss that the engine's thread ran into is known by its cause."""
 _END_SECONDS = 5.0
-_LOOK_SECONDS = 0.05
-"""Between looks whether a rank that is waited for is lost."""
 
 
 class RankLost(DeviceLost):
@@ -51,6 +49,7 @@ class _Follower:
         self.reader = r.frame_reader()
         self.slabs: int | None = None
         self.joined = False
+        self.plans = 0
         self.kept = b""
         self.sending = threading.Lock()
 
@@ -152,10 +151,9 @@ class Ranks:
         """What stood on each follower's disk when it joined, as of kept_of()."""
         return [follower.kept for follower in self._followers]
 
-    def settle(self, value: int) -> None:
-        """Wait until every rank has counted that many steps. Raises RankLost."""
-        while not self.agreed.steps.wait_for(value, _LOOK_SECONDS):
-            self.check()
+    def have_run(self, plans: int) -> bool:
+        """Whether every follower has run that many plans to their ends."""
+        return all(follower.plans >= plans for follower in self._followers)
 
     def drew(self, number: int, checksum: int) -> None:
         """What the leader drew in that plan, to be compared with what the others did."""
@@ -275,7 +273,9 @@ class Ranks:
             case r.Ticked(value, ended):
                 self.agreed.report(follower.rank, value, ended)
             case r.PlanRun(number, checksum):
-                self._compare(follower.rank, number, checksum)
+                follower.plans = number + 1
+                if checksum is not None:
+                    self._compare(follower.rank, number, checksum)
             case r.RankFailed(reason):
                 self.lose(f"{follower.name} failed: {reason}")
             case r.Loaded(slabs):

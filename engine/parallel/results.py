@@ -15,13 +15,14 @@ from .checksum import checksum
 
 
 class ReportedResults:
-    """report: called with a plan's number and the checksum of what it drew, on the thread. check:
+    """report: called with a plan's number and the checksum of what it drew, if it drew anything, on
+    the thread. check:
     called before; raises where what was drawn is worthless. on_error: called once, on the thread,
     where any of them has raised."""
 
     def __init__(
         self,
-        report: Callable[[int, int], None],
+        report: Callable[[int, int | None], None],
         check: Callable[[], None],
         on_error: Callable[[], None],
     ) -> None:
@@ -34,7 +35,7 @@ class ReportedResults:
         self._thread.start()
 
     def follow(self, number: int, forward: InFlightForward) -> None:
-        """The forward of that plan is launched."""
+        """The plan is launched, whether it has rows or only copies."""
         self._flying.put((number, forward))
 
     def close(self) -> None:
@@ -51,8 +52,7 @@ class ReportedResults:
                 number, forward = item
                 drawn = forward.result()
                 self._check()
-                if len(drawn):
-                    self._report(number, checksum(drawn))
+                self._report(number, checksum(drawn) if len(drawn) else None)
         except Exception as error:
             self._error = error
             self._on_error()

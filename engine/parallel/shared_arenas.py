@@ -1,8 +1,8 @@
-"""The memory in which the arenas of a node's ranks lie, on a CPU: one region that the leader has as
-a whole, and of which each follower maps its own arena.
+"""What the arenas of a node's ranks lie in, as its leader has it.
 
 So one process, the leader's, is who writes to peers and whom peers write to: its death is the end
-of all writes of this node. Owns a mapping; the region ends with the last of them.
+of all writes of this node. On a CPU that is one region of shared memory, of which each follower
+maps its own arena: who made it owns a mapping, and it ends with the last of them.
 """
 
 import mmap
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tasuki.transfer.ranks.region import RankRegion
 from tasuki.transfer.ranks.spans import RankSpans
 
 from .agreed_steps import AgreedSteps
@@ -21,17 +22,24 @@ _NAME = "arenas"
 
 @dataclass(frozen=True)
 class SharedArenas:
-    """memory: uint8 [spans.region_bytes]. agreed: how far all ranks are."""
+    """agreed: how far all ranks are."""
 
-    memory: torch.Tensor
+    region: RankRegion
     spans: RankSpans
     agreed: AgreedSteps
+
+
+@dataclass(frozen=True)
+class HostArenas:
+    """The leader's. memory: uint8 [spans.region_bytes]."""
+
+    memory: torch.Tensor
     handle: int
 
     @staticmethod
-    def create(folder: Path, spans: RankSpans, agreed: AgreedSteps) -> "SharedArenas":
-        """The leader's, zeros. folder: where followers find it until all have met. Raises OSError
-        where there is no memory for it."""
+    def create(folder: Path, spans: RankSpans) -> "HostArenas":
+        """Zeros. folder: where followers find it until all have met. Raises OSError where there is
+        no memory for it."""
         handle = os.memfd_create("tasuki-arenas")
         try:
             os.ftruncate(handle, spans.region_bytes)
@@ -41,7 +49,7 @@ class SharedArenas:
         except BaseException:
             os.close(handle)
             raise
-        return SharedArenas(memory, spans, agreed, handle)
+        return HostArenas(memory, handle)
 
     def met(self) -> None:
         """Every follower has its arena: nobody else gets in. Once."""

@@ -18,6 +18,9 @@ _FEWEST_SLABS = 2
 """A state and the pages of one prompt."""
 
 
+_OF_ONE_RANK = ArenaKey(Place.HOST)
+
+
 def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
     """None where the config asks for none. layout: of one rank. Raises as host_slabs()."""
     if config.host_cache_gib is None:
@@ -28,9 +31,10 @@ def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
     return arena_below(layout, slabs, config.device)
 
 
-def arena_below(layout: CacheLayout, slabs: int, device: str) -> Arena:
+def arena_below(
+    layout: CacheLayout, slabs: int, device: str, key: ArenaKey = _OF_ONE_RANK
+) -> Arena:
     """Host memory below an arena on that device. Raises EngineConfigError."""
-    key = ArenaKey(Place.HOST)
     if device == "cpu":
         return Arena(layout, slabs, key=key)
     from .gpu.pinned_memory import pinned

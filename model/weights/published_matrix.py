@@ -75,6 +75,16 @@ class PublishedMatrix:
         self._take_input_scales(wanted=static_inputs and segment.kind is not Kind.NVFP4)
         return segment
 
+    @property
+    def rows_together(self) -> int:
+        """How many rows share scales, so that no part begins or ends among them. Raises
+        WeightsError."""
+        scale = self._beside.scale("_scale_inv") or self._beside.scale("_scale")
+        if self._dtype != "F8_E4M3" or scale is None:
+            return 1
+        _, (rows, _), kind = self._grid_of(scale)
+        return rows if kind is Kind.FP8_BLOCK else 1
+
     def _plain(self, dtype: torch.dtype, part: Part) -> Plain:
         self._check_shape(self._shape)
         for scale in self._beside.scales():

@@ -135,6 +135,15 @@ def has_draft_layer(directory: Path | str) -> bool:
         return source.has("mtp.fc.weight")
 
 
+def rows_together(directory: Path | str, config: ModelConfig) -> int:
+    """How many rows of the model's head share scales; 1: each has its own, or there are none.
+    Raises WeightsError, ModelConfigError."""
+    if config.tied:
+        return 1
+    with Checkpoint(Path(directory)) as source:
+        return source.published("lm_head.weight", (config.vocab, config.hidden)).rows_together
+
+
 _DIGESTED_AT_ONCE = 8
 """Files. A core digests 0.7 to 1.9 GB/s, and holds no interpreter's lock meanwhile."""
 
@@ -222,7 +231,7 @@ class Checkpoint:
         return len(self._tensors)
 
     def has(self, name: str) -> bool:
-        return Companions(self._published(name), self._tensors).values() is not None
+        return Companions(self._name_of(name), self._tensors).values() is not None
 
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
@@ -233,11 +242,15 @@ class Checkpoint:
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
+        published = self.published(name, shape)
+        return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
+
+    def published(self, name: str, shape: tuple[int, ...]) -> PublishedMatrix:
+        """As it is stored. Raises WeightsError."""
         try:
-            published = PublishedMatrix(self._tensors, self._published(name), shape)
+            return PublishedMatrix(self._tensors, self._name_of(name), shape)
         except MissingWeight as error:
             raise WeightsError(f"{self._directory}: {error}") from error
-        return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
         # What holds for the first one holds for all that are stored alike.
@@ -294,7 +307,7 @@ class Checkpoint:
         wanted = " or ".join(f"{prefix}embed_tokens.weight" for prefix in _OUTER)
         raise WeightsError(f"{self._directory}: tensor {wanted} is missing; is it a qwen3_5 model?")
 
-    def _published(self, name: str) -> str:
+    def _name_of(self, name: str) -> str:
         if not name.startswith(("lm_head.", "mtp.")):
             return self._prefix + name
         outer = _OUTER[self._prefix] + name

@@ -1,21 +1,23 @@
 """`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
+from tasuki.engine.accounting.stored_weights import Share, whole
 from tasuki.engine.build import with_context
 from tasuki.engine.build_ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
-from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder, with_draft_layer
 from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS
 from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.model.weights.safetensors_folder import check_kernels
+from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import Headings, option
 
@@ -62,21 +64,14 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
             "weights are stored: leave it out, or give a published name"
         )
     _check_folder(Path(name))
+    share: Share = whole
     if engine_config.tensor_parallel > 1:
-        model = _of_a_rank(model, engine_config)
+        shard = shard_of(engine_config, 0)
+        share = partial(ShardedSource, config=model, shard=shard)
+        model = shard.part(model)
     device = engine_config.usable_of(*gpu_bytes(config.gpu))
-    plan = MemoryPlan.of(model, engine_config, device, Role.FUSED, config.quantization)
+    plan = MemoryPlan.of(model, engine_config, device, Role.FUSED, config.quantization, share)
     return as_text(plan, engine_config)
-
-
-def _of_a_rank(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    if QuantizationConfig.load(Path(config.model)).method is not None:
-        raise EngineConfigError(
-            f"model {config.model} is quantised and tensor_parallel is {config.tensor_parallel}: "
-            "what a rank holds of its files is not counted; plan for a published name with "
-            "--quantization"
-        )
-    return shard_of(config, 0).part(model)
 
 
 def _check_folder(folder: Path) -> None:

@@ -88,9 +88,20 @@ def test_what_is_not_measured_of_ranks_is_refused(
         ["decode", *tiny, "--draft-layer", "auto"],
         ["decode", *tiny, "--constrained", "0.5"],
         ["prefill", *tiny, "--draft-layer", "auto"],
+        ["transfer", *tiny],
+        ["transfer", *tiny, "--parts", "goodput"],
     ):
         assert cli.main(["bench", *flags, "--tensor-parallel", "2"]) != 0
-        assert "tensor_parallel is measured with" in capsys.readouterr().err
+        assert "tensor_parallel is measured " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_nodes_of_one_and_of_two_ranks_hand_over(tmp_path: Path, tiny: list[str]) -> None:
+    flags = ["--parts", "nodes", "--tensor-parallel", "2", "--prompt", "150", "--repeats", "1"]
+    rows = run(tmp_path / "out.json", "transfer", *tiny, *flags)["rows"]
+    assert [row["name"].split(", ")[1] for row in rows] == ["2 ranks to 1", "1 ranks to 2"]
+    for row in rows:
+        assert row["extra"]["handed over"] == 1 and row["seconds"] >= 0
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")

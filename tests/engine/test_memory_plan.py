@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tasuki.cli import main as cli
+from tasuki.engine.accounting.auto_sizes import arena_slabs
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.accounting.stored_weights import weights_of
 from tasuki.engine.config import EngineConfig
@@ -25,10 +27,12 @@ from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.layers import ModelWeights, assemble, matrices, tensors
 from tasuki.model.weights.random_weights import RandomSource, random_weights
 from tasuki.model.weights.safetensors_folder import Checkpoint
+from tasuki.model.weights.sharding.shard import Shard
+from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.model.weights.weight_sizes import WeightSizes
 from tasuki.server.daemon.dry_run import GPUS
 from tests.harness.engines import TINY, tiny_parts
-from tests.harness.goldens import reference_dir
+from tests.harness.goldens import QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw
 
 H200 = GPUS["h200"] * MIB
@@ -249,6 +253,18 @@ def test_a_quantised_folder_is_counted_by_its_headers(tmp_path: Path) -> None:
         counted = on_a_gpu(assemble(model, stored, torch.bfloat16))
     assert weights_of(model, config).total == counted
     assert MemoryPlan.of(model, config, H200, Role.FUSED).weights == counted
+
+
+@pytest.mark.parametrize("name", [name for name in QUANTISED if name == "tp4-dense-fp8"])
+def test_a_rank_of_a_quantised_folder_is_counted_by_what_it_reads(name: str) -> None:
+    folder, shard = reference_dir(name), Shard(1, 2)
+    model = ModelConfig.load(folder)
+    part, share = shard.part(model), partial(ShardedSource, config=model, shard=shard)
+    with Checkpoint(folder) as stored:
+        counted = on_a_gpu(assemble(part, share(stored), torch.bfloat16))
+    config = EngineConfig(model=str(folder), dtype="bfloat16", device="cuda", tensor_parallel=2)
+    assert weights_of(part, config, share=share).total == counted
+    assert arena_slabs(config, part, Role.FUSED, H200, share) > 0
 
 
 def test_the_dry_run_counts_a_format(capsys: pytest.CaptureFixture[str]) -> None:

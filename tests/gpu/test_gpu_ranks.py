@@ -1,24 +1,28 @@
 """Models that two GPUs share: tokens of the goldens in float32, samplers and grammars as on a
-CPU, and the end of a node whose other rank is gone."""
+CPU, and the end of a node whose other rank is gone. What is refused as untried is tried here, one
+test a refusal (engine/parallel/device/untried.py): once it is green, that goes."""
 
 import os
 import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tasuki.engine import messages as m
+from tasuki.engine.parallel.device.untried import VARIABLE
 from tasuki.engine.parallel.ranks import RankLost
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.gpu import shapes
 from tests.harness.engines import Lone, engine_config, submit
-from tests.harness.goldens import BESIDE
+from tests.harness.goldens import BESIDE, QUANTISED, reference_dir
 from tests.harness.random_checkpoint import write_random_weights
 from tests.harness.rank_engines import rank_engine
-from tests.harness.rank_play import as_goldens_have_it, play
+from tests.harness.rank_pairs import handed_over_as_goldens_have_it, on_gpus
+from tests.harness.rank_play import as_goldens_have_it, golden_cases, play
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -34,6 +38,64 @@ GOLDENS = [name for name in ("tp4-dense", "tiny-dense") if (BESIDE / name).is_di
 @pytest.mark.parametrize("name", GOLDENS)
 def test_goldens(name: str) -> None:
     as_goldens_have_it(name, 2, False, device="cuda", max_batch=4)
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_experts(by_expert: bool) -> None:
+    as_goldens_have_it("tiny-moe", 2, by_expert, device="cuda", max_batch=4)
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("name", [name for name in QUANTISED if name == "tp4-dense-fp8"])
+def test_quantised_weights(name: str) -> None:
+    as_goldens_have_it(name, 2, False, device="cuda", max_batch=4)
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("speculate", ["prediction", "mtp"])
+def test_drafts(speculate: str) -> None:
+    """Each answer of the golden, whose own tokens are proposed, or what the draft layer guesses,
+    and draws with a temperature and from some of the likeliest tokens among them."""
+    cases = golden_cases("tp4-dense")
+    drafts = {"speculate": speculate, "draft_tokens": 3, "prefill_chunk_tokens": 64}
+    noisy = {"max_new_tokens": 12, "ignore_eos": True, "seed": 7, "temperature": 1.0}
+    hot, top = SamplingParams(**noisy), SamplingParams(**noisy | {"top_k": 20})
+    alone = Lone(engine_config(reference_dir("tp4-dense"), speculate="off"))
+    with rank_engine(reference_dir("tp4-dense"), **ON_GPUS | drafts) as engine:
+        for name, (prompt, greedy) in cases.items():
+            given = np.array(greedy if speculate == "prediction" else (), dtype=np.int32)
+            engine.post(submit(name, prompt, len(greedy), prediction=given))
+        engine.run()
+        for name, (_, greedy) in cases.items():
+            assert engine.tokens(name) == greedy, name
+            assert engine.finished(name).usage.drafted_tokens > 0
+        for name, sampling in (("hot", hot), ("top", top)):
+            for node in (alone, engine):
+                node.post(submit(name, cases["long"][0], 0, sampling=sampling))
+                node.run()
+            assert engine.tokens(name) == alone.tokens(name), name
+        engine.assert_at_rest()
+
+
+@pytest.mark.usefixtures("untried")
+def test_keys_and_values_as_fp8_rows(model: Path) -> None:
+    prompt = np.random.default_rng(1).integers(3, shapes.VOCAB, 200).tolist()
+    changes = {"kv_dtype": "fp8", "prefill_chunk_tokens": 64}
+    expected = Lone(engine_config(model, **changes)).ask("r", prompt, 12)
+    with rank_engine(model, **ON_GPUS | changes) as engine:
+        assert engine.ask("r", prompt, 12) == expected
+
+
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 2), (2, 2)])
+def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
+    handed_over_as_goldens_have_it("tp4-dense", senders, receivers, on_gpus)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.harness.rank_engines import rank_engine
 
 
 def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool, **changes: object) -> None:
-    cases = {case: found for case, found in _cases(name).items()}
+    cases = golden_cases(name)
     folder = reference_dir(name)
     with rank_engine(
         folder, tensor_parallel=ranks, expert_parallel=expert_parallel, **changes
@@ -25,7 +25,8 @@ def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool, **changes: 
         engine.assert_at_rest()
 
 
-def _cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
+def golden_cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
+    """By name: a prompt and its greedy tokens."""
     document = json.loads((reference_dir(name) / "golden.json").read_text())
     return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
 

@@ -53,16 +53,20 @@ class ThreadExchange:
 
 
 def rank_models(
-    name: str, ranks: int, experts: ExpertCut = ExpertCut.BY_WIDTH, draft_layers: int = 0
+    name: str,
+    ranks: int,
+    experts: ExpertCut = ExpertCut.BY_WIDTH,
+    draft_layers: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[ThreadExchange, list[Qwen35Model]]:
-    """Of a golden in float32, each with its own slices of the files."""
+    """Of a golden, each with its own slices of the files."""
     folder = reference_dir(name)
     config = replace(ModelConfig.load(folder), draft_layers=draft_layers)
     exchange = ThreadExchange(ranks)
     models = []
     for rank in range(ranks):
         shard = Shard(rank, ranks, experts)
-        weights = load_weights(folder, config, torch.float32, shard=shard)
+        weights = load_weights(folder, config, dtype, shard=shard)
         part = shard.part(config)
         backend = TorchBackend(part, exchange.sum_of(rank))
         models.append(Qwen35Model(part, weights, backend, exchange.gather_of(rank)))

@@ -114,3 +114,32 @@ def test_rows_past_the_count_change_nothing(device: torch.device) -> None:
     x[tokens - 2 :] = torch.nan
     padded = moe(x, weights, CONFIG, count(tokens - 2, device))[: tokens - 2]
     torch.testing.assert_close(padded, alone, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("tokens", [2, MANY])
+def test_ranks_with_experts_of_their_own_add_up_to_all(
+    tokens: int, phase: Phase, device: torch.device
+) -> None:
+    """But for the shared expert, which each of these has whole."""
+    published_layer = layer(BLOCK, BLOCK, CONFIG, torch.bfloat16)
+    weights = on_device(published_layer, device)
+    x, rows = noise(3, tokens, CONFIG.hidden).bfloat16().to(device), count(tokens, device)
+    whole = moe(x, weights, CONFIG, rows, phase=phase).float()
+    total = torch.zeros_like(whole)
+    for held in (range(2), range(2, 6)):
+        taken = slice(held.start, held.stop)
+        gate_up, down = (
+            Matrix(
+                tuple(segment.each(lambda t, taken=taken: t[taken]) for segment in part.segments)
+            )
+            for part in (weights.gate_up, weights.down)
+        )
+        own = replace(weights, gate_up=gate_up, down=down)
+        config = replace(CONFIG, feed_forward=replace(SHAPE, held=held))
+        total += moe(x, own, config, rows, phase=phase).float()
+    shared = published_layer.shared
+    gate = published_layer.shared_gate.float()
+    beside = gated_shared(x.float().cpu(), exact(shared.gate_up), exact(shared.down), gate)
+    assert relative((total - whole).cpu(), beside) < 0.05

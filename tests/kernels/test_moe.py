@@ -202,6 +202,55 @@ def test_bf16_paths_agree_with_the_twin(tokens: int, device: torch.device) -> No
     assert int((error > 0.02).sum()) <= tokens // 10
 
 
+def part_of(weights: MoeWeights, held: range) -> MoeWeights:
+    """What a rank that has those experts has of a layer; of the shared one, all."""
+    taken = slice(held.start, held.stop)
+    gate_up, down = (Matrix.of(each.plain[taken]) for each in (weights.gate_up, weights.down))
+    return replace(weights, gate_up=gate_up, down=down)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [2, FEW_TOKENS + 5])
+def test_ranks_with_experts_of_their_own_add_up_to_all(
+    tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(tokens)
+    config = shaped(40, 5, 3, 16, 8)
+    shape = config.feed_forward
+    assert isinstance(shape, MoeShape)
+    weights = random_layer(config, dtype, device)
+    x = torch.randn(tokens, config.hidden).to(dtype).to(device)
+    rows = count(tokens, device)
+    want = moe(x, weights, config, rows).float()
+    # The shared expert, which each of these has whole, once less.
+    shared = weights.shared
+    gated = gated_shared(
+        x.float().cpu(),
+        Matrix.of(shared.gate_up.plain.float().cpu()),
+        Matrix.of(shared.down.plain.float().cpu()),
+        weights.shared_gate.float().cpu(),
+    )
+    total = -gated.to(device)
+    for held in (range(2), range(2, 5)):
+        of_rank = replace(config, feed_forward=replace(shape, held=held))
+        total += moe(x, part_of(weights, held), of_rank, rows).float()
+    bound = 1e-5 if dtype is torch.float32 else 0.03
+    torch.testing.assert_close(total, want, rtol=bound, atol=bound)
+
+
+def test_the_choice_of_a_rank_is_that_of_all(device: torch.device) -> None:
+    torch.manual_seed(2)
+    logits, rows = torch.randn(9, 12, device=device), count(9, device)
+    whole = choose(logits, 4, rows)
+    for held in (range(5), range(5, 12)):
+        part = choose(logits, 4, rows, held)
+        here = (whole.experts >= held.start) & (whole.experts < held.stop)
+        assert torch.equal(part.experts[here], whole.experts[here] - held.start)
+        assert torch.equal(part.weights[here], whole.weights[here])
+        assert bool((part.experts[~here] == len(held)).all() and (part.weights[~here] == 0).all())
+
+
 # numpy, which interprets kernels on a CPU, reports arithmetic on what padding holds.
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
 def test_rows_past_the_count_change_nothing(device: torch.device) -> None:

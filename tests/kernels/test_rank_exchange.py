@@ -104,6 +104,17 @@ def test_sums_and_gathers(shape: tuple[int, int], dtype: torch.dtype, device: to
     assert not boxes.flags(RANK)[RANK].any(), "it waits for itself"
 
 
+def test_what_the_leader_drew(device: torch.device) -> None:
+    """Numbers of 32 bits, whatever a float of these bits would be."""
+    boxes = Boxes.empty(device)
+    ranks = PeerCollectives(boxes.mailboxes, timeout=1)
+    numbers = torch.randint(-(1 << 31), 1 << 31, (RANKS, 3, 8), dtype=torch.int64).int()
+    for writer in (0, 2):
+        boxes.arrive(writer, 1, numbers[writer].view(1, -1))
+    assert torch.equal(ranks.of_leader(numbers[RANK].to(device)).cpu(), numbers[0])
+    ranks.check()
+
+
 def test_rank_order_matters_to_these_parts() -> None:
     parts = [part_of(rank, 1, (5, 4096), torch.float32) for rank in range(RANKS)]
     assert not torch.equal((parts[0] + parts[1]) + parts[2], (parts[2] + parts[1]) + parts[0])

@@ -177,6 +177,20 @@ def test_a_refused_size_names_those_that_would_do() -> None:
         Shard(0, 6).part(uneven)
 
 
+def test_a_dense_model_has_no_experts_to_share_out() -> None:
+    with pytest.raises(UnfitSize, match="no experts to share out: leave --expert-parallel out"):
+        Shard(0, 2, EXPERT).part(published_or_folder("9b"))
+
+
+def test_a_head_is_cut_between_what_shares_a_scale_or_not_at_all() -> None:
+    config = published_or_folder("9b")
+    heads = [replace(config, head_block=block) for block in (1, 128)]
+    assert [Shard(1, 4).part(head).head_rows for head in heads] == [range(62080, 124160)] * 2
+    assert [Shard(1, 8).part(head).head_rows for head in heads] == [range(31040, 62080), None]
+    name = "lm_head.weight"
+    assert cut_of(heads[0], Shard(1, 8), name) and cut_of(heads[1], Shard(1, 8), name) is None
+
+
 def test_a_share_is_even_or_a_copy() -> None:
     assert [share(8, 4, rank) for rank in range(4)] == [
         range(0, 2), range(2, 4), range(4, 6), range(6, 8),

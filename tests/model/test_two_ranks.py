@@ -7,7 +7,15 @@ from torch import Tensor
 
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.sharding.shard import ExpertCut
-from tests.harness.goldens import MODELS, QUANTISED, Request, Workspace, load_model
+from tests.harness.goldens import (
+    MODELS,
+    QUANTISED,
+    Golden,
+    Request,
+    Workspace,
+    golden,
+    load_model,
+)
 from tests.harness.thread_ranks import rank_models, run_ranks
 
 STEPS = 6
@@ -60,6 +68,36 @@ def test_ranks_that_add_up_in_the_hook_answer_as_one(
         for layer, want in enumerate(getattr(one.workspace.arena, view)):
             together = torch.cat([share[layer][id] for share, id in of_ranks], heads)
             torch.testing.assert_close(together, want[ids(one, view)], atol=1e-4, rtol=1e-4)
+
+
+def errors(model: Qwen35Model, case: Golden, exact: list[Tensor]) -> tuple[float, int]:
+    """How far its logits are from those, behind the prompt and each token of the golden answer, and
+    how many of them are largest where the golden's are."""
+    request = Request(Workspace(model), len(case.prompt) + len(case.greedy))
+    far, agreed = 0.0, 0
+    runs = [case.prompt, *([token] for token in case.greedy[:-1])]
+    for run, token, want in zip(runs, case.greedy, exact, strict=True):
+        logits = request.forward(run)
+        far = max(far, float((logits - want).abs().max()))
+        agreed += int(logits.argmax()) == token
+    return far, agreed
+
+
+def test_two_ranks_are_as_near_in_bf16_as_one_is() -> None:
+    """The bound: at most twice as far from float32's logits as one rank's, which rounds at the
+    same places but for the sums of two parts, and the golden's share of equal choices."""
+    name, case = "tiny-dense", golden("tiny-dense", "long")
+    one = load_model(name)
+    request = Request(Workspace(one), len(case.prompt) + len(case.greedy))
+    runs = [case.prompt, *([token] for token in case.greedy[:-1])]
+    exact = [request.forward(run) for run in runs]
+    alone, _ = errors(load_model(name, torch.bfloat16), case, exact)
+    exchange, models = rank_models(name, 2, dtype=torch.bfloat16)
+    found = run_ranks(exchange, models, lambda model: errors(model, case, exact))
+    assert found[0] == found[1]
+    far, agreed = found[0]
+    assert 0 < far <= 2 * alone, f"{far}, and {alone} of one rank"
+    assert agreed >= case.tolerance["bf16_argmax_agreement_min"] * len(runs), agreed
 
 
 def ids(request: Request, view: str) -> int:

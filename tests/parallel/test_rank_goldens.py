@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tasuki.engine import messages as m
 from tasuki.model.config import ModelConfig, MoeShape
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.quantise.codecs import fp8_block
+from tasuki.model.weights.safetensors_folder import rows_together
 from tasuki.model.weights.sharding.shard import ExpertCut, fitting_sizes
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import BESIDE, MODELS, OWN_MODELS, QUANTISED, reference_dir
@@ -81,6 +84,23 @@ def test_a_grammar(random_model: Path) -> None:
                 node.engine._grammars.wait()
             told.append(node.tokens("r"))
     assert told[0] == told[1] and len(told[0]) >= 5
+
+
+def test_a_head_whose_blocks_no_cut_parts_is_whole_on_every_rank(tmp_path: Path) -> None:
+    model = write_random_weights(tmp_path, dense_raw())
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    coded = fp8_block(tensors.pop("lm_head.weight"))
+    save_file(tensors | {f"lm_head.{name}": values for name, values in coded.items()}, file)
+    assert rows_together(tmp_path, model) == 128 and model.vocab % (2 * 128)
+    prompt = np.random.default_rng(1).integers(3, 160, 100).tolist()
+    noisy = SamplingParams(max_new_tokens=12, temperature=1.0, seed=5)
+    found = []
+    with rank_engine(tmp_path, tensor_parallel=2) as engine:
+        for node in (Lone(engine_config(tmp_path)), engine):
+            node.post(submit("noisy", prompt[:20], 0, sampling=noisy))
+            found.append((node.ask("r", prompt, 12), node.tokens("noisy")))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe", "moe by expert"])

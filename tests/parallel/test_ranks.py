@@ -13,17 +13,17 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from tasuki.engine.build import count_idle_plan
 from tasuki.engine.forward_plan import COLUMNS, ForwardPlan, decode_plan, plan_rows
 from tasuki.engine.messages.types import Message
 from tasuki.engine.parallel import messages as r
-from tasuki.engine.parallel.agreed_steps import AgreedSteps, ReportedSteps
+from tasuki.engine.parallel.agreed_steps import AgreedSteps
 from tasuki.engine.parallel.checksum import checksum
 from tasuki.engine.parallel.collectives import RankSilent
 from tasuki.engine.parallel.follower import LeaderGone, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.rank_process import RankProcess
 from tasuki.engine.parallel.ranks import RankLost, Ranks
+from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.model.ops.sampling.reference import Sampled
 from tests.harness.manual_clock import ManualClock
@@ -225,44 +225,37 @@ def test_checksums_tell_tokens_drafts_and_guesses_apart() -> None:
     assert len({checksum(item) for item in (one, behind, guessed, other)}) == 4
 
 
-class Idle:
-    """A runner of plans that only copy."""
+class Launched:
+    """A runner whose device has run all that was launched."""
 
     ticks = 0
 
     def launch(self, plan: ForwardPlan) -> None:
         return None
 
+    def record_event(self) -> Event:
+        return lambda: True
 
-def test_a_plan_without_rows_ends_when_the_slowest_rank_has_run_it(
+
+def test_an_event_has_passed_once_every_rank_has_run_what_was_launched_before(
     cast: Callable[..., Cast],
 ) -> None:
+    """What a forward does behind its last collective a rank may still be at while the leader has
+    ended it: a draft layer's entries, and all of a plan that only copies."""
     found = cast(2)
-    ranks, agreed = found.ranks, found.ranks.agreed
-    own = ReportedSteps(partial(agreed.report, 0))
-    ended = threading.Event()
-
-    def idle_plan_ended() -> None:
-        count_idle_plan(own)
-        ranks.settle(own.value)
-        ended.set()
-
-    runner = LeaderRunner(Idle(), ranks, idle_plan_ended)  # type: ignore[arg-type]
-    thread = threading.Thread(target=runner.launch, args=(ForwardPlan(0),))
-    thread.start()
-    found.puppets[0].say(r.Ticked(1, True))
-    until(lambda: agreed._values == [1, 1, 0], agreed._values)
-    assert not ended.is_set() and agreed.steps.value == 0
-    found.puppets[1].say(r.Ticked(1, True))
-    thread.join(HANG_SECONDS)
-    assert ended.is_set() and agreed.steps.value == 1
-
-
-def test_nobody_waits_for_the_step_of_a_rank_that_is_gone(cast: Callable[..., Cast]) -> None:
-    found = cast()
-    os.kill(found.pids[0], signal.SIGKILL)
-    with pytest.raises(RankLost, match=r"rank 1 .* has ended"):
-        found.ranks.settle(1)
+    runner = LeaderRunner(Launched(), found.ranks)  # type: ignore[arg-type]
+    assert runner.record_event()()
+    for number in range(3):
+        runner.launch(ForwardPlan(number))
+    event = runner.record_event()
+    runner.launch(ForwardPlan(3))
+    found.puppets[0].say(*(r.PlanRun(number, None) for number in range(4)))
+    found.puppets[1].say(r.PlanRun(0, None), r.PlanRun(1, None))
+    until(lambda: found.ranks.have_run(2), "it was not read")
+    assert not event()
+    found.puppets[1].say(r.PlanRun(2, None))
+    until(event, "the slowest rank has run it")
+    assert not runner.record_event()() and not found.ranks._checksums
 
 
 def test_ranks_are_as_far_as_the_slowest_and_a_forward_ends_with_its_last() -> None:
@@ -343,12 +336,13 @@ class Flight:
 
     idle_seconds = busy_seconds = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int) -> None:
         self.lets_go = threading.Event()
+        self.rows = rows
 
     def result(self) -> DrawnTokens:
         assert self.lets_go.wait(HANG_SECONDS)
-        return DrawnTokens.of([Sampled(3, -0.1, 1.0)])
+        return DrawnTokens.of([Sampled(3, -0.1, 1.0)] * self.rows)
 
 
 class Launching:
@@ -371,15 +365,12 @@ class Launching:
     def prepare(self) -> None:
         return
 
-    def idle_plan_ended(self) -> None:
-        raise AssertionError("every plan has a row")
-
     def check(self) -> None:
         if self.silent:
             raise RankSilent("rank 1 waited in vain")
 
     def launch(self, plan: ForwardPlan) -> Flight:
-        self.flights.append(Flight())
+        self.flights.append(Flight(len(plan.rows)))
         return self.flights[-1]
 
 
@@ -395,11 +386,13 @@ def test_a_follower_launches_the_next_plan_while_one_runs() -> None:
         ours.sendall(r.frame(r.Join(5)))
         for number in (0, 1):
             ours.sendall(r.frame(r.RunPlan(plan_of_a_row(number))))
-        until(lambda: len(rank.flights) == 2, "the second waits for the first")
+        ours.sendall(r.frame(r.RunPlan(ForwardPlan(2).encode())))
+        until(lambda: len(rank.flights) == 3, "the second waits for the first")
+        rank.flights[2].lets_go.set()
         rank.flights[1].lets_go.set()
         rank.flights[0].lets_go.set()
         drawn = checksum(DrawnTokens.of([Sampled(3, -0.1, 1.0)]))
-        assert ran(ours, 2) == [r.PlanRun(0, drawn), r.PlanRun(1, drawn)]
+        assert ran(ours, 3) == [r.PlanRun(0, drawn), r.PlanRun(1, drawn), r.PlanRun(2, None)]
         ours.sendall(r.frame(r.EndRank()))
         until(lambda: status == [0], status)
 

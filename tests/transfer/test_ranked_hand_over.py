@@ -18,6 +18,7 @@ from tasuki.pycache.shares import share
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import DigestMismatch, TransferError, TransportError, WindowsMissing
 from tasuki.transfer.ranks.head_rows import HeadRows
+from tasuki.transfer.ranks.region import HostRegion
 from tasuki.transfer.ranks.spans import RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
@@ -111,8 +112,8 @@ class RankedNode:
             )
         else:
             self.plane = DataPlane.of_ranks(
-                *(self.memory, self.spans, "w", self.transport, "loopback", "n"),
-                begun=lambda: self.steps.value,
+                HostRegion(self.memory, self.layout),
+                *(self.spans, "w", self.transport, "loopback", "n"),
             )
 
     def views(
@@ -300,15 +301,6 @@ def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
             placed = ArenaWindow(ROOM, GENERATION, header, pages, state)
             changed += target.digester.digest_rows(rows.of_window(placed)) != window.digest
         assert changed == 1
-
-
-def test_what_was_computed_before_waits_for_the_slowest_rank() -> None:
-    with ranked_pair(2, 1) as pair:
-        ahead = 4
-        pair.source.plane.window_source._begun = lambda: ahead  # type: ignore[attr-defined]
-        source = pair.source.plane.window_source
-        plan = FinishedLayers.long_finished(0, (0,), 0)
-        assert {window.tick for window in source.windows(plan, [(0, 2), (2, 5)], 0)} == {ahead}
 
 
 def test_a_peer_of_ranks_that_cannot_be_or_that_has_less_memory_is_refused() -> None:

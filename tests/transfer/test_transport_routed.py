@@ -9,13 +9,13 @@ import torch
 
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.transports.base import TransferState, Transport
+from tasuki.transfer.transports.base import RankMemory, Region, TransferState, Transport
 from tasuki.transfer.transports.factory import KINDS, build_transport
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.transports.multi import RoutedTransport
 from tasuki.transfer.transports.nvlink.cuda_ipc import Export
 from tasuki.transfer.transports.nvlink.mailbox import MailboxAddress
-from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
+from tasuki.transfer.transports.nvlink.peer_address import PeerAddress, PeerArena
 
 SIZE = 4096
 
@@ -99,9 +99,9 @@ def test_peer_copy_says_why_it_cannot_serve_host_memory() -> None:
 def test_a_peer_address_survives_the_wire_and_other_bytes_do_not() -> None:
     address = PeerAddress(
         process=ProcessIdentity.own(),
-        gpu="GPU-1",
-        arena=Export(bytes(range(64)), 512),
+        arenas=tuple(PeerArena(gpu, Export(bytes(range(64)), 512)) for gpu in ("GPU-1", "GPU-2")),
         size=1 << 40,
+        stride=1 << 41,
         gate=Export(bytes(64), 0),
         mailbox=MailboxAddress("tasuki-1", b"sixteen bytes..!"),
     )
@@ -109,3 +109,32 @@ def test_a_peer_address_survives_the_wire_and_other_bytes_do_not() -> None:
     for wrong in (b"", b"[]", b"{}", address.pack().replace(b'"size"', b'"sighs"')):
         with pytest.raises(TransportError, match="cannot be read"):
             PeerAddress.unpack(wrong)
+    packed = json.loads(address.pack())
+    for change in (
+        {"arenas": []},
+        {"arenas": [["GPU-1", "00", 0]]},
+        {"arenas": "GPU-1"},
+        {"stride": (1 << 40) - 1},
+        {"size": 0, "stride": 0},
+    ):
+        with pytest.raises(TransportError, match="cannot be read"):
+            PeerAddress.unpack(json.dumps(packed | change).encode())
+
+
+class OfRanks(LoopbackTransport):
+    def register_ranks(self, arenas: object, size: int, stride: int) -> Region:
+        return Region(0, size)
+
+
+def test_ranks_with_a_gpu_each_go_by_what_reaches_them_all() -> None:
+    arenas = [RankMemory(4096, b"", 0, "GPU-1")] * 2
+    fabric = LoopbackFabric()
+    one = LoopbackTransport(fabric, "one")
+    with pytest.raises(TransportError, match="give --transport peer_copy"):
+        one.register_ranks(arenas, 16, 32)
+    both = RoutedTransport({"one": one, "ranks": OfRanks(fabric, "ranks")})
+    assert both.register_ranks(arenas, 16, 32) == Region(0, 16)
+    assert [*both._members] == ["ranks"]
+    neither = RoutedTransport({"one": LoopbackTransport(fabric, "two")})
+    with pytest.raises(TransportError, match="one: ranks with a GPU each"):
+        neither.register_ranks(arenas, 16, 32)

@@ -1,12 +1,11 @@
 """Windows between nodes of which one at least has several ranks: bytes leave from where each rank
 has them, straight to where each of the receiver's ranks wants them.
 
-As WindowSource. Thread rule: as there. Invariant: no window leaves before every rank of this node
-has written what it holds.
+As WindowSource. Thread rule: as there. REQUIRES: what is long finished was so on every rank of this
+node when it was planned; for what is not, the sender's counter has the slowest rank's steps.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination, granted_pages
@@ -29,16 +28,12 @@ class RankedSource:
         ours: RankSpans,
         theirs: RankSpans,
         digester: Digester,
-        begun: Callable[[], int] | None = None,
     ) -> None:
-        """digester: of the region. begun: ticks of the forwards that some rank of this node has
-        begun, on the thread that plans; None: a forward's end is all ranks', as there is one.
-        Raises ValueError where the heads cannot be shared out."""
+        """digester: of the region. Raises ValueError where the heads cannot be shared out."""
         self.digester = digester
         self._ours = ours
         self._pieces = RankedPieces(ours, theirs)
         self._rows = HeadRows(ours, theirs.ranks)
-        self._begun = begun
 
     @property
     def sizes(self) -> UnitSizes:
@@ -46,16 +41,12 @@ class RankedSource:
         return self._ours.layout
 
     def toward(self, theirs: RankSpans, slabs: int) -> "RankedSource":
-        return RankedSource(self._ours, theirs, self.digester, self._begun)
+        return RankedSource(self._ours, theirs, self.digester)
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
     ) -> list[Window]:
-        found = cut(plan, runs, first_sequence)
-        if plan.is_long_finished and self._begun is not None:
-            # By the rank that plans; another one may still be at it.
-            found = [replace(window, tick=self._begun()) for window in found]
-        return found
+        return cut(plan, runs, first_sequence)
 
     def has_room(self, peer: str) -> bool:
         return True

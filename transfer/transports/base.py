@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounter, WriteLease
+from tasuki.transfer.errors import TransportError
 from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.transfer.windows.units import TransferUnits
@@ -28,6 +29,17 @@ class Region:
 
     address: int
     size: int
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """A rank's arena on its GPU. address: in this process. handle: what another process maps its
+    allocation by, in which it lies at `offset`; gpu: the UUID of its GPU."""
+
+    address: int
+    handle: bytes
+    offset: int
+    gpu: str
 
 
 class TransferState(Enum):
@@ -148,6 +160,14 @@ class Transport(ABC):
         units: what pieces will mostly be made of, here and at every peer, so that it can be
         prepared; without it nothing is.
         """
+
+    def register_ranks(self, arenas: "Sequence[RankMemory]", size: int, stride: int) -> Region:
+        """As register(), of arenas of `size` bytes that are `stride` apart in the region and
+        anywhere in memory. Raises TransportError where there must be one."""
+        raise TransportError(
+            "ranks with a GPU each are written between by peer_copy alone: give --transport "
+            "peer_copy, with both nodes on one host"
+        )
 
     @abstractmethod
     def metadata(self) -> bytes:

@@ -21,6 +21,7 @@ from .base import (
     HeldTransfer,
     HeldWrite,
     Holding,
+    RankMemory,
     Region,
     Transfer,
     TransferState,
@@ -135,6 +136,21 @@ class RoutedTransport(Transport):
         for member in self._members.values():
             member.register(address, size, units)
         return Region(address, size)
+
+    def register_ranks(self, arenas: Sequence[RankMemory], size: int, stride: int) -> Region:
+        """Of the members that can; the others are let go of."""
+        reasons = []
+        for name, member in [*self._members.items()]:
+            try:
+                region = member.register_ranks(arenas, size, stride)
+            except TransportError as error:
+                reasons.append(f"{name}: {error}")
+                member.close()
+                del self._members[name]
+                self._asked.pop(name, None)
+        if not self._members:
+            raise TransportError("; ".join(reasons))
+        return region
 
     def metadata(self) -> bytes:
         parts = {name: member.metadata().hex() for name, member in self._members.items()}

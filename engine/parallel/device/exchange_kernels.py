@@ -142,55 +142,7 @@ def _give_up(state, words, PLACES: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["words", "spins"])
-def sum_kernel(
-    partial,
-    output,
-    mailboxes,
-    state,
-    words,
-    count,
-    spins,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BYTES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    """output [count]: the sum of all ranks' partial [count]; may be the same memory. mailboxes
-    [RANKS] int64: addresses; state [PLACES + 1] int32: rounds so far of each program, and whether a
-    wait was given up; words: address of the host's, see Mailboxes."""
-    program = tl.program_id(0)
-    wait_for_inputs(DEPENDENT)
-    round = tl.load(state + program)
-    left = tl.where(tl.load(state + PLACES) != 0, 0, spins)
-    mailbox = tl.load(mailboxes + RANK)
-    begin = program * CHUNK
-    while begin < count:
-        round += 1
-        at = begin + tl.arange(0, CHUNK)
-        inside = at < count
-        own = tl.load(partial + at, mask=inside, other=0.0)
-        _give(own, inside, partial, mailboxes, round, RANK, RANKS, PLACES, CHUNK, BYTES)
-        arrived = True
-        total = tl.zeros([CHUNK], tl.float32)
-        for peer in tl.static_range(RANKS):
-            if peer == RANK:
-                part = own
-            else:
-                arrived = arrived & _wait(mailbox, peer, round, left, words, PLACES)
-                part = _received(mailbox, peer, inside, partial, round, RANKS, PLACES, CHUNK, BYTES)
-            total = part.to(tl.float32) if peer == 0 else total + part.to(tl.float32)
-        if not arrived:
-            left = left * 0
-            _give_up(state, words, PLACES)
-        tl.store(output + at, total.to(output.dtype.element_ty), mask=inside)
-        begin += tl.num_programs(0) * CHUNK
-    tl.store(state + program, round)
-
-
-@triton.jit(do_not_specialize=["words", "spins"])
-def gather_kernel(
+def exchange_kernel(
     partial,
     output,
     mailboxes,
@@ -206,8 +158,10 @@ def gather_kernel(
     BYTES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """output [rows, RANKS, columns]: all ranks' partial [rows, columns] of count elements; the rest
-    as of sum_kernel."""
+    """All ranks' partial, of count elements. columns None: output [count] is their sum, and may be
+    the same memory; else partial is [rows, columns], and output [rows, RANKS, columns] has them
+    side by side. mailboxes [RANKS] int64: addresses; state [PLACES + 1] int32: rounds so far of
+    each program, and whether a wait was given up; words: address of the host's, see Mailboxes."""
     program = tl.program_id(0)
     wait_for_inputs(DEPENDENT)
     round = tl.load(state + program)
@@ -220,18 +174,26 @@ def gather_kernel(
         inside = at < count
         own = tl.load(partial + at, mask=inside, other=0.0)
         _give(own, inside, partial, mailboxes, round, RANK, RANKS, PLACES, CHUNK, BYTES)
-        to = (at // columns).to(tl.int64) * (RANKS * columns) + at % columns
         arrived = True
+        total = tl.zeros([CHUNK], tl.float32)
+        to = at.to(tl.int64)
+        if columns is not None:
+            to = (at // columns).to(tl.int64) * (RANKS * columns) + at % columns
         for peer in tl.static_range(RANKS):
             if peer == RANK:
                 part = own
             else:
                 arrived = arrived & _wait(mailbox, peer, round, left, words, PLACES)
                 part = _received(mailbox, peer, inside, partial, round, RANKS, PLACES, CHUNK, BYTES)
-            tl.store(output + to + peer * columns, part, mask=inside)
+            if columns is not None:
+                tl.store(output + to + peer * columns, part, mask=inside)
+            else:
+                total = part.to(tl.float32) if peer == 0 else total + part.to(tl.float32)
         if not arrived:
             left = left * 0
             _give_up(state, words, PLACES)
+        if columns is None:
+            tl.store(output + to, total.to(output.dtype.element_ty), mask=inside)
         begin += tl.num_programs(0) * CHUNK
     tl.store(state + program, round)
 
@@ -239,10 +201,11 @@ def gather_kernel(
 def compile_specs() -> list[KernelSpec]:
     """Rank 1 of 2."""
 
-    def spec(name: str, kernel: object, dtype: str, size: int, **more: str) -> KernelSpec:
+    def spec(name: str, dtype: str, size: int, *, gathers: bool) -> KernelSpec:
+        columns = {"columns": "i32:16"} if gathers else {}
         return KernelSpec(
             name=name,
-            kernel=kernel,
+            kernel=exchange_kernel,
             signature={
                 "partial": f"*{dtype}",
                 "output": f"*{dtype}",
@@ -250,7 +213,7 @@ def compile_specs() -> list[KernelSpec]:
                 "state": "*i32",
                 "words": "i64",
                 "count": "i32:16",
-                **more,
+                **columns,
                 "spins": "i32",
             },
             constants={
@@ -260,13 +223,13 @@ def compile_specs() -> list[KernelSpec]:
                 "CHUNK": CHUNK_BYTES // size,
                 "BYTES": CHUNK_BYTES,
                 "DEPENDENT": True,
-            },
+            }
+            | ({} if gathers else {"columns": None}),
             num_warps=WARPS,
         )
 
     return [
-        spec("ranks_sum_bf16", sum_kernel, "bf16", 2),
-        spec("ranks_sum_fp32", sum_kernel, "fp32", 4),
-        spec("ranks_gather_bf16", gather_kernel, "bf16", 2, columns="i32:16"),
-        spec("ranks_gather_fp32", gather_kernel, "fp32", 4, columns="i32:16"),
+        spec(f"ranks_{'gather' if gathers else 'sum'}_{dtype}", dtype, size, gathers=gathers)
+        for gathers in (False, True)
+        for dtype, size in (("bf16", 2), ("fp32", 4))
     ]

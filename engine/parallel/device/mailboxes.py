@@ -4,21 +4,17 @@ Owns this rank's, and the mappings of the others', until the process ends: a pee
 under way there until then. Knows nothing of what travels. Made on the thread of the forward.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tasuki.engine.parallel.collectives import RankSilent
+from tasuki.engine.parallel.collectives import Exchange, RankSilent
 from tasuki.transfer.transports.nvlink.cuda_ipc import HANDLE_BYTES, CudaIpc, Export
 
 from .exchange_kernels import PLACES, mailbox_bytes
 
 _OFFSET_BYTES = 8
-
-Exchange = Callable[[bytes], list[bytes]]
-"""Gives these bytes to all ranks, and returns all ranks', as many of each, in rank order."""
 
 
 @dataclass(frozen=True)

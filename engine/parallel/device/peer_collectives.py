@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tasuki.utils.triton.dependent_launch import dependent
 
-from .exchange_kernels import CHUNK_BYTES, PLACES, WARPS, gather_kernel, sum_kernel
+from .exchange_kernels import CHUNK_BYTES, PLACES, WARPS, exchange_kernel
 from .mailboxes import Mailboxes
 
 _SPINS_A_SECOND = 1_000_000
@@ -27,14 +27,14 @@ class PeerCollectives:
 
     def sum(self, partial: Tensor) -> Tensor:
         partial = partial.contiguous()
-        self._launch(sum_kernel, partial, partial)
+        self._launch(partial, partial, None)
         return partial
 
     def gather(self, partial: Tensor) -> Tensor:
         partial = partial.contiguous()
         columns = partial.shape[-1]
         output = partial.new_empty(*partial.shape[:-1], self._mailboxes.ranks * columns)
-        self._launch(gather_kernel, partial, output, columns)
+        self._launch(partial, output, columns)
         return output
 
     def of_leader(self, own: Tensor) -> Tensor:
@@ -46,19 +46,17 @@ class PeerCollectives:
     def abandon(self) -> None:
         self._mailboxes.abandon()
 
-    def _launch(
-        self, kernel: "triton.JITFunction", partial: Tensor, output: Tensor, *more: int
-    ) -> None:
+    def _launch(self, partial: Tensor, output: Tensor, columns: int | None) -> None:
         mailboxes, chunk = self._mailboxes, CHUNK_BYTES // partial.element_size()
         programs = min(triton.cdiv(partial.numel(), chunk), PLACES)
-        kernel[(programs,)](
+        exchange_kernel[(programs,)](
             partial,
             output,
             mailboxes.addresses,
             mailboxes.state,
             mailboxes.words.data_ptr(),
             partial.numel(),
-            *more,
+            columns,
             self._spins,
             RANK=mailboxes.rank,
             RANKS=mailboxes.ranks,

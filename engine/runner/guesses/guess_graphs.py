@@ -74,6 +74,9 @@ class GuessGraphs:
         hidden = chain.hidden
         for number in range(count):
             logits, hidden = self._model.guess(chain.tokens, hidden, operators, self._arena)
-            kept = cut(logits, draws) if cuts else None
-            sample(logits, draws, rows.rows, kept, ids=self._model.draft_ids)
+            ids, kept, of = self._model.draft_ids, None, self._model.own_slice
+            if cuts:
+                logits, of = self._model.whole(logits), None
+                kept = cut(logits, draws)
+            sample(logits, draws, rows.rows, kept, ids=ids, of=of)
             chain_advance(chain, lanes, self._drafts[:, number])

@@ -154,6 +154,8 @@ class DraftVerifier:
         self._later = {}
         logits = self._graphs.replay(len(rows), width)
         self._hold(rows, width)
+        if self._sampling.sees_all(rows.lanes):
+            logits = self._model.whole(logits)
         if self._sampling.cuts[rows.lanes].any():
             own = logits[: len(each)]
             draws = self._rows.draws(len(rows), width)

@@ -48,7 +48,7 @@ class VerifyGraphs:
         self._widths = widths(scratch.kept.tokens - 1)
         self._logits = torch.empty(
             self._sizes[-1] * self._widths[-1],
-            model.config.vocab,
+            model.weights.head.shape[0],
             dtype=model.weights.dtype,
             device=arena.bytes.device,
         )
@@ -72,8 +72,8 @@ class VerifyGraphs:
 
     def replay(self, count: int, width: int) -> Tensor:
         """A draw behind each token of `count` rows of `width` tokens; the logits [at least count *
-        width, vocab], which the next replay overwrites. REQUIRES: rows are filled, the table is
-        written; width is one of width()."""
+        width, vocab], as of Qwen35Model.own_head(), which the next replay overwrites. REQUIRES:
+        rows are filled, the table is written; width is one of width()."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size, width].replay()
         return self._logits[: size * width]
@@ -92,5 +92,6 @@ class VerifyGraphs:
         if self._arena.layout.draft_layers:
             self._model.keep_entries(tokens, branch, residual, operators, self._arena, NullHooks())
         logits = self._logits[: size * width]
-        logits.copy_(self._model.head(branch, residual, operators))
-        sample(logits, self._rows.draws(size, width), self._rows.tokens)
+        logits.copy_(self._model.own_head(branch, residual, operators))
+        draws = self._rows.draws(size, width)
+        sample(logits, draws, self._rows.tokens, of=self._model.own_slice)

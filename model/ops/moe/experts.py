@@ -6,8 +6,11 @@ through torch's grouped matrix products, which are bf16 only, so that other dtyp
 at every size. FP8 and NVFP4 experts have grouped products of their own (fp8_grouped.py,
 nvfp4_grouped.py); FP8 quantises the rows of prompts, of few tokens too: precision follows the
 phase. The choice depends on shapes and the phase alone, so that a captured graph holds one way. No
-host sync. Tokens past rows[0] get no expert and undefined results.
+host sync. Tokens past rows[0] get no expert and undefined results. Where a part of the experts is
+here the sum is of those and of the shared expert's part.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,21 +57,21 @@ def moe(
     With `side`, the shared expert of a large batch runs on that stream, between a fork from the
     current stream and a join to it; a graph that is being captured records both.
     """
-    assert isinstance(config.feed_forward, MoeShape)
-    chosen = config.feed_forward.chosen
+    shape = config.feed_forward
+    assert isinstance(shape, MoeShape)
     few = x.shape[0] <= _most_gemv_tokens(weights)
     few = few and (phase is Phase.STEP or not _is_quantised_by_phase(weights))
     if x.dtype is not torch.bfloat16 or few:
-        return moe_gemv(x, weights, chosen, rows)
+        return moe_gemv(x, weights, shape.chosen, rows, shape.held)
     if side is None:
         shared = _mlp(x, weights.shared, phase)
-        routed = _routed(x, weights, chosen, rows, phase)
+        routed = _routed(x, weights, shape, rows, phase)
     else:
         current = torch.cuda.current_stream(x.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             shared = _mlp(x, weights.shared, phase)
-        routed = _routed(x, weights, chosen, rows, phase)
+        routed = _routed(x, weights, shape, rows, phase)
         # Memory of `shared` is reused by `side` alone, which waits for this stream first.
         current.wait_stream(side)
     return fused_gate_sigmoid_mul_add(x, weights.shared_gate, shared, routed, rows)
@@ -94,9 +97,13 @@ def _mlp(x: Tensor, weights: MlpWeights, phase: Phase) -> Tensor:
     return phase_swiglu(phase_product(x, weights.gate_up, phase), weights.down, phase)
 
 
-def _routed(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor, phase: Phase) -> Tensor:
-    choice = choose(functional.linear(x, weights.router), chosen, rows)
-    permutation = permute_index(choice.experts, weights.router.shape[0], rows)
+def _routed(x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, phase: Phase) -> Tensor:
+    logits = functional.linear(x, weights.router)
+    choice = choose(logits, shape.chosen, rows, shape.held)
+    # Pairs of experts that are elsewhere come last, as those of one more.
+    count = len(shape.own)
+    permutation = permute_index(choice.experts, count + (shape.held is not None), rows)
+    permutation = replace(permutation, ends=permutation.ends[:count])
     both = _gate_up(x, weights.gate_up, permutation, rows, phase)
     pairs = _down(both, weights.down, permutation.ends, phase)
     return unpermute(pairs, permutation.positions, choice.weights, rows)

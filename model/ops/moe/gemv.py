@@ -47,13 +47,17 @@ _CODES = Stream(8, 2048, 4)
 _FOUR_BITS = Stream(8, 2048, 4)
 
 
-def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tensor:
-    """Routed and shared experts of x, [T, hidden]."""
+def moe_gemv(
+    x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor, held: range | None = None
+) -> Tensor:
+    """Routed and shared experts of x, [T, hidden]. held: which experts the weights are of; None:
+    all."""
     tokens, hidden = x.shape
     gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
     shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)
     first, second, third = (_stream(matrix) for matrix in (shared_up, gate_up, down))
-    experts, _, inner = weights.down.shape
+    experts, inner = weights.router.shape[0], weights.down.shape[-1]
+    part = None if held is None else len(held)
     shared_inner = weights.shared.down.shape[1]
     logits = x.new_empty(tokens, experts)
     gate = x.new_empty(tokens, dtype=torch.float32)
@@ -83,7 +87,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         **dependent(x),
         num_warps=first.warps,
     )
-    choice = choose(logits, chosen, rows)
+    choice = choose(logits, chosen, rows, held)
     acts = x.new_empty(tokens * chosen, inner)
     _gate_up[(tokens * chosen, triton.cdiv(inner, second.rows))](
         x,
@@ -97,6 +101,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         HIDDEN=hidden,
         INNER=inner,
         CHOSEN=chosen,
+        HELD=part,
         ROWS=second.rows,
         COLUMNS=_columns(second, hidden, gate_up),
         SCALE_ROWS=gate_up.scale_rows,
@@ -124,6 +129,7 @@ def moe_gemv(x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor) -> Tenso
         INNER=inner,
         SHARED=shared_inner,
         CHOSEN=chosen,
+        HELD=part,
         ROWS=third.rows,
         COLUMNS=_columns(third, inner, down),
         SHARED_COLUMNS=_columns(third, shared_inner, shared_down),
@@ -304,6 +310,7 @@ def _gate_up(
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     CHOSEN: tl.constexpr,
+    HELD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
@@ -317,6 +324,9 @@ def _gate_up(
     if token >= tl.load(rows):
         return
     expert = tl.load(experts + pair).to(tl.int64)
+    if HELD is not None:  # noqa: SIM102 (decided when the kernel is compiled)
+        if expert >= HELD:
+            return
     matrix = matrices + expert * (2 * INNER * elements_of_row(HIDDEN, SCALE_COLUMNS))
     first = tl.program_id(1) * ROWS
     row = first + tl.arange(0, ROWS)
@@ -331,6 +341,39 @@ def _gate_up(
         SCALE_COLUMNS, PACKED,
     )  # fmt: skip
     tl.store(acts + pair.to(tl.int64) * INNER + row, act, row < INNER)
+
+
+@triton.jit
+def _of_pair(
+    acts,
+    matrices,
+    scales,
+    factors,
+    expert,
+    weights,
+    pair,
+    row,
+    first,
+    HIDDEN: tl.constexpr,
+    INNER: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Products of those rows of the expert's matrix with the pair's inner vector, weighed."""
+    matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
+    of_expert = scales
+    if scales is not None:
+        of_expert = scales_of(scales, expert, HIDDEN, INNER, SCALE_ROWS, SCALE_COLUMNS)
+    expert_factors = factors
+    if factors is not None:
+        expert_factors = factors + expert * (2 * HIDDEN)
+    found = _products(
+        matrix, row, HIDDEN, acts + pair * INNER, INNER, COLUMNS,
+        of_expert, expert_factors, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+    )  # fmt: skip
+    return tl.load(weights + pair) * found
 
 
 @triton.jit
@@ -352,6 +395,7 @@ def _down(
     INNER: tl.constexpr,
     SHARED: tl.constexpr,
     CHOSEN: tl.constexpr,
+    HELD: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHARED_COLUMNS: tl.constexpr,
@@ -373,19 +417,18 @@ def _down(
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
         expert = tl.load(experts + pair).to(tl.int64)
-        matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
-        vector = acts + pair * INNER
-        of_expert = scales
-        if scales is not None:
-            of_expert = scales_of(scales, expert, HIDDEN, INNER, SCALE_ROWS, SCALE_COLUMNS)
-        expert_factors = factors
-        if factors is not None:
-            expert_factors = factors + expert * (2 * HIDDEN)
-        found = _products(
-            matrix, row, HIDDEN, vector, INNER, COLUMNS,
-            of_expert, expert_factors, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS, PACKED,
-        )  # fmt: skip
-        products += tl.load(weights + pair) * found
+        if HELD is None:
+            products += _of_pair(
+                acts, matrices, scales, factors, expert, weights, pair, row, first, HIDDEN, INNER,
+                COLUMNS, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            )  # fmt: skip
+        else:
+            # Of an expert that is elsewhere nothing was computed.
+            if expert < HELD:
+                products += _of_pair(
+                    acts, matrices, scales, factors, expert, weights, pair, row, first, HIDDEN,
+                    INNER, COLUMNS, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+                )  # fmt: skip
     vector = shared + token * SHARED
     found = _products(
         shared_matrix, row, HIDDEN, vector, SHARED, SHARED_COLUMNS,
@@ -408,7 +451,7 @@ def _specs(stored: str) -> list[KernelSpec]:
     stream, group = _STORED[stored]
     every = {"HIDDEN": 2048, "ROWS": stream.rows, "PACKED": True, "DEPENDENT": True}
     first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": stream.block}
-    second = every | {"INNER": 512, "CHOSEN": 8, "COLUMNS": stream.block}
+    second = every | {"INNER": 512, "CHOSEN": 8, "HELD": None, "COLUMNS": stream.block}
     third = second | {"SHARED": 512, "COLUMNS": 512, "SHARED_COLUMNS": 512}
     kinds = {
         "bf16": {},

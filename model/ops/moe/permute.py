@@ -2,8 +2,9 @@
 
 Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. Twins:
 `naive_permute`, `naive_unpermute` in reference.py. Weights apply on the way back, so the way there
-scales nothing. The sum over choices has a fixed order and is kept in float32: a token's result does
-not depend on the other tokens. Tokens past rows[0] are neither read nor written.
+scales nothing; a pair of weight 0 is not read. The sum over choices has a fixed order and is kept
+in float32: a token's result does not depend on the other tokens. Tokens past rows[0] are neither
+read nor written.
 """
 
 import torch
@@ -96,7 +97,9 @@ def _unpermute(
     for choice in tl.static_range(CHOSEN):
         position = tl.load(positions + token * CHOSEN + choice).to(tl.int64)
         weight = tl.load(weights + token * CHOSEN + choice)
-        total += weight * tl.load(pairs + position * HIDDEN + column, inside, 0.0).to(tl.float32)
+        if weight != 0:
+            row = tl.load(pairs + position * HIDDEN + column, inside, 0.0)
+            total += weight * row.to(tl.float32)
     tl.store(out + token * HIDDEN + column, total, inside)
 
 

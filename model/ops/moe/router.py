@@ -3,7 +3,9 @@
 Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32, best first.
 Twin: `reference.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
 logit. The weights are a softmax over the chosen logits alone, which is what renormalising a softmax
-over all of them is. Tokens past rows[0] are neither read nor written.
+over all of them is. Of experts of which a part is here the ids count from the first of those, and
+what is elsewhere has the weight 0 and the id behind the last. Tokens past rows[0] are neither read
+nor written.
 """
 
 from dataclasses import dataclass
@@ -30,9 +32,11 @@ class Choice:
     experts: Tensor
 
 
-def choose(logits: Tensor, chosen: int, rows: Tensor) -> Choice:
-    """The experts of each of the first rows[0] tokens. logits [T, experts], row-strided."""
+def choose(logits: Tensor, chosen: int, rows: Tensor, held: range | None = None) -> Choice:
+    """The experts of each of the first rows[0] tokens. logits [T, experts], row-strided. held:
+    those that are here; None: all."""
     tokens, experts = logits.shape
+    here = range(experts) if held is None else held
     weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
     ids = torch.empty(tokens, chosen, dtype=torch.int32, device=logits.device)
     tile = _tile(tokens, experts)
@@ -45,6 +49,8 @@ def choose(logits: Tensor, chosen: int, rows: Tensor) -> Choice:
         logits.stride(0),
         **_constants(experts, chosen, tile),
         NARROW=logits.dtype is torch.bfloat16,
+        FIRST=here.start,
+        HELD=len(here),
         **dependent(logits),
         num_warps=1,
     )
@@ -81,6 +87,8 @@ def _choose(
     CHOSEN_PADDED: tl.constexpr,
     TILE: tl.constexpr,
     NARROW: tl.constexpr,
+    FIRST: tl.constexpr,
+    HELD: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -124,6 +132,10 @@ def _choose(
         weights = tl.where(here, tl.exp(value - largest)[:, None], weights)
         experts = tl.where(here, (PADDED - 1 - (best & 0xFFFF).to(tl.int32))[:, None], experts)
     weights /= tl.sum(weights, axis=1)[:, None]
+    if HELD < EXPERTS:
+        here = (experts >= FIRST) & (experts < FIRST + HELD)
+        experts = tl.where(here, experts - FIRST, HELD)
+        weights = tl.where(here, weights, 0.0)
     pairs = token[:, None] * CHOSEN + choice[None, :]
     kept = (token < routed)[:, None] & (choice < CHOSEN)[None, :]
     tl.store(out_weights + pairs, weights, kept)
@@ -136,7 +148,8 @@ def compile_specs() -> list[KernelSpec]:
         KernelSpec.of(
             f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",
             _choose,
-            _constants(experts, chosen, tile) | {"NARROW": narrow, "DEPENDENT": True},
+            _constants(experts, chosen, tile)
+            | {"NARROW": narrow, "FIRST": 0, "HELD": experts, "DEPENDENT": True},
             1,
             fp32="out_weights" if narrow else "out_weights logits",
             i32="rows out_experts",

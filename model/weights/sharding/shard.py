@@ -63,7 +63,7 @@ class Shard:
 
 def cuts_vocabulary(config: ModelConfig, shard: Shard) -> bool:
     """Whether each rank has a part of the model's head; else all of it."""
-    return shard.ranks > 1 and config.vocab % shard.ranks == 0
+    return shard.ranks > 1 and config.vocab % (shard.ranks * config.head_block) == 0
 
 
 def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
@@ -77,6 +77,11 @@ def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
 
 def check_fits(config: ModelConfig, shard: Shard) -> None:
     """Raises UnfitSize."""
+    if shard.experts is ExpertCut.BY_EXPERT and isinstance(config.feed_forward, DenseShape):
+        raise UnfitSize(
+            "the model has no experts to share out: leave --expert-parallel out, and it is cut as "
+            "every dense model is"
+        )
     misfit = _misfit(config, shard)
     if misfit is None:
         return

@@ -14,19 +14,28 @@ from tasuki.transfer.process_identity import ProcessIdentity
 from .cuda_ipc import HANDLE_BYTES, Export
 from .mailbox import SECRET_BYTES, MailboxAddress
 
-_LONGEST = 4096
+_LONGEST = 16384
+_MOST_RANKS = 64
 _HIGHEST_PID = 1 << 22
 
 
 @dataclass(frozen=True)
+class PeerArena:
+    """gpu: its UUID, since processes count GPUs differently."""
+
+    gpu: str
+    memory: Export
+
+
+@dataclass(frozen=True)
 class PeerAddress:
-    """gpu: its UUID, since processes count GPUs differently. arena, size: the memory to write to;
-    gate: see write_gate.py."""
+    """arenas: the memory to write to, of each of the node's ranks `size` bytes, `stride` apart in
+    its region; gate: see write_gate.py."""
 
     process: ProcessIdentity
-    gpu: str
-    arena: Export
+    arenas: tuple[PeerArena, ...]
     size: int
+    stride: int
     gate: Export
     mailbox: MailboxAddress
 
@@ -38,10 +47,12 @@ class PeerAddress:
                 "pid_namespace": process.pid_namespace,
                 "pid": process.pid,
                 "start_ticks": process.start_ticks,
-                "gpu": self.gpu,
-                "arena": self.arena.handle.hex(),
-                "arena_offset": self.arena.offset,
+                "arenas": [
+                    [arena.gpu, arena.memory.handle.hex(), arena.memory.offset]
+                    for arena in self.arenas
+                ],
                 "size": self.size,
+                "stride": self.stride,
                 "gate": self.gate.handle.hex(),
                 "gate_offset": self.gate.offset,
                 "mailbox": self.mailbox.name,
@@ -64,9 +75,9 @@ class PeerAddress:
                     _integer(read["pid"], _HIGHEST_PID),
                     _integer(read["start_ticks"]),
                 ),
-                gpu=_text(read["gpu"]),
-                arena=Export(_bytes(read["arena"], HANDLE_BYTES), _integer(read["arena_offset"])),
+                arenas=_arenas(read["arenas"]),
                 size=_integer(read["size"]),
+                stride=_stride(read["stride"], read["size"]),
                 gate=Export(_bytes(read["gate"], HANDLE_BYTES), _integer(read["gate_offset"])),
                 mailbox=MailboxAddress(
                     _text(read["mailbox"]), _bytes(read["secret"], SECRET_BYTES)
@@ -74,6 +85,22 @@ class PeerAddress:
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TransportError(f"the peer's address cannot be read: {error!r}") from error
+
+
+def _arenas(value: object) -> tuple[PeerArena, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANKS:
+        raise ValueError(f"a node has 1 to {_MOST_RANKS} arenas")
+    return tuple(
+        PeerArena(_text(gpu), Export(_bytes(handle, HANDLE_BYTES), _integer(offset)))
+        for gpu, handle, offset in value
+    )
+
+
+def _stride(value: object, size: object) -> int:
+    stride = _integer(value)
+    if stride < _integer(size) or not stride:
+        raise ValueError("arenas of a region would lie in one another")
+    return stride
 
 
 def _integer(value: object, most: int = (1 << 48) - 1) -> int:

@@ -40,6 +40,7 @@ from tasuki.transfer.transports.base import (
     HeldTransfer,
     HeldWrite,
     Holding,
+    RankMemory,
     Region,
     Transfer,
     TransferState,
@@ -47,12 +48,13 @@ from tasuki.transfer.transports.base import (
     Write,
 )
 from tasuki.transfer.windows.descriptors import Pieces, check_bounds
+from tasuki.transfer.windows.spread import Spread
 from tasuki.transfer.windows.units import TransferUnits
 from tasuki.utils.triton.kernel_handle import kernel_handle
 
-from .cuda_ipc import WORD_BYTES, CudaIpc
+from .cuda_ipc import WORD_BYTES, CudaIpc, Export
 from .mailbox import MailboxAddress
-from .peer_address import PeerAddress
+from .peer_address import PeerAddress, PeerArena
 from .store_kernel import ALIGNMENT, CHUNK_BYTES, Grid, Target, launch_store
 from .write_gate import NOBODY, PeerGate
 
@@ -64,14 +66,14 @@ _GRID = Grid(programs=264, turn=4)
 @dataclass(eq=False)
 class _PeerEndpoint(Endpoint):
     address: PeerAddress
-    arena: int
+    arenas: Spread
     gate: int
     peer: PeerEndpoint
     open: bool = True
 
     @property
     def remote_size(self) -> int:
-        return self.address.size
+        return self.arenas.region_bytes
 
 
 @dataclass(eq=False)
@@ -115,7 +117,8 @@ class PeerCopyTransport(Transport):
         self._mailbox = self._mailbox_address.open()
         self._compiled = self._compile()
         self._lock = threading.Lock()
-        self._region: Region | None = None
+        self._arenas: Spread | None = None
+        self._exported: tuple[PeerArena, ...] = ()
         self._writer: PeerWriter | None = None
         self._bells: list[Bell] = []
         """Of arrivals."""
@@ -172,32 +175,40 @@ class PeerCopyTransport(Transport):
         return True
 
     def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
+        # Refused here rather than by the first peer.
+        export = self._ipc.export(address)
+        own = RankMemory(address, export.handle, export.offset, _uuid(self._device.index))
+        return self.register_ranks([own], size, size)
+
+    def register_ranks(self, arenas: Sequence[RankMemory], size: int, stride: int) -> Region:
         with self._lock:
-            if self._region is not None:
-                raise TransportError("peer_copy: one arena a node; it is registered already")
-            # Refused here rather than by the first peer.
-            self._ipc.export(address)
+            if self._arenas is not None:
+                raise TransportError("peer_copy: one region a node; it is registered already")
+            spread = Spread(tuple(arena.address for arena in arenas), size, stride)
             try:
                 self._writer = PeerWriter(
                     CudaContext(self._device.index),
                     kernel_handle(self._compiled),
-                    *(_GRID.programs, _GRID.turn, CHUNK_BYTES, address, size),
+                    *(_GRID.programs, _GRID.turn, CHUNK_BYTES, spread.begin, spread.extent),
                 )
             except RuntimeError as error:
                 raise TransportError(f"peer_copy cannot write from here: {error}") from error
             for bell in self._end_bells:
                 self._writer.ring_at_ends(bell)
-            self._region = Region(address, size)
-        return self._region
+            self._exported = tuple(
+                PeerArena(arena.gpu, Export(arena.handle, arena.offset)) for arena in arenas
+            )
+            self._arenas = spread
+        return Region(spread.begin, spread.region_bytes)
 
     def metadata(self) -> bytes:
         with self._lock:
-            region, _ = self._registered()
+            arenas, _ = self._registered()
             return PeerAddress(
                 process=ProcessIdentity.own(),
-                gpu=_uuid(self._device.index),
-                arena=self._ipc.export(region.address),
-                size=region.size,
+                arenas=self._exported,
+                size=arenas.size,
+                stride=arenas.stride,
                 gate=self._gate.export,
                 mailbox=self._mailbox_address,
             ).pack()
@@ -210,17 +221,20 @@ class PeerCopyTransport(Transport):
             undo.callback(self._ipc.close, address.gate, gate)
             # Read now and not sent along: a gate may have been shut since its address was given.
             permission = self._ipc.read_word(gate)
-            arena = self._ipc.open(address.arena, address.size)
-            undo.callback(self._ipc.close, address.arena, arena)
+            opened = []
+            for arena in address.arenas:
+                opened.append(self._ipc.open(arena.memory, address.size))
+                undo.callback(self._ipc.close, arena.memory, opened[-1])
+            arenas = Spread(tuple(opened), address.size, address.stride)
             mailbox = address.mailbox
             try:
                 peer = PeerEndpoint(
-                    *(mailbox.name, mailbox.secret, arena, address.size, gate, permission)
+                    *(mailbox.name, mailbox.secret, arenas.begin, arenas.extent, gate, permission)
                 )
             except RuntimeError as error:
                 raise TransportError(str(error)) from error
             undo.pop_all()
-        endpoint = _PeerEndpoint(address, arena, gate, peer)
+        endpoint = _PeerEndpoint(address, arenas, gate, peer)
         with self._lock:
             self._endpoints.append(endpoint)
         return endpoint
@@ -231,15 +245,16 @@ class PeerCopyTransport(Transport):
             raise TransportError("the peer is on another host, or in another pid namespace")
         if address.process == ProcessIdentity.own():
             raise TransportError("the peer is this very process, which CUDA cannot map twice")
-        theirs = [i for i in range(torch.cuda.device_count()) if _uuid(i) == address.gpu]
-        if not theirs:
-            raise TransportError(
-                f"the peer's GPU {address.gpu} is not visible here: give both processes all GPUs "
-                "and choose with --device cuda:N"
-            )
         own = self._device.index
-        if theirs[0] != own and not torch.cuda.can_device_access_peer(own, theirs[0]):
-            raise TransportError(f"GPU {own} cannot access the memory of GPU {theirs[0]}")
+        for arena in address.arenas:
+            theirs = [i for i in range(torch.cuda.device_count()) if _uuid(i) == arena.gpu]
+            if not theirs:
+                raise TransportError(
+                    f"the peer's GPU {arena.gpu} is not visible here: give both processes all GPUs "
+                    "and choose with --device cuda:N"
+                )
+            if theirs[0] != own and not torch.cuda.can_device_access_peer(own, theirs[0]):
+                raise TransportError(f"GPU {own} cannot access the memory of GPU {theirs[0]}")
 
     def post(
         self,
@@ -255,22 +270,30 @@ class PeerCopyTransport(Transport):
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
         """Windows that fit one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
-        region, writer = self._registered()
-        given = [(write.pieces, write.notification) for write in writes]
+        arenas, writer = self._registered()
+        sides = arenas, endpoint.arenas
+        found: dict[int, Transfer | Exception] = {}
+        placed: dict[int, Pieces] = {}
+        for number, write in enumerate(writes):
+            try:
+                placed[number] = _placed(write.pieces, *sides)
+            except OutOfBounds as error:
+                found[number] = error
+        given = [(pieces, writes[number].notification) for number, pieces in placed.items()]
         posted = writer.post(endpoint.peer, given)
-        return [
-            _error(transfer, write, region, endpoint) or _PeerTransfer(transfer)
-            for transfer, write in zip(posted, writes, strict=True)
-        ]
+        for (number, pieces), transfer in zip(placed.items(), posted, strict=True):
+            found[number] = _error(transfer, pieces, *sides) or _PeerTransfer(transfer)
+        return [found[number] for number in range(len(writes))]
 
     def holds(self, endpoint: Endpoint) -> bool:
+        """Of what leaves as it lies, from one arena into one."""
         return True
 
     def hold(
         self, endpoint: Endpoint, writes: Sequence[HeldWrite], holding: Holding
     ) -> list[HeldTransfer | Exception]:
         assert isinstance(endpoint, _PeerEndpoint)
-        region, writer = self._registered()
+        arenas, writer = self._registered()
         given = [
             (held.write.pieces, held.write.notification, held.tick, held.window.places)
             for held in writes
@@ -278,7 +301,7 @@ class PeerCopyTransport(Transport):
         digests = self._digests_of(holding.digester)
         posted = writer.hold(endpoint.peer, given, holding.steps, holding.lease, digests)
         return [
-            _error(transfer, held.write, region, endpoint) or _PeerHeld(transfer)
+            _error(transfer, held.write.pieces, arenas, endpoint.arenas) or _PeerHeld(transfer)
             for transfer, held in zip(posted, writes, strict=True)
         ]
 
@@ -330,7 +353,8 @@ class PeerCopyTransport(Transport):
             self._registered()[1].disconnect(endpoint.peer)
         except RuntimeError as error:
             raise TransportError(f"peer_copy: the GPU failed: {error}") from error
-        self._ipc.close(endpoint.address.arena, endpoint.arena)
+        for arena, address in zip(endpoint.address.arenas, endpoint.arenas.addresses, strict=True):
+            self._ipc.close(arena.memory, address)
         self._ipc.close(endpoint.address.gate, endpoint.gate)
 
     def close(self) -> None:
@@ -348,22 +372,30 @@ class PeerCopyTransport(Transport):
                 bell.forget(self._mailbox.descriptor)
             self._mailbox.close()
             self._gate.close()
-            self._region = None
+            self._arenas = None
 
-    def _registered(self) -> tuple[Region, PeerWriter]:
-        if self._region is None or self._writer is None:
+    def _registered(self) -> tuple[Spread, PeerWriter]:
+        if self._arenas is None or self._writer is None:
             raise TransportError("peer_copy: register the arena first")
-        return self._region, self._writer
+        return self._arenas, self._writer
 
 
-def _error(
-    posted: PeerTransfer, write: Write, region: Region, endpoint: _PeerEndpoint
-) -> Exception | None:
-    """Of what could not be begun."""
+def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
+    """From where the two sides' memory begins. What lies in one arena on either side is checked as
+    it is posted. Raises OutOfBounds."""
+    if len(here.addresses) == len(there.addresses) == 1:
+        return pieces
+    local, remote, lengths = pieces.T
+    columns = here.placed(local, lengths), there.placed(remote, lengths), lengths
+    return np.stack(columns, axis=1)
+
+
+def _error(posted: PeerTransfer, pieces: Pieces, here: Spread, there: Spread) -> Exception | None:
+    """Of what could not be begun. pieces: as they were posted."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
-                check_bounds(write.pieces, region.size, endpoint.remote_size)
+                check_bounds(pieces, here.extent, there.extent)
             except OutOfBounds as error:
                 return error
         case PeerOutcome.MISALIGNED:
