@@ -7,8 +7,11 @@ Invariants:
    later is of use to the next prompt.
 2. The tree is given a state whose manifest is whole, of the same salt, and behind the very tokens
    that the prompt begins with. What its objects bring is digested when it is loaded.
+3. Nothing is given that was written before a flush of any node, once the store has noted that, nor
+   that was asked for before one of this node.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,25 +27,31 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.os_threads import name_this_thread
 
 from .bucket import Bucket
-from .manifest import Keys, Manifest, Tokens, decoded
+from .manifest import MOST_BYTES, Keys, Manifest, Tokens, decoded
 from .remote_failed import RemoteFailed
 from .remote_objects import RemoteObjects
+
+log = logging.getLogger(__name__)
 
 LOOKUP_SECONDS = 0.5
 LEAST_GAIN = 256
 """Tokens that a state must spare, beyond what stands here, to be asked for."""
 _THREADS = 4
+_MOST_WAITING = 64
+"""That no thread has begun: a store that is so slow is of no use to more."""
 _KINDS = {kind.value: kind for kind in CheckpointKind}
 
 
 @dataclass(eq=False)
 class Lookup:
-    """Of a prompt. beyond: tokens of it that stand here. due: on the engine's clock."""
+    """Of a prompt. beyond: tokens of it that stand here. due: on the engine's clock. flushes: of
+    this node before it."""
 
     salt: bytes
     tokens: Tokens
     beyond: int
     due: float
+    flushes: int = 0
     is_over: bool = False
 
 
@@ -70,9 +79,10 @@ class Lookups:
         """Over at once where it is not worth it, or the store is not to be asked now."""
         if len(tokens) - 1 - beyond < LEAST_GAIN or not self._objects.is_usable:
             return NO_LOOKUP
-        if self._bucket.is_paused:
+        if self._bucket.is_paused or self._asked.qsize() >= _MOST_WAITING:
             return NO_LOOKUP
-        lookup = Lookup(salt, tokens, beyond, self._clock() + LOOKUP_SECONDS)
+        due = self._clock() + LOOKUP_SECONDS
+        lookup = Lookup(salt, tokens, beyond, due, self._objects.flushes)
         self._start()
         self._waiting.append(lookup)
         self._asked.put(lookup)
@@ -89,7 +99,7 @@ class Lookups:
         self._any_found.clear()
         while self._found:
             lookup, manifest = self._found.popleft()
-            if manifest is not None:
+            if manifest is not None and lookup.flushes == self._objects.flushes:
                 adopt(manifest)
             self._end(lookup)
         now = self._clock()
@@ -125,7 +135,10 @@ class Lookups:
             try:
                 # Those that are late already keep none that is not from the store.
                 found = None if lookup.is_over else self._look_up(lookup)
-            except RemoteFailed as error:
+            except Exception as error:
+                # Whatever a store says, the thread goes on: without it each lookup were late.
+                if not isinstance(error, RemoteFailed):
+                    log.exception("a lookup broke")
                 self._objects.failed(error)
                 found = None
             self._found.append((lookup, found))
@@ -133,14 +146,16 @@ class Lookups:
 
     def _look_up(self, lookup: Lookup) -> Manifest | None:
         keys = Keys(lookup.salt, lookup.tokens)
-        oldest = self._objects.emptied_at
         for folder in keys.folders():
             listed = self._bucket.names(f"{folder}/")
-            names = [each.name for each in listed if oldest is None or each.modified > oldest]
+            if keys.matching([each.name for each in listed], lookup.beyond) is None:
+                continue
+            emptied = self._objects.emptied_at()
+            names = [each.name for each in listed if emptied is None or each.modified > emptied]
             best = keys.matching(names, lookup.beyond)
             if best is None:
                 continue
-            manifest = decoded(self._bucket.get(best))
+            manifest = decoded(self._bucket.get(best, MOST_BYTES))
             if manifest is not None and _fits(manifest, lookup):
                 return manifest
             self._objects.counters["torn"] += 1
