@@ -359,6 +359,35 @@ def test_lookups_that_wait_are_few(bucket: Bucket, monkeypatch: pytest.MonkeyPat
     assert sum(each is not NO_LOOKUP for each in begun) == 64
 
 
+def test_a_store_that_is_slow_again_and_again_is_waited_for_no_more(
+    written: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    objects = RemoteObjects(written, tiny_parts(slabs=2).layout)
+    lookups = Lookups(written, objects, clock)
+    tokens = np.array(NEXT, np.int32)
+
+    def is_late() -> bool:
+        lookup = lookups.begin(b"", tokens, 0)
+        clock.now += LOOKUP_SECONDS + 0.1
+        lookups.advance(lambda manifest: None)
+        return lookup is not NO_LOOKUP
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lookups, "_start", lambda: None)
+        assert [is_late() for _ in range(5)] == [True] * MOST_FAILURES + [False] * 2
+        assert lookups.counters["late"] == MOST_FAILURES
+        clock.now += 31.0
+        # One is tried.
+        assert [is_late(), is_late()] == [True, False]
+    clock.now += 31.0
+    found: list[Manifest] = []
+    lookup = lookups.begin(b"", tokens, 0)
+    until(lambda: bool(lookups.advance(found.append) or lookup.is_over), "no answer")
+    assert found and lookups.begin(b"", tokens, 0) is not NO_LOOKUP
+    lookups.close()
+
+
 def emptied(engine: RemoteEngine) -> bool:
     memory = engine.parts.remote
     assert memory is not None

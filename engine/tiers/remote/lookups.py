@@ -4,7 +4,7 @@ Owns threads that ask; the tree is given what they find, on the engine's loop. T
 advance(), wait() and close() are the engine loop's.
 Invariants:
 1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What comes
-   later is of use to the next prompt.
+   later is of use to the next prompt. After three that were late in a row nobody waits for a while.
 2. The tree is given a state whose manifest is whole, of the same salt, and behind the very tokens
    that the prompt begins with. What its objects bring is digested when it is loaded.
 3. Nothing is given that was written before a flush of any node, once the store has noted that, nor
@@ -22,6 +22,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine.tiers.digests import TierDigests
+from tasuki.engine.tiers.store.patience import Patience
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.os_threads import name_this_thread
@@ -34,6 +35,7 @@ from .remote_objects import RemoteObjects
 log = logging.getLogger(__name__)
 
 LOOKUP_SECONDS = 0.5
+_PAUSE_SECONDS = 30.0
 LEAST_GAIN = 256
 """Tokens that a state must spare, beyond what stands here, to be asked for."""
 _THREADS = 4
@@ -68,6 +70,7 @@ class Lookups:
         self._bucket = bucket
         self._objects = objects
         self._clock = clock
+        self._patience = Patience(_PAUSE_SECONDS, clock)
         self._asked: SimpleQueue[Lookup | None] = SimpleQueue()
         self._found: deque[tuple[Lookup, Manifest | None]] = deque()
         self._any_found = threading.Event()
@@ -79,7 +82,9 @@ class Lookups:
         """Over at once where it is not worth it, or the store is not to be asked now."""
         if len(tokens) - 1 - beyond < LEAST_GAIN or not self._objects.is_usable:
             return NO_LOOKUP
-        if self._bucket.is_paused or self._asked.qsize() >= _MOST_WAITING:
+        if self._bucket.is_paused or self._patience.is_over:
+            return NO_LOOKUP
+        if self._asked.qsize() >= _MOST_WAITING:
             return NO_LOOKUP
         due = self._clock() + LOOKUP_SECONDS
         lookup = Lookup(salt, tokens, beyond, due, self._objects.flushes)
@@ -101,10 +106,13 @@ class Lookups:
             lookup, manifest = self._found.popleft()
             if manifest is not None and lookup.flushes == self._objects.flushes:
                 adopt(manifest)
+            if not lookup.is_over:
+                self._patience.worked()
             self._end(lookup)
         now = self._clock()
         for lookup in [each for each in self._waiting if each.due < now]:
             self.counters["late"] += 1
+            self._patience.failed()
             self._end(lookup)
 
     def _end(self, lookup: Lookup) -> None:
