@@ -96,7 +96,8 @@ class EngineConfig:
     host_cache_gib: float | Auto | None = option(
         None,
         "host memory below the arena, GiB of all ranks, which keeps what the arena has no room "
-        "for: of a node on a CPU, as yet; auto: half of what is available; not given: none",
+        "for: of a node on a CPU, as yet, in any role, a decode node's turn ends included; auto: "
+        "half of what is available; not given: none",
     )
     disk_cache: str | None = option(
         None,
@@ -275,6 +276,8 @@ class EngineConfig:
     def _check_disk(self) -> None:
         if (self.disk_cache is None) != (self.disk_cache_gib is None):
             raise EngineConfigError("disk_cache and disk_cache_gib need each other: give both")
+        if self.disk_cache == "":
+            raise EngineConfigError("disk_cache is empty: give a folder, or leave it out")
         if self.disk_cache is not None and self.host_cache_gib is None:
             raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
         if self.disk_cache is not None and self.device != "cpu":

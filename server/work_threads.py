@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tasuki.utils.fair_threads import FairThreads, LinesFull
-from tasuki.utils.free_memory import give_back_free_memory
+from tasuki.utils.free_memory import FreeMemory
 from tasuki.utils.lock_turns import shorten_lock_turns
 
 from .errors import Busy
@@ -37,19 +37,21 @@ class WorkThreads:
         of_a_line = max(1, threads // 2)
         self._threads = FairThreads(threads, of_a_line, "tasuki-front", waiting)
         self._waiting = waiting
+        self._memory = FreeMemory()
 
     async def run(self, line: str, work: Callable[[], Result]) -> Result:
         """Returns or raises as `work` does. line: whose turn it takes (RequestContext.line). Raises
         Busy where `waiting` pieces are held: at once, or later in another line's favour."""
         try:
-            return await asyncio.wrap_future(self._threads.submit(line, lambda: _tidied(work)))
+            begun = self._threads.submit(line, lambda: _tidied(work, self._memory))
+            return await asyncio.wrap_future(begun)
         except LinesFull as error:
             raise Busy(
                 f"{self._waiting} prompts wait to be read: ask again in a moment, or another node"
             ) from error
 
 
-def _tidied(work: Callable[[], Result]) -> Result:
+def _tidied(work: Callable[[], Result], memory: FreeMemory) -> Result:
     """Frees the frames of a failed work here: an error keeps all that they hold, and freeing it
     takes a while. What a large one held goes back to the system."""
     began = time.thread_time()
@@ -63,4 +65,4 @@ def _tidied(work: Callable[[], Result]) -> Result:
         raise
     finally:
         if time.thread_time() - began > _LARGE_SECONDS:
-            give_back_free_memory()
+            memory.give_back()

@@ -95,7 +95,7 @@ def _request(line: str, where: str) -> TraceRequest:
             timestamp_ms=int(row["timestamp"]),
             prompt_tokens=int(row["input_length"]),
             answer_tokens=int(row["output_length"]),
-            block_ids=np.asarray(row["hash_ids"], dtype=np.int64),
+            block_ids=_block_ids(row["hash_ids"], where),
             conversation=None if session is None else (session, row.get("agent", 0)),
             stop=row.get("stop") or "",
         )
@@ -108,10 +108,23 @@ def _request(line: str, where: str) -> TraceRequest:
         OverflowError,
         RecursionError,
     ) as error:
-        raise ReplayError(f"{where}: is no request of a trace ({error!r})") from error
+        raise ReplayError(
+            f"{where}: is no request of a trace ({error!r}): give an object with the numbers "
+            "timestamp, input_length and output_length, and a list hash_ids"
+        ) from error
     if request.prompt_tokens < 1 or request.answer_tokens < 0 or not len(request.block_ids):
         raise ReplayError(f"{where}: a request needs prompt tokens and their block ids")
     return request
+
+
+def _block_ids(ids: Any, where: str) -> NDArray[np.int64]:
+    try:
+        return np.asarray(ids, dtype=np.int64)
+    except OverflowError:
+        raise ReplayError(
+            f"{where}: hash_ids has a number beyond 64 bits with a sign: number the blocks of the "
+            "whole trace anew, from 0 on"
+        ) from None
 
 
 def _block_tokens(requests: list[TraceRequest]) -> int:

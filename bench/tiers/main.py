@@ -68,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
         "down, in one piece of pinned memory"
     )
     mover = _mover(layout, slabs, config.device)
-    loads = [mover.up() for _ in range(1 + own.repeats)][1:] if mover.down() else []
     writes = [mover.down() for _ in range(1 + own.repeats)][1:]
+    loads = [mover.up() for _ in range(1 + own.repeats)][1:]
     for name, seconds, way in (
         ("load", median(loads), Direction.UP),
         ("write", median(writes), Direction.DOWN),

@@ -37,20 +37,20 @@ class Mover:
 
     def down(self) -> float:
         """Seconds to write all once."""
-        began = time.perf_counter()
-        for pages in self._parts(self._copies.piece_bytes):
-            self._copies.pages_down(pages)
-        self._copies.slot_down((0, 0))
-        return time.perf_counter() - began
+        return self._move_all(Direction.DOWN)
 
     def up(self) -> float:
         """Seconds to load all once."""
+        return self._move_all(Direction.UP)
+
+    def _move_all(self, way: Direction) -> float:
         began = time.perf_counter()
-        self._load(tuple(self._pages), (0, 0))
+        self._copy(CopyJob(0, way, tuple(self._pages), (0, 0)))
         return time.perf_counter() - began
 
-    def _load(self, pages: tuple[tuple[int, int], ...], slot: tuple[int, int] | None) -> None:
-        copy = self._copies.up(CopyJob(0, Direction.UP, pages, slot))
+    def _copy(self, job: CopyJob) -> None:
+        begin = self._copies.up if job.direction is Direction.UP else self._copies.down
+        copy = begin(job)
         while copy.advance():
             pass
         copy.digests()
@@ -83,10 +83,7 @@ class Mover:
         began = time.perf_counter()
         while not ends.is_set():
             for pages in self._parts(_PIECE_BYTES):
-                if direction is Direction.DOWN:
-                    self._copies.pages_down(pages)
-                else:
-                    self._load(tuple(pages), None)
+                self._copy(CopyJob(0, direction, tuple(pages), None))
                 self._moved += len(pages) * self._layout.page_bytes
                 ahead = self._moved / bytes_a_second - (time.perf_counter() - began)
                 if ends.wait(max(0.0, ahead)):

@@ -154,7 +154,7 @@ class _Beside:
         # A step's logits stay where its graph left them, each graph's in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
         # A prompt's rest is computed behind its load, beside the engine's own forward.
-        beside = int(config.host_cache_gib is not None and role is not Role.DECODE)
+        beside = int(config.host_cache_gib is not None)
         return _Beside(
             max_batch=batch,
             context_tokens=tokens,

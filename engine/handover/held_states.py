@@ -13,7 +13,7 @@ import numpy as np
 
 from tasuki.engine.messages import Tokens
 from tasuki.engine.tiers.lower_tiers import LoadEnd
-from tasuki.pycache._cpp_cache import Allocation
+from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .base import HandoverContext
@@ -63,13 +63,17 @@ class HeldStates:
         match = self._cache.match(prompt, salt, None)
         if all(state.boundary != tokens for state in match.stored):
             return None
-        allocation = self._cache.allocate_or_load(
-            prompt,
-            salt=salt,
-            capacity_tokens=len(prompt),
-            working_slots=1,
-            load_wait=tiers.load_wait,
-        )
+        try:
+            allocation = self._cache.allocate_or_load(
+                prompt,
+                salt=salt,
+                capacity_tokens=len(prompt),
+                working_slots=1,
+                load_wait=tiers.load_wait,
+            )
+        except ImpossibleRequest:
+            # A disk outlives a larger arena.
+            return None
         if allocation is None:
             return None
         if allocation.load is None:

@@ -25,7 +25,7 @@ from tasuki.utils.os_threads import name_this_thread
 from .copy_job import CopyJob, Direction, JobEnd
 from .digests import TierDigests
 from .piece_copies import PieceCopies
-from .up_copy import StillMoving
+from .running_copy import RunningCopy, StillMoving
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ class CopyThread:
     def __init__(
         self,
         pieces: PieceCopies,
-        page_bytes: int,
         name: str = "host",
         clock: Callable[[], float] = time.monotonic,
         journal: WriteJournal | None = None,
@@ -59,7 +58,6 @@ class CopyThread:
         """name: of the tier. clock: of how long a piece takes, seconds. journal: of a tier that
         outlives its node."""
         self._pieces = pieces
-        self._pages_at_once = max(1, pieces.piece_bytes // page_bytes)
         self._name = name
         self._clock = clock
         self._journal = journal
@@ -228,20 +226,13 @@ class CopyThread:
         for _, target in job.pages:
             self.written.pages.pop(target, None)
         self.written.slots.pop(job.slot[1], None)
-        for pairs in self._page_pieces(job):
-            self._give_way()
-            if self._is_unwanted(job):
-                return JobEnd.CANCELLED
-            with self._piece():
-                digests = self._pieces.pages_down(pairs)
-            self.written.pages.update(
-                (target, digest) for (_, target), digest in zip(pairs, digests, strict=True)
-            )
-        self._give_way()
-        if self._is_unwanted(job):
+        found = self._copied(job, self._pieces.down(job), self._give_way)
+        if found is None:
             return JobEnd.CANCELLED
-        with self._piece():
-            self.written.slots[job.slot[1]] = self._pieces.slot_down(job.slot)
+        pages, slot = found
+        assert slot is not None
+        self.written.pages.update(zip((page for _, page in job.pages), pages, strict=True))
+        self.written.slots[job.slot[1]] = slot
         if self._journal is not None:
             with self._piece():
                 self._journal.kept(job, self.written)
@@ -251,24 +242,31 @@ class CopyThread:
         # Now: nobody writes what is read, and a load under way keeps it.
         wanted = [self.written.pages.get(source) for source, _ in job.pages]
         slot = None if job.slot is None else self.written.slots.get(job.slot[0])
-        copy = self._pieces.up(job)
+        found = self._copied(job, self._pieces.up(job), lambda: None)
+        if found is None:
+            return JobEnd.CANCELLED
+        return JobEnd.DONE if found == (wanted, slot) else _mismatched(job)
+
+    def _copied(
+        self, job: CopyJob, copy: RunningCopy, between: Callable[[], None]
+    ) -> tuple[list[int], int | None] | None:
+        """What it moved has these digests; None where it is not wanted any more. between: called
+        before each piece. Nothing of it moves on return."""
         try:
             more = True
             while more:
+                between()
                 if self._is_unwanted(job):
-                    return JobEnd.CANCELLED
+                    return None
                 with self._piece():
                     more = copy.advance()
                 if job.barrier is not None:
                     job.barrier.landed(copy.layers)
             with self._piece():
-                found = copy.digests()
+                return copy.digests()
         finally:
             with self._piece():
                 copy.settle()
-        if found != (wanted, slot):
-            return _mismatched(job)
-        return JobEnd.DONE
 
     @contextmanager
     def _piece(self) -> Iterator[None]:
@@ -277,10 +275,6 @@ class CopyThread:
             yield
         finally:
             self._piece_began = None
-
-    def _page_pieces(self, job: CopyJob) -> Iterator[tuple[tuple[int, int], ...]]:
-        for first in range(0, len(job.pages), self._pages_at_once):
-            yield job.pages[first : first + self._pages_at_once]
 
 
 def _mismatched(job: CopyJob) -> JobEnd:

@@ -157,6 +157,8 @@ class LowerTiers:
         self._loads: dict[int, _Load] = {}
         self._writes: dict[int, tuple[int, int]] = {}
         """Tier and bytes, by transfer."""
+        self._unflushed: set[int] = set()
+        """Writes that read a tier when the cache was flushed."""
         self._unbegun: deque[tuple[Event, int, CopyJob]] = deque()
 
     @property
@@ -281,9 +283,16 @@ class LowerTiers:
         return WriteLabel(salt, start, above, tokens, kind.value)
 
     def empty(self) -> None:
-        """The cache was flushed: a restart finds nothing of before."""
-        for tier in self._tiers:
-            tier.copier.empty()
+        """The cache was flushed: neither a restart nor a lookup finds anything of before. What
+        writes between tiers still read goes once they have ended."""
+        if self._remote is not None:
+            self._remote[1].objects.flushed()
+        for each in self._tiers:
+            each.copier.empty()
+        for transfer, (tier, _) in self._writes.items():
+            if tier > 0:
+                self._unflushed.add(transfer)
+                self._tiers[tier].copier.cancel(transfer)
 
     def report(self) -> tuple[TierReport, ...]:
         """Of each."""
@@ -325,8 +334,14 @@ class LowerTiers:
 
     def close(self, seconds: float) -> bool:
         """End every copy and the copiers, each within so long. False: one took longer; what is
-        being copied is then its own for good."""
-        return all([_closed(tier, seconds) for tier in self._tiers])
+        being copied is then its own for good, and what it reads stays open."""
+        ended = True
+        # The last first: each reads the tier above it.
+        for tier in reversed(self._tiers):
+            ended = tier.copier.close(seconds) and ended
+            if ended and tier.outlives is not None:
+                tier.outlives.close()
+        return ended
 
     def _begin(self, tier: int, job: CopyJob) -> None:
         self._unbegun.append((self._recorder.record_event(), tier, job))
@@ -344,6 +359,9 @@ class LowerTiers:
         counters.writes[end.value] += 1
         if end is JobEnd.DONE:
             counters.written_bytes += size
+        if transfer in self._unflushed:
+            self._unflushed.discard(transfer)
+            self._cache.flush()
 
     def _end_part(self, tier: int, transfer: int, end: JobEnd) -> None:
         load = self._loads[transfer]
@@ -377,14 +395,6 @@ class LowerTiers:
         for transfer, load in late:
             self._give_up(transfer, "late")
             load.on_end(LoadEnd.LATE)
-
-
-def _closed(tier: LowerTier, seconds: float) -> bool:
-    if not tier.copier.close(seconds):
-        return False
-    if tier.outlives is not None:
-        tier.outlives.close()
-    return True
 
 
 MakeTiers = Callable[[HybridPrefixCache, EventRecorder], LowerTiers]

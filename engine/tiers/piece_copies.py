@@ -1,6 +1,7 @@
-"""Copies of a few pages or of a slot, with digests of what they move: all that depends on where the
+"""Copies between an arena and a tier, with digests of what they move: all that depends on where the
 arena is and on what is below it."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import xxhash
@@ -12,37 +13,36 @@ from .copy_job import CopyJob
 from .digests import ArenaDigests
 from .layer_pieces import Piece, layer_pieces, run_moves
 from .pieces import page_bytes
-from .up_copy import UpCopy
+from .running_copy import RunningCopy, WholeCopy
 
 PIECE_BYTES = 8 << 20
 """Of what is copied before anybody looks whether it is still wanted: a few milliseconds."""
 
 
 class PieceCopies(Protocol):
-    """Down to a tier from what is above it, up from the tier to the arena. Thread rule: one thread.
-    Those down have ended on return, and hold no interpreter's lock while bytes move."""
+    """Down to a tier from what is above it, up from the tier to the arena. Thread rule: one thread;
+    a load may go on while a write is under way."""
 
-    piece_bytes: int
-    """Of what is copied before anybody looks whether it is still wanted."""
+    def down(self, job: CopyJob) -> RunningCopy:
+        """A write, of which nothing has begun; its digests are of what the arena had."""
 
-    def pages_down(self, pages: PagePairs) -> list[int]:
-        """The digest of each as the arena had it."""
-
-    def slot_down(self, slot: tuple[int, int]) -> int: ...
-
-    def up(self, job: CopyJob) -> UpCopy:
+    def up(self, job: CopyJob) -> RunningCopy:
         """A load, of which nothing has begun."""
 
 
 class HostCopies:
     """`PieceCopies` of host memory below an arena that is in host memory as well."""
 
-    piece_bytes = PIECE_BYTES
-
-    def __init__(self, arena: Arena, below: Arena) -> None:
+    def __init__(self, arena: Arena, below: Arena, piece_bytes: int = PIECE_BYTES) -> None:
+        """piece_bytes: of what is copied before anybody looks whether it is still wanted."""
         self._arena = arena
         self._below = below
+        self._piece_bytes = piece_bytes
         self._digests = ArenaDigests(arena)
+
+    def down(self, job: CopyJob) -> WholeCopy:
+        at_once = max(1, self._piece_bytes // self._arena.layout.page_bytes)
+        return WholeCopy(job, at_once, self.pages_down, self.slot_down)
 
     def pages_down(self, pages: PagePairs) -> list[int]:
         # First: a copy that went wrong is then not what its digest says.
@@ -56,21 +56,24 @@ class HostCopies:
         return digest
 
     def up(self, job: CopyJob) -> "HostUpCopy":
-        return HostUpCopy(self, self._arena, job)
+        pieces = layer_pieces(self._arena.layout, job, self._piece_bytes)
+        return HostUpCopy(self, self._arena, job, pieces)
 
     def move_up(self, piece: Piece) -> None:
         run_moves(self._below.bytes, self._arena.bytes, piece.moves)
 
 
 class HostUpCopy:
-    """`UpCopy` from host memory. Each piece is digested as soon as it has landed, while it is in
-    the processor's caches."""
+    """`RunningCopy` from host memory. Each piece is digested as soon as it has landed, while it is
+    in the processor's caches."""
 
-    def __init__(self, copies: HostCopies, arena: Arena, job: CopyJob) -> None:
+    def __init__(
+        self, copies: HostCopies, arena: Arena, job: CopyJob, pieces: Iterator[Piece]
+    ) -> None:
         self._copies = copies
         self._arena = arena
         self._job = job
-        self._pieces = layer_pieces(arena.layout, job, copies.piece_bytes)
+        self._pieces = pieces
         self._of_pages = [xxhash.xxh3_128() for _ in job.pages]
         self._of_slot = xxhash.xxh3_128()
         self.layers = 0

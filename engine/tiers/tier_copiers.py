@@ -15,7 +15,7 @@ def tier_copiers(
     arena: Arena, host: Arena, disk: DiskMemory | None, remote: RemoteMemory | None = None
 ) -> list[CopyThread]:
     """A thread a tier, the nearest first: a slow disk holds up no copy of host memory."""
-    found = [CopyThread(host_copies(arena, host), arena.layout.page_bytes)]
+    found = [CopyThread(host_copies(arena, host))]
     source: TierSource = HostSource(host)
     if disk is not None:
         found.append(disk_copier(arena, host, found[0], disk))
@@ -37,7 +37,7 @@ def host_copies(arena: Arena, host: Arena) -> PieceCopies:
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:
     """above: who copies to host memory. Knows what the disk has from before."""
     pieces = StoreCopies(arena, HostSource(host), above.written, disk.file)
-    copier = CopyThread(pieces, arena.layout.page_bytes, "disk", journal=disk.index)
+    copier = CopyThread(pieces, "disk", journal=disk.index)
     if disk.index.standing is not None:
         pages, slots = disk.index.standing.digests()
         copier.written.pages.update(pages)
@@ -50,4 +50,4 @@ def remote_copier(
 ) -> CopyThread:
     """above: the tier above the remote one, and what it was written with."""
     pieces = StoreCopies(arena, above, written, remote.objects)
-    return CopyThread(pieces, arena.layout.page_bytes, "remote", journal=remote.objects)
+    return CopyThread(pieces, "remote", journal=remote.objects)

@@ -70,7 +70,7 @@ class Turns:
         self.faults = RandomFaults(seed + 1, 60)
         copies = FaultyCopies(self.arena, self.host, self.faults)
         self.clock = ManualClock()
-        copier = CopyThread(copies, LAYOUT.page_bytes)
+        copier = CopyThread(copies)
         tiers = [LowerTier("host", copier, prices)]
         if disk is not None:
             disk.fault = RandomFaults(seed + 2, 60)
@@ -110,7 +110,7 @@ class Turns:
         self.finish()
 
     def _text(self, length: int) -> Tokens:
-        return self._random.integers(0, 1000, length).astype(np.int32)
+        return self._random.integers(0, 1000, length, dtype=np.int32)
 
     def _turn(self) -> None:
         number = int(self._random.integers(len(self._logs)))
@@ -171,34 +171,33 @@ class Turns:
         ends = list(range(PAGE_TOKENS, cached + 1, PAGE_TOKENS))
         if cached % PAGE_TOKENS:
             ends.append(cached)
-        right = all(
-            self._holds(page, _sign(tokens, end)) for page, end in zip(pages, ends, strict=False)
-        )
+        right = self._hold(pages[: len(ends)], _signs(tokens, ends))
         state = self._slots[slots[0]][: LAYOUT.slot_bytes // 8]
         right = right and bool((state == _state_sign(tokens, cached)).all())
         self.outcome.wrong += not right
         if not right:
             print(f"wrong bytes behind {cached} of {len(tokens)} tokens", flush=True)
-        for number in range(cached // PAGE_TOKENS, -(-len(tokens) // PAGE_TOKENS)):
-            end = min(len(tokens), (number + 1) * PAGE_TOKENS)
-            self._fill(pages[number], _sign(tokens, end))
+        numbers = range(cached // PAGE_TOKENS, -(-len(tokens) // PAGE_TOKENS))
+        computed = [min(len(tokens), (number + 1) * PAGE_TOKENS) for number in numbers]
+        self._fill([pages[number] for number in numbers], _signs(tokens, computed))
         self._slots[slots[1]][: LAYOUT.slot_bytes // 8] = _state_sign(tokens, len(tokens))
         if len(tokens) > cached:
             self.cache.insert(allocation, len(tokens), slots[1], CheckpointKind.TURN_END)
         self.cache.release(allocation)
 
-    def _blocks_of(self, page: int) -> list[int]:
-        return [page + region * LAYOUT.pages_per_slab for region in range(len(LAYOUT.regions))]
+    def _blocks_of(self, pages: list[int]) -> NDArray[np.int64]:
+        """[pages, regions]."""
+        regions = np.arange(len(LAYOUT.regions)) * LAYOUT.pages_per_slab
+        return np.array(pages, np.int64)[:, None] + regions
 
-    def _holds(self, page: int, sign: int) -> bool:
-        return bool((self._blocks[self._blocks_of(page)] == sign).all())
+    def _hold(self, pages: list[int], signs: NDArray[np.int64]) -> bool:
+        return bool((self._blocks[self._blocks_of(pages)] == signs[:, None, None]).all())
 
-    def _fill(self, page: int, sign: int) -> None:
-        self._blocks[self._blocks_of(page)] = sign
+    def _fill(self, pages: list[int], signs: NDArray[np.int64] | int) -> None:
+        self._blocks[self._blocks_of(pages)] = np.reshape(signs, (-1, 1, 1))
 
     def _poison(self, allocation: Allocation) -> None:
-        for page in allocation.pages[allocation.shared_pages :].tolist():
-            self._fill(page, -1)
+        self._fill(allocation.pages[allocation.shared_pages :].tolist(), -1)
         for slot in allocation.working_slots:
             self._slots[slot][:] = -1
 
@@ -207,6 +206,11 @@ def _sign(tokens: Tokens, end: int) -> int:
     """Of the tokens before `end`."""
     # The same in every process.
     return xxhash.xxh3_64_intdigest(tokens[:end].tobytes()) >> 1
+
+
+def _signs(tokens: Tokens, ends: list[int]) -> NDArray[np.int64]:
+    """Of each page, which says all that its tokens and those before it are."""
+    return np.array([_sign(tokens, end) for end in ends], np.int64)
 
 
 def _state_sign(tokens: Tokens, end: int) -> int:

@@ -84,9 +84,17 @@ def test_a_bad_trace_is_named_with_its_line(tmp_path: Path, content: str, told: 
         load_trace(path)
 
 
+@pytest.mark.parametrize("number", [2**63, 10**30])
+def test_an_id_that_is_too_large_is_named_with_its_line(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(line(0, 512, 3, [1, number])))
+    with pytest.raises(ReplayError, match=r"bad\.jsonl:1: hash_ids has .* number the blocks"):
+        load_trace(path)
+
+
 @pytest.mark.parametrize(
     "more",
-    [{"timestamp": 1e999}, {"hash_ids": [10**30]}, {"session_id": ["a"]}, {"agent": {}}],
+    [{"timestamp": 1e999}, {"session_id": ["a"]}, {"agent": {}}],
     ids=str,
 )
 def test_an_odd_value_is_named_with_its_line(tmp_path: Path, more: dict[str, Any]) -> None:

@@ -4,12 +4,17 @@ changes no token."""
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from scripts.tiers.ids_and_bytes import LAYOUT, Turns
+from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.handover.base import HandoverContext
+from tasuki.engine.handover.held_states import HeldStates
 from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd
 from tasuki.engine.tiers.copy_thread import STUCK_SECONDS, CopyThread
@@ -154,6 +159,36 @@ def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
         assert below.reports[1].loads["late"] == 1
 
 
+def test_what_a_write_reads_at_a_flush_goes_behind_it(tmp_path: Path) -> None:
+    with engine_over(tmp_path, slabs=60) as engine:
+        engine.disk.hang()
+        engine.lone.post(submit("first", PROMPT, 2))
+        engine.step_until(engine.disk.hangs.is_set)
+        engine.step_until(lambda: engine.is_over("first"))
+        engine.lone.post(m.FlushCache(0))
+        engine.lone.step()
+        assert engine.places() == {"host"}
+        engine.disk.let_go()
+        engine.lone.run()
+        assert engine.places() == set()
+        assert engine.answer("next") == EXPECTED
+        assert engine.lone.hit("next").usable_tokens == 0
+
+
+def test_a_state_that_the_arena_has_no_room_for_is_held_for_nobody(tmp_path: Path) -> None:
+    long = prompt(900, seed=5)
+    with engine_over(tmp_path, slabs=60) as engine:
+        engine.lone.ask("long", long, 2)
+    # Over the same disk, with less memory.
+    with engine_over(tmp_path, slabs=14) as engine:
+        cache, tiers = engine.lone.engine._cache, engine.lone.engine._tiers
+        prompted = submit("x", long, 1).prompt
+        (stored, *_) = cache.match(prompted).stored
+        assert stored.boundary > cache.capacity_tokens(1)
+        states = HeldStates(cast(HandoverContext, SimpleNamespace(cache=cache, tiers=tiers)))
+        assert states.hold(prompted[: stored.boundary], b"", lambda landed: None) is None
+
+
 def test_ids_and_bytes_agree_while_a_disk_fails(tmp_path: Path) -> None:
     disk = FaultyDisk(tmp_path, LAYOUT, 800)
     turns = Turns(seed=3, host_slabs=60, disk=disk)
@@ -249,8 +284,9 @@ def test_as_much_as_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineConfigError, match="give another folder"):
+    with pytest.raises(EngineConfigError, match=r"there is no folder .*/none: .* mkdir -m 700"):
         disk_memory(config(tmp_path / "none", 1 / 256), LAYOUT, dict)
+    assert not (tmp_path / "none").exists()
     with pytest.raises(EngineConfigError, match="give another folder"):
         disk_memory(config(tmp_path, 1e9), LAYOUT, dict)
     with pytest.raises(EngineConfigError, match="give at least"):
@@ -262,6 +298,7 @@ def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
     "settings",
     [
         {"disk_cache": "x", "host_cache_gib": 1.0},
+        {"disk_cache": "", "disk_cache_gib": 1.0, "host_cache_gib": 1.0},
         {"disk_cache_gib": 1.0, "host_cache_gib": 1.0},
         {"disk_cache": "x", "disk_cache_gib": 1.0},
         {"disk_write_budget": 1.0},
@@ -276,7 +313,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) ->
 def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
     clock = ManualClock()
     pieces = FaultyCopies(Arena(LAYOUT, 4), Arena(LAYOUT, 4))
-    thread = CopyThread(pieces, LAYOUT.page_bytes, clock=clock)
+    thread = CopyThread(pieces, clock=clock)
     pieces.hold("slot_down")
     for transfer in (1, 2):
         thread.begin(CopyJob(transfer, Direction.DOWN, (), (0, transfer)))

@@ -69,7 +69,7 @@ class Copied:
     def __init__(self) -> None:
         self.arena, self.below = Arena(LAYOUT, 8), Arena(LAYOUT, 8)
         self.pieces = FaultyCopies(self.arena, self.below)
-        self.thread = CopyThread(self.pieces, page_bytes=1 << 30)  # a page a piece
+        self.thread = CopyThread(self.pieces)
         self.ends: dict[int, JobEnd] = {}
 
     def begin(self, number: int, direction: Direction, slab: int = 0) -> None:

@@ -146,8 +146,9 @@ def test_what_is_computed_behind_a_load_has_a_workspace_of_its_own() -> None:
         assert below.fitting_arena < alone.fitting_arena
         more[tokens] = below.workspace - alone.workspace
     assert more[8192] == 4 * more[2048] > 0
-    # A decode node loads nothing.
-    assert plan(host_cache_gib=64.0, role=Role.DECODE) == plan(role=Role.DECODE)
+    # A decode node too loads what it answers by itself.
+    ours, without = (plan(host_cache_gib=gib, role=Role.DECODE) for gib in (64.0, None))
+    assert ours.gathered == 2 * without.gathered and ours.workspace > without.workspace
 
 
 def test_a_longer_context_takes_a_longer_table_and_no_more_to_gather() -> None:

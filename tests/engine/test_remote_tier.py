@@ -15,9 +15,10 @@ from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
 from tasuki.engine.tiers.remote.bucket import Bucket, open_bucket
 from tasuki.engine.tiers.remote.credentials import Credentials, read_credentials
-from tasuki.engine.tiers.remote.lookups import LOOKUP_SECONDS, Lookups
+from tasuki.engine.tiers.remote.lookups import LOOKUP_SECONDS, NO_LOOKUP, Lookups
 from tasuki.engine.tiers.remote.manifest import (
     LEAST_TOKENS,
+    MOST_BYTES,
     Keys,
     Manifest,
     Pages,
@@ -36,6 +37,7 @@ from tests.harness.manual_clock import ManualClock
 from tests.harness.s3_server import BUCKET, S3Server, running_s3
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tiers import FaultyDisk, TieredEngine
+from tests.harness.waiting import until
 
 PROMPT = prompt(600, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)
@@ -65,7 +67,6 @@ class RemoteEngine(TieredEngine):
 
         def remote(clock: ManualClock) -> RemoteMemory:
             objects = RemoteObjects(bucket, tiny_parts(slabs=2).layout)
-            objects.read_marker()
             return RemoteMemory(objects, Lookups(bucket, objects, clock), SLABS)
 
         disk = None
@@ -164,7 +165,7 @@ def test_a_salt_and_a_contract_keep_nodes_apart(
 def overwrite(bucket: Bucket, names: list[str], change: Callable[[bytes], bytes]) -> None:
     assert names
     for name in names:
-        bucket.put(name, change(bucket.get(name)))
+        bucket.put(name, change(bucket.get(name, MOST_BYTES)))
 
 
 def flipped(content: bytes) -> bytes:
@@ -288,10 +289,109 @@ def test_what_was_flushed_nobody_finds(written: Bucket) -> None:
         assert third.remote.kept["asked"] == 1 and third.remote.kept["found"] == 0
 
 
+def test_a_node_that_runs_finds_nothing_that_another_flushed(written: Bucket) -> None:
+    with node(written) as second, node(written) as third:
+        third.lone.post(m.FlushCache(0))
+        third.lone.run()
+        third.step_until(lambda: emptied(third))
+        assert second.answer("next") == EXPECTED
+        assert second.lone.hit("next").usable_tokens == 0
+        assert second.remote.kept["asked"] == 1 and second.remote.kept["found"] == 0
+
+
+def test_a_lookup_before_a_flush_brings_nothing_after_it(written: Bucket) -> None:
+    objects = RemoteObjects(written, tiny_parts(slabs=2).layout)
+    lookups = Lookups(written, objects)
+    found: list[Manifest] = []
+    tokens = np.array(NEXT, np.int32)
+    for flushes in (False, True):
+        lookup = lookups.begin(b"", tokens, 0)
+        until(lambda: lookups._any_found.is_set(), "the store did not answer")
+        if flushes:
+            objects.flushed()
+            # Until the store has noted that.
+            assert lookups.begin(b"", tokens, 0) is NO_LOOKUP
+        lookups.advance(found.append)
+        assert lookup.is_over
+    assert len(found) == 1
+    objects.emptied()
+    assert lookups.begin(b"", tokens, 0) is not NO_LOOKUP
+    lookups.close()
+
+
+def test_a_store_that_says_nonsense_ends_no_thread(
+    written: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = RemoteObjects(written, tiny_parts(slabs=2).layout)
+    lookups = Lookups(written, objects)
+    found: list[Manifest] = []
+    tokens = np.array(NEXT, np.int32)
+
+    def looked_up() -> None:
+        lookups.begin(b"", tokens, 0)
+        until(lambda: lookups._any_found.is_set(), "the store did not answer")
+        lookups.advance(found.append)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(written, "names", lambda folder: [None])
+        for _ in range(8):
+            looked_up()
+    assert found == [] and objects.counters["failed"] == 8
+    looked_up()
+    assert len(found) == 1
+    with pytest.raises(RemoteFailed, match="ValueError"):
+        written.get(f"kv/{'0' * 32}-large", put_large(written))
+    lookups.close()
+
+
+def put_large(bucket: Bucket) -> int:
+    """Bytes that are one too few for it."""
+    bucket.put(f"kv/{'0' * 32}-large", bytes(1000))
+    return 999
+
+
+def test_lookups_that_wait_are_few(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = RemoteObjects(bucket, tiny_parts(slabs=2).layout)
+    lookups = Lookups(bucket, objects)
+    monkeypatch.setattr(lookups, "_start", lambda: None)
+    tokens = np.array(NEXT, np.int32)
+    begun = [lookups.begin(b"", tokens, 0) for _ in range(100)]
+    assert sum(each is not NO_LOOKUP for each in begun) == 64
+
+
+def test_a_store_that_is_slow_again_and_again_is_waited_for_no_more(
+    written: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    objects = RemoteObjects(written, tiny_parts(slabs=2).layout)
+    lookups = Lookups(written, objects, clock)
+    tokens = np.array(NEXT, np.int32)
+
+    def is_late() -> bool:
+        lookup = lookups.begin(b"", tokens, 0)
+        clock.now += LOOKUP_SECONDS + 0.1
+        lookups.advance(lambda manifest: None)
+        return lookup is not NO_LOOKUP
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lookups, "_start", lambda: None)
+        assert [is_late() for _ in range(5)] == [True] * MOST_FAILURES + [False] * 2
+        assert lookups.counters["late"] == MOST_FAILURES
+        clock.now += 31.0
+        # One is tried.
+        assert [is_late(), is_late()] == [True, False]
+    clock.now += 31.0
+    found: list[Manifest] = []
+    lookup = lookups.begin(b"", tokens, 0)
+    until(lambda: bool(lookups.advance(found.append) or lookup.is_over), "no answer")
+    assert found and lookups.begin(b"", tokens, 0) is not NO_LOOKUP
+    lookups.close()
+
+
 def emptied(engine: RemoteEngine) -> bool:
     memory = engine.parts.remote
     assert memory is not None
-    return memory.objects.emptied_at is not None
+    return memory.objects.is_usable
 
 
 def config(store: S3Server, **changes: object) -> EngineConfig:
@@ -341,7 +441,7 @@ def test_a_store_that_returns_something_else_is_refused(
 ) -> None:
     probe(bucket)
     assert bucket.names("probe/") == []
-    monkeypatch.setattr(bucket, "get", lambda name: b"")
+    monkeypatch.setattr(bucket, "get", lambda name, most: b"")
     with pytest.raises(RemoteFailed, match="is not what was put there"):
         probe(bucket)
 
@@ -423,7 +523,8 @@ def test_a_prompt_finds_its_longest_beginning_by_names_alone() -> None:
     for each in (Keys(b"t", whole), Keys(b"s", other)):
         assert each.matching(names, 0) is None
         assert not set(each.folders()) & set(folders)
-    assert keys.matching(["at/x/nonsense", "at/x/12-", "at/x/-1-" + "a" * 32], 0) is None
+    nonsense = ["nonsense", "12-", "-1-" + "a" * 32, "9" * 5000 + "-" + "a" * 32]
+    assert keys.matching([f"at/x/{each}" for each in nonsense], 0) is None
 
 
 def test_a_manifest_that_is_not_whole_is_none() -> None:

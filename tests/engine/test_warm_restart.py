@@ -1,6 +1,7 @@
 """A disk outlives its node: what it kept stands again, whole and for whoever it was kept, or not at
 all."""
 
+import errno
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from tasuki.engine.tiers.kept import kept_folder, kept_index
 from tasuki.engine.tiers.kept.disk_failed import DiskFailed
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.kept.kept_index import KeptIndex
-from tasuki.engine.tiers.kept.records import Emptied, Heading, Kept, Taken, encoded, records_in
+from tasuki.engine.tiers.kept.records import Heading, Kept, Taken, encoded, records_in
 from tasuki.engine.tiers.kept.standing import Standing
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -109,6 +110,24 @@ def test_what_was_flushed_does_not_come_back(tmp_path: Path, before: list[int]) 
     second.lone.post(m.FlushCache(1))
     second.lone.run()
     second.close()
+    third = KeepingEngine(tmp_path)
+    assert third.begins_with() == [0] * len(NEXT)
+    third.close()
+
+
+def test_what_was_flushed_while_the_disk_was_full_does_not_come_back(
+    tmp_path: Path, before: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = KeepingEngine(tmp_path)
+
+    def full(file: int, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full on purpose")
+
+    monkeypatch.setattr(kept_index, "_write_all", full)
+    second.lone.post(m.FlushCache(1))
+    second.lone.run()
+    second.close()
+    monkeypatch.undo()
     third = KeepingEngine(tmp_path)
     assert third.begins_with() == [0] * len(NEXT)
     third.close()
@@ -312,7 +331,7 @@ def test_a_record_that_rotted_is_none_and_the_others_stand() -> None:
         assert cut == whole[:lost], place
 
 
-def paths(*records: tuple[int, Kept | Taken | Emptied]) -> list[int | None]:
+def paths(*records: tuple[int, Kept | Taken]) -> list[int | None]:
     """Tokens of each state's path."""
     standing = Standing(LAYOUT, 50)
     for number, record in records:
@@ -330,7 +349,6 @@ def test_a_path_is_whole_or_none() -> None:
     assert paths(first, second, other) == [None, 128]
     # A slot takes the slab's pages.
     assert paths(first, second, (3, Taken(b"", np.array([0], "<i4").tobytes()))) == [None, None]
-    assert paths(first, second, (3, Emptied())) == []
     # The page above is of another salt, or ends elsewhere.
     assert paths(first, (2, kept(128, (SLAB, 1), [9 * SLAB], salt=b"t"))) == [128, None]
     assert paths(first, (2, kept(128, (0, 1), [2 * SLAB]))) == [128, None]

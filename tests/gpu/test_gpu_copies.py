@@ -31,7 +31,7 @@ class Between:
         self.below = Arena(self.layout, SLABS, memory=pinned(self.layout, SLABS))
         self.below.bytes.fill_(POISON)
         self.copies = GpuCopies(self.arena, self.below)
-        self.thread = CopyThread(self.copies, self.layout.page_bytes)
+        self.thread = CopyThread(self.copies)
         self._number = 0
 
     def end(self, direction: Direction, pages: list[tuple[int, int]], slot: object) -> JobEnd:

@@ -135,7 +135,7 @@ def tiered_parts(
     def copiers(parts: EngineParts) -> list[CopyThread]:
         assert parts.host is not None
         copies.made = FaultyCopies(parts.arena, parts.host)
-        host = CopyThread(copies.made, parts.layout.page_bytes)
+        host = CopyThread(copies.made)
         found: list[CopyThread] = [host]
         source: TierSource = HostSource(parts.host)
         if parts.disk is not None:

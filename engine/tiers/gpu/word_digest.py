@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from tasuki.engine.tiers.layer_pieces import Piece
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
@@ -54,8 +55,30 @@ def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit
     return found
 
 
+def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> Rows:
+    """Of these pages of an arena and of a slot, in the order of layer_pieces(): sums count by page,
+    those of the slot behind them."""
+    unit = len(pages)
+    found = [np.empty((_LINES, 0), np.int64)]
+    for layer, kind in enumerate(layout.layer_kinds):
+        if kind.keeps_state and slot is not None:
+            span = layout.state_span(layer, 0)
+            found.append(rows_of_state(layout, slot, span.offset, span.length, unit))
+        if kind.keeps_pages:
+            region = layout.regions[layout.kind_index(layer)]
+            found.append(rows_of_pages(layout, region.index, pages, 0))
+    return np.concatenate(found, axis=1)
+
+
+def rows_of_piece(piece: Piece) -> int:
+    """How many of the job's rows are of the piece."""
+    first, end = piece.pages
+    return -(-piece.length // (8 * _LONGEST)) if piece.region is None else end - first
+
+
 def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> None:
-    """Add to sums [units, 2] int64 what the rows [4, n] have. words [..] int64: the arena."""
+    """Add to sums [units, 2] int64 what the rows [4, n] have, their columns side by side. words
+    [..] int64: the arena."""
     count = rows.shape[1]
     if count == 0:
         return

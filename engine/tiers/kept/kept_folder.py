@@ -28,6 +28,9 @@ class KeptFolder:
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
         """contract: what must be equal before bytes that were kept are used. Raises DiskFailed:
         another user's, another node's, or no folder can be made there."""
+        if not parent.is_dir():
+            # Not made here: a disk that is not mounted would become a folder of the system's.
+            raise DiskFailed(f"there is no folder {parent}: mount its disk, or mkdir -m 700 it")
         self.contract = contract_digest(contract)
         name = folder_of(self.contract)
         self.path = parent / name

@@ -22,7 +22,7 @@ from tasuki.pycache.layout import CacheLayout
 
 from .disk_failed import DiskFailed
 from .kept_folder import KeptFolder
-from .records import DIGEST_BYTES, Emptied, Heading, Kept, Record, Taken, encoded, records_in
+from .records import DIGEST_BYTES, Heading, Kept, Record, Taken, encoded, records_in
 from .standing import Standing
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class KeptIndex:
         self.folder = folder
         self._layout = layout
         self._slabs = slabs
+        self._heading = encoded(0, Heading(folder.contract))
         self.counters = dict.fromkeys(("restored", "lost", "torn", "failed"), 0)
         """States that stood again, and those whose path was not whole; records that were not whole;
         appends that the disk did not take."""
@@ -98,9 +99,19 @@ class KeptIndex:
             self._compact()
 
     def emptied(self) -> None:
-        """Nothing that was kept is of use any more."""
+        """Nothing that was kept is of use any more: a full disk takes that too."""
         self._page_record.clear()
-        self._append(Emptied())
+        try:
+            assert self._file is not None
+            os.ftruncate(self._file, len(self._heading))
+        except OSError as error:
+            self.counters["failed"] += 1
+            log.error(
+                "%s cannot be emptied, and a restart finds what was flushed: remove the folder: %s",
+                *(self.folder.path / _NAME, error),
+            )
+        else:
+            self._size = self._base = len(self._heading)
 
     def close(self) -> None:
         """Idempotent. REQUIRES: no copier has it any more."""
@@ -170,7 +181,7 @@ class KeptIndex:
         folder = self.folder
         file = folder.open(_NEXT_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
         try:
-            size = _write_all(file, encoded(0, Heading(folder.contract)))
+            size = _write_all(file, self._heading)
             for number, record in standing.live():
                 size += _write_all(file, encoded(number, record))
             size += _write_all(file, encoded(self._last, standing.overtaken()))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import xxhash
 
-MAGIC = b"tasukiK1"
+MAGIC = b"tasukiK2"
 """Begins each record; a change of what records mean changes it."""
 _HEAD = struct.Struct("<8sIQ16s")
 _COVERED = struct.Struct("<IQ")
@@ -48,11 +48,7 @@ class Taken(msgspec.Struct, tag="taken", frozen=True, array_like=True):
     slots: bytes
 
 
-class Emptied(msgspec.Struct, tag="emptied", frozen=True, array_like=True):
-    """All that was kept before is of no use."""
-
-
-Record = Heading | Kept | Taken | Emptied
+Record = Heading | Kept | Taken
 _DECODER = msgspec.msgpack.Decoder(Record)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 
-from .records import DIGEST_BYTES, Emptied, Kept, Record, Taken
+from .records import DIGEST_BYTES, Kept, Record, Taken
 
 Ids = NDArray[np.int32]
 
@@ -51,11 +51,7 @@ class Standing:
 
     def add(self, number: int, record: Record) -> bool:
         """False: it names ids that this disk does not have, or is not whole."""
-        if isinstance(record, Emptied):
-            for each in (self._page_record, self._slot_record):
-                each[:] = 0
-            self.records.clear()
-        elif isinstance(record, Taken):
+        if isinstance(record, Taken):
             pages, slots = _ids(record.pages), _ids(record.slots)
             self._take(pages[self._are_pages(pages)], slots[self._are_slots(slots)])
         elif isinstance(record, Kept):

@@ -59,10 +59,17 @@ class Bucket:
 
         self._ask("put", name, lambda: obstore.put(self._store, name, content))
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, most: int) -> bytes:
+        """Of so many bytes at most."""
         import obstore
 
-        return self._ask("get", name, lambda: bytes(obstore.get(self._store, name).bytes()))
+        def ask() -> bytes:
+            found = obstore.get(self._store, name)
+            if found.meta["size"] > most:
+                raise ValueError(f"{found.meta['size']} bytes, {most} at most")
+            return bytes(found.bytes())
+
+        return self._ask("get", name, ask)
 
     def ranges(
         self, name: str, starts: Sequence[int], lengths: Sequence[int]

@@ -4,11 +4,14 @@ Owns threads that ask; the tree is given what they find, on the engine's loop. T
 advance(), wait() and close() are the engine loop's.
 Invariants:
 1. A lookup is over within LOOKUP_SECONDS, whatever the store does: nobody waits longer. What comes
-   later is of use to the next prompt.
+   later is of use to the next prompt. After three that were late in a row nobody waits for a while.
 2. The tree is given a state whose manifest is whole, of the same salt, and behind the very tokens
    that the prompt begins with. What its objects bring is digested when it is loaded.
+3. Nothing is given that was written before a flush of any node, once the store has noted that, nor
+   that was asked for before one of this node.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -19,30 +22,38 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine.tiers.digests import TierDigests
+from tasuki.engine.tiers.store.patience import Patience
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.os_threads import name_this_thread
 
 from .bucket import Bucket
-from .manifest import Keys, Manifest, Tokens, decoded
+from .manifest import MOST_BYTES, Keys, Manifest, Tokens, decoded
 from .remote_failed import RemoteFailed
 from .remote_objects import RemoteObjects
 
+log = logging.getLogger(__name__)
+
 LOOKUP_SECONDS = 0.5
+_PAUSE_SECONDS = 30.0
 LEAST_GAIN = 256
 """Tokens that a state must spare, beyond what stands here, to be asked for."""
 _THREADS = 4
+_MOST_WAITING = 64
+"""That no thread has begun: a store that is so slow is of no use to more."""
 _KINDS = {kind.value: kind for kind in CheckpointKind}
 
 
 @dataclass(eq=False)
 class Lookup:
-    """Of a prompt. beyond: tokens of it that stand here. due: on the engine's clock."""
+    """Of a prompt. beyond: tokens of it that stand here. due: on the engine's clock. flushes: of
+    this node before it."""
 
     salt: bytes
     tokens: Tokens
     beyond: int
     due: float
+    flushes: int = 0
     is_over: bool = False
 
 
@@ -59,6 +70,7 @@ class Lookups:
         self._bucket = bucket
         self._objects = objects
         self._clock = clock
+        self._patience = Patience(_PAUSE_SECONDS, clock)
         self._asked: SimpleQueue[Lookup | None] = SimpleQueue()
         self._found: deque[tuple[Lookup, Manifest | None]] = deque()
         self._any_found = threading.Event()
@@ -70,9 +82,12 @@ class Lookups:
         """Over at once where it is not worth it, or the store is not to be asked now."""
         if len(tokens) - 1 - beyond < LEAST_GAIN or not self._objects.is_usable:
             return NO_LOOKUP
-        if self._bucket.is_paused:
+        if self._bucket.is_paused or self._patience.is_over:
             return NO_LOOKUP
-        lookup = Lookup(salt, tokens, beyond, self._clock() + LOOKUP_SECONDS)
+        if self._asked.qsize() >= _MOST_WAITING:
+            return NO_LOOKUP
+        due = self._clock() + LOOKUP_SECONDS
+        lookup = Lookup(salt, tokens, beyond, due, self._objects.flushes)
         self._start()
         self._waiting.append(lookup)
         self._asked.put(lookup)
@@ -89,12 +104,15 @@ class Lookups:
         self._any_found.clear()
         while self._found:
             lookup, manifest = self._found.popleft()
-            if manifest is not None:
+            if manifest is not None and lookup.flushes == self._objects.flushes:
                 adopt(manifest)
+            if not lookup.is_over:
+                self._patience.worked()
             self._end(lookup)
         now = self._clock()
         for lookup in [each for each in self._waiting if each.due < now]:
             self.counters["late"] += 1
+            self._patience.failed()
             self._end(lookup)
 
     def _end(self, lookup: Lookup) -> None:
@@ -125,7 +143,10 @@ class Lookups:
             try:
                 # Those that are late already keep none that is not from the store.
                 found = None if lookup.is_over else self._look_up(lookup)
-            except RemoteFailed as error:
+            except Exception as error:
+                # Whatever a store says, the thread goes on: without it each lookup were late.
+                if not isinstance(error, RemoteFailed):
+                    log.exception("a lookup broke")
                 self._objects.failed(error)
                 found = None
             self._found.append((lookup, found))
@@ -133,14 +154,16 @@ class Lookups:
 
     def _look_up(self, lookup: Lookup) -> Manifest | None:
         keys = Keys(lookup.salt, lookup.tokens)
-        oldest = self._objects.emptied_at
         for folder in keys.folders():
             listed = self._bucket.names(f"{folder}/")
-            names = [each.name for each in listed if oldest is None or each.modified > oldest]
+            if keys.matching([each.name for each in listed], lookup.beyond) is None:
+                continue
+            emptied = self._objects.emptied_at()
+            names = [each.name for each in listed if emptied is None or each.modified > emptied]
             best = keys.matching(names, lookup.beyond)
             if best is None:
                 continue
-            manifest = decoded(self._bucket.get(best))
+            manifest = decoded(self._bucket.get(best, MOST_BYTES))
             if manifest is not None and _fits(manifest, lookup):
                 return manifest
             self._objects.counters["torn"] += 1

@@ -22,10 +22,12 @@ from tasuki.pycache.layout import PAGE_TOKENS
 Tokens = NDArray[np.int32]
 LEAST_TOKENS = 256
 """A state behind fewer is computed sooner than it is asked for."""
+MOST_BYTES = 64 << 20
+"""Of a manifest: more than any prompt's."""
 _MAGIC = b"tasukiR1"
 _DIGEST_BYTES = 16
 _FOLDER = "at"
-_KEY_DIGITS = 32
+_KEY_DIGITS, _COUNT_DIGITS = 32, 9
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True):
@@ -167,4 +169,5 @@ def _levels(tokens: int) -> Iterator[int]:
 def _parsed(name: str) -> tuple[int, str] | None:
     """Tokens and key."""
     count, _, key = name.rpartition("/")[2].partition("-")
-    return (int(count), key) if count.isdecimal() and len(key) == _KEY_DIGITS else None
+    is_one = count.isdecimal() and len(count) <= _COUNT_DIGITS and len(key) == _KEY_DIGITS
+    return (int(count), key) if is_one else None

@@ -83,9 +83,7 @@ def remote_memory(
 
 def _opened(bucket: Bucket, layout: CacheLayout) -> RemoteObjects:
     probe(bucket)
-    objects = RemoteObjects(bucket, layout)
-    objects.read_marker()
-    return objects
+    return RemoteObjects(bucket, layout)
 
 
 def probe(bucket: Bucket) -> None:
@@ -93,6 +91,6 @@ def probe(bucket: Bucket) -> None:
     name, content = f"probe/{secrets.token_hex(8)}", secrets.token_bytes(_PROBE_BYTES)
     bucket.put(name, content)
     listed = [each.name for each in bucket.names("probe/")]
-    if bucket.get(name) != content or not any(each.endswith(name) for each in listed):
+    if bucket.get(name, _PROBE_BYTES) != content or not any(each.endswith(name) for each in listed):
         raise RemoteFailed("what it returns is not what was put there")
     bucket.delete(name)

@@ -55,17 +55,27 @@ class RemoteObjects:
         self._pages: dict[int, tuple[str, int]] = {}
         self._slots: dict[int, str] = {}
         self._links: dict[int, _Link] = {}
-        self.emptied_at: float | None = None
-        """By the store's clock: what is as old, or older, is of no use."""
-        self.is_usable = True
-        """Whether others' states are: not where it could not be noted that all were dropped."""
+        self.flushes = 0
+        """How often this node's cache was flushed; the engine loop's."""
+        self._marked = 0
+        """Of them, those that the store has noted."""
         self.counters = dict.fromkeys(("recorded", "found", "torn", "failed"), 0)
         """States that others may find; that were found; manifests that were not whole; appends and
         lookups that the store did not take."""
 
-    def read_marker(self) -> None:
-        """Raises RemoteFailed."""
-        self.emptied_at = self._bucket.modified(_MARKER)
+    @property
+    def is_usable(self) -> bool:
+        """Whether others' states are: not while the store has not noted that all were dropped."""
+        return self._marked == self.flushes
+
+    def flushed(self) -> None:
+        """The cache was; the copier's thread notes it (emptied). The engine loop's."""
+        self.flushes += 1
+
+    def emptied_at(self) -> float | None:
+        """By the store's clock: what is as old, or older, is of no use, whoever emptied it. Raises
+        RemoteFailed."""
+        return self._bucket.modified(_MARKER)
 
     def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
         content = np.ascontiguousarray(rows[:, : self._layout.page_bytes])
@@ -146,17 +156,19 @@ class RemoteObjects:
 
     def emptied(self) -> None:
         """What was written before is of no use, to no node of this contract."""
+        flushes = self.flushes
         self._links.clear()
         try:
             self._bucket.put(_MARKER, b"emptied")
-            self.read_marker()
         except RemoteFailed as error:
-            self.is_usable = False
             log.error(
                 "the remote store did not take that the cache was emptied: nothing is asked of it "
-                "until this node starts again, and other nodes may use what was there: %s",
+                "until it takes another flush or this node starts again, and other nodes may use "
+                "what was there: %s",
                 error,
             )
+        else:
+            self._marked = flushes
 
     def adopted(self, manifest: Manifest, pages: Sequence[int], first: int, slot: int) -> None:
         """The tree gave the manifest's state these ids; the pages before `first` it had already."""
@@ -181,7 +193,7 @@ class RemoteObjects:
             page = self._links[page].above
         return found[::-1]
 
-    def failed(self, error: RemoteFailed) -> None:
+    def failed(self, error: Exception) -> None:
         if self.counters["failed"] == 0:
             log.error("the remote store fails; those that follow are counted: %s", error)
         self.counters["failed"] += 1

@@ -4,7 +4,7 @@ from tasuki.engine.tiers.copy_job import CopyJob
 from tasuki.engine.tiers.digests import ArenaDigests, TierDigests
 from tasuki.engine.tiers.piece_copies import PIECE_BYTES
 from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
-from tasuki.engine.tiers.up_copy import WholeCopy
+from tasuki.engine.tiers.running_copy import WholeCopy
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.place_copies import PagePairs
 
@@ -15,8 +15,6 @@ from .tier_store import TierSource, TierStore
 class StoreCopies:
     """An arena in host memory, above them all."""
 
-    piece_bytes = PIECE_BYTES
-
     def __init__(
         self, arena: Arena, above: TierSource, written: TierDigests, store: TierStore
     ) -> None:
@@ -25,10 +23,17 @@ class StoreCopies:
         self._above = above
         self._written = written
         self._store = store
+        self._at_once = max(1, PIECE_BYTES // arena.layout.page_bytes)
         self._passing = PassingRows()
         self._digests = ArenaDigests(arena)
 
-    def pages_down(self, pages: PagePairs) -> list[int]:
+    def down(self, job: CopyJob) -> WholeCopy:
+        return WholeCopy(job, self._at_once, self._pages_down, self._slot_down)
+
+    def up(self, job: CopyJob) -> WholeCopy:
+        return WholeCopy(job, self._at_once, self._pages_up, self._slot_up)
+
+    def _pages_down(self, pages: PagePairs) -> list[int]:
         sources, targets = zip(*pages, strict=True)
         # As the arena had them: what the tier above has by now is not asked.
         digests = [self._written.pages[page] for page in sources]
@@ -37,10 +42,7 @@ class StoreCopies:
         self._store.put_pages(targets, rows)
         return digests
 
-    def up(self, job: CopyJob) -> WholeCopy:
-        return WholeCopy(self, job, max(1, PIECE_BYTES // self._arena.layout.page_bytes))
-
-    def pages_up(self, pages: PagePairs) -> list[int]:
+    def _pages_up(self, pages: PagePairs) -> list[int]:
         sources, targets = zip(*pages, strict=True)
         size = self._arena.layout.page_bytes
         rows = self._passing.rows(len(pages), size)
@@ -50,14 +52,14 @@ class StoreCopies:
             blocks[:] = row[:size].reshape(blocks.shape)
         return self._digests.of_pages(targets)
 
-    def slot_down(self, slot: tuple[int, int]) -> int:
+    def _slot_down(self, slot: tuple[int, int]) -> int:
         digest = self._written.slots[slot[0]]
         row = self._passing.rows(1, self._arena.layout.slot_bytes)[0]
         self._above.get_slot(slot[0], row)
         self._store.put_slot(slot[1], row)
         return digest
 
-    def slot_up(self, slot: tuple[int, int]) -> int:
+    def _slot_up(self, slot: tuple[int, int]) -> int:
         size = self._arena.layout.slot_bytes
         row = self._passing.rows(1, size)[0]
         self._store.get_slot(slot[0], row)

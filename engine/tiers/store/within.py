@@ -8,15 +8,15 @@ Found = TypeVar("Found")
 
 
 def within(seconds: float, call: Callable[[], Found], late: OSError) -> Found:
-    """Raises what the call raises, an OSError, and `late` where it has not ended by then: then it
-    hangs a thread of nobody."""
+    """Raises what the call raises, and `late` where it has not ended by then: then it hangs a
+    thread of nobody."""
     found: list[Found] = []
-    errors: list[OSError] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             found.append(call())
-        except OSError as error:
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="tasuki-probe", daemon=True)

@@ -1,6 +1,6 @@
-"""A load while it goes on, piece by piece, as the thread that copies sees it."""
+"""A copy while it goes on, piece by piece, as the thread that copies sees it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from tasuki.pycache.place_copies import PagePairs
@@ -12,12 +12,12 @@ class StillMoving(Exception):
     """Whether a copy still moves bytes cannot be known: its ids are in use for good."""
 
 
-class UpCopy(Protocol):
+class RunningCopy(Protocol):
     """Thread rule: one thread."""
 
     @property
     def layers(self) -> int:
-        """So many layers have in the arena all that the load brings of them."""
+        """So many layers have in the arena all that a load brings of them."""
 
     def advance(self) -> bool:
         """Begin another piece, and wait for one where enough are under way; False, and nothing is
@@ -28,29 +28,26 @@ class UpCopy(Protocol):
         False."""
 
     def settle(self) -> None:
-        """Nothing that was begun moves a byte any more, however the load went. Raises
-        StillMoving."""
-
-
-class WholePages(Protocol):
-    """Up from a tier that has pages in one piece."""
-
-    def pages_up(self, pages: PagePairs) -> list[int]:
-        """The digest of each as the arena has it now."""
-
-    def slot_up(self, slot: tuple[int, int]) -> int: ...
+        """Nothing that was begun moves a byte any more, however it went. Raises StillMoving."""
 
 
 class WholeCopy:
-    """`UpCopy` of a tier that has pages in one piece: no layer is there before all are."""
+    """`RunningCopy` of whole pages, then of a whole slot: no layer is there before all are."""
 
     layers = 0
 
-    def __init__(self, pieces: WholePages, job: CopyJob, at_once: int) -> None:
-        """at_once: pages of a piece."""
-        self._pieces = pieces
-        self._job = job
+    def __init__(
+        self,
+        job: CopyJob,
+        at_once: int,
+        move_pages: Callable[[PagePairs], list[int]],
+        move_slot: Callable[[tuple[int, int]], int],
+    ) -> None:
+        """at_once: pages of a piece. move_pages, move_slot: have ended on return, with digests of
+        what the arena has of them."""
         self._left = _parts(job.pages, at_once)
+        self._move_pages = move_pages
+        self._move_slot = move_slot
         self._pages: list[int] = []
         self._slot: int | None = None
         self._slot_left = job.slot
@@ -58,12 +55,12 @@ class WholeCopy:
     def advance(self) -> bool:
         pages = next(self._left, None)
         if pages is not None:
-            self._pages += self._pieces.pages_up(pages)
+            self._pages += self._move_pages(pages)
             return True
         if self._slot_left is None:
             return False
         slot, self._slot_left = self._slot_left, None
-        self._slot = self._pieces.slot_up(slot)
+        self._slot = self._move_slot(slot)
         return True
 
     def digests(self) -> tuple[list[int], int | None]:
