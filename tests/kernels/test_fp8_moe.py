@@ -14,6 +14,7 @@ from tasuki.model.ops.moe.experts import moe
 from tasuki.model.ops.moe.reference import gated_shared, route
 from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import MoeWeights
+from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.segment import Kind
 from tests.harness.model_shapes import MOE
 
