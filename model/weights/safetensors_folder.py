@@ -255,7 +255,7 @@ class Checkpoint:
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
         # What holds for the first one holds for all that are stored alike.
         self.matrix(names[0], shape, dtype)
-        weights = [self._published(name) for name in names]
+        weights = [self._name_of(name) for name in names]
         found = StackedTensors.of(
             self._tensors, weights, lambda: self._error_of_one(names, shape, dtype)
         )
