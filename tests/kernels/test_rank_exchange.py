@@ -12,6 +12,7 @@ from tasuki.engine.parallel.device.exchange_kernels import (
     CHUNK_BYTES,
     FLAGS_BYTES,
     HALVES,
+    LOOK_SPINS,
     PLACES,
     data_offset,
     mailbox_bytes,
@@ -141,15 +142,16 @@ def test_programs_of_few_and_of_many_keep_their_own_rounds(device: torch.device)
 def test_what_is_longer_than_a_mailbox_goes_round_by_round(device: torch.device) -> None:
     boxes = Boxes.empty(device)
     ranks = PeerCollectives(boxes.mailboxes, timeout=1)
-    width = PLACES * CHUNK_BYTES // 4
-    parts = [part_of(rank, 1, (2, width), torch.float32) for rank in range(RANKS)]
+    chunk = CHUNK_BYTES // 4
+    width = (PLACES + 2) * chunk + 5
+    parts = [part_of(rank, 1, (1, width), torch.float32) for rank in range(RANKS)]
     # Both halves at once: of a peer that is one round ahead.
     for writer in (0, 2):
-        for round in (1, 2):
-            boxes.arrive(writer, round, parts[writer][round - 1])
+        for round, part in enumerate(parts[writer].split(PLACES * chunk, dim=1), 1):
+            boxes.arrive(writer, round, part.contiguous())
     found = ranks.sum(parts[RANK].clone().to(device))
     assert torch.equal(found.cpu(), (parts[0] + parts[1]) + parts[2])
-    assert (boxes.mailboxes.state[:PLACES] == 2).all()
+    assert boxes.mailboxes.state[:PLACES].tolist() == [2] * 3 + [1] * (PLACES - 3)
 
 
 def test_numbers_of_rounds_wrap(device: torch.device) -> None:
@@ -193,7 +195,8 @@ def test_who_gave_up_once_waits_for_nothing_any_more(device: torch.device) -> No
 
 def test_an_abandoned_wait_ends(device: torch.device) -> None:
     boxes = Boxes.empty(device)
-    ranks = PeerCollectives(boxes.mailboxes, timeout=1e9)
+    # It looks at its first turn: of the interpreter's a thousand take seconds.
+    ranks = PeerCollectives(boxes.mailboxes, timeout=(1000 * LOOK_SPINS + 1.5) / 1e6)
     ranks.abandon()
     ranks.sum(torch.zeros(1, 16, device=device))
     if device.type == "cuda":

@@ -28,8 +28,9 @@ CHUNK_BYTES = 8192
 WARPS = 16
 FLAGS_BYTES = 4
 HALVES = 2
+LOOK_SPINS = 1 << 13
 
-_LOOK_SPINS = tl.constexpr(1 << 13)
+_LOOK_SPINS = tl.constexpr(LOOK_SPINS)
 _FLAGS_BYTES = tl.constexpr(FLAGS_BYTES)
 
 
