@@ -1,7 +1,7 @@
 """tasuki.v1.Inference: one-shot requests, each with its whole prompt."""
 
+import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import closing
 from functools import partial
 
 from tasuki.engine.messages import PromptScored, Submit
@@ -17,7 +17,6 @@ from tasuki.server.unread_answer import AnswerPart
 from tasuki.utils.loops.together import together
 
 from .auth import grpc_request_context, metadata_targets, patience_of
-from .message_flow import MessageFlow
 from .request_reader import (
     read_choices,
     read_prompt,
@@ -25,7 +24,7 @@ from .request_reader import (
     read_targets,
     with_grammar,
 )
-from .response_stream import REQUEST_ID_KEY, ResponseStream
+from .response_stream import REQUEST_ID_KEY, write_tokens
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -74,21 +73,23 @@ class InferenceService(pb_grpc.InferenceServicer):
         )
         scores: list[PromptScored] = []
         taken = [scores.append if asks_scores else None]
-        with closing(MessageFlow(context)) as flow:
-            streams = [ResponseStream(flow, self._codec.detokenizer(), one) for one in choices]
+        writing = asyncio.Lock()
 
-            async def answer(
-                stream: ResponseStream, parts: AsyncGenerator[AnswerPart, None]
-            ) -> None:
-                shown = scores if stream is streams[0] else ()
-                await flow.write((await stream.write(parts, shown)).finished)
+        async def answer(choice: int, parts: AsyncGenerator[AnswerPart, None]) -> None:
+            async def write(response: pb.GenerateResponse) -> None:
+                response.choice = choice
+                # gRPC takes one message at a time.
+                async with writing:
+                    await context.write(response)
 
-            sinks = [None if asks_scores else stream.take for stream in streams]
-            asking = self._engine.generate_all([submit], request_context, sinks, taken)
-            async with asking as answers:
-                pairs = zip(streams, answers, strict=True)
-                await together([answer(*pair) for pair in pairs])
-            await flow.settle()
+            detokenizer = self._codec.detokenizer()
+            shown = () if choice else scores
+            await write((await write_tokens(parts, write, detokenizer, shown)).finished)
+
+        sinks = [None for _ in choices]
+        asking = self._engine.generate_all([submit], request_context, sinks, taken)
+        async with asking as answers:
+            await together([answer(*pair) for pair in enumerate(answers)])
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
         if not request.request_id:

@@ -1,23 +1,19 @@
 """Writes one answer to a client: what the engine answers in, GenerateResponse out.
 
 Knows neither sessions nor prompts. Whatever ends it early (a cancelled call, a failed write, a
-deadline) closes the engine's iterator, which aborts the request. Tokens leave from where they are
-delivered, without the call's task, which is woken by what a client reads too slowly and by the end.
+deadline) closes the engine's iterator, which aborts the request.
 """
 
 from array import array
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages.proto import finished_to_proto
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 from tasuki.server.unread_answer import AnswerPart
-
-from .message_flow import MessageFlow
 
 REQUEST_ID_KEY = "tasuki-request-id"
 
@@ -36,57 +32,33 @@ class Answer:
     finished: pb.GenerateResponse
 
 
-class ResponseStream:
-    """A message for all tokens that wait together."""
-
-    def __init__(
-        self, flow: MessageFlow, detokenizer: IncrementalDetokenizer, choice: int = 0
-    ) -> None:
-        """flow: of the call, which may have other choices."""
-        self._flow = flow
-        self._detokenizer = detokenizer
-        self._choice = choice
-        self._token_ids = array("i")
-
-    def take(self, tokens: Sequence[m.TokenOut]) -> bool:
-        """As a TokenSink."""
-        flows = self._flow.flows
-        if flows:
-            self._flow.begin(self._chunk(tokens))
-        return flows
-
-    async def write(
-        self, parts: AsyncGenerator[AnswerPart, None], scores: Sequence[m.PromptScored] = ()
-    ) -> Answer:
-        """Of what the sink does not take. scores: of the prompt, which have come before the first
-        part, and are written before it: no sink may take any then. Raises what the parts raise
-        (ServerError). ENSURES: all messages have left."""
-        unscored = True
-        async with aclosing(parts):
-            async for part in parts:
-                if unscored:
-                    unscored = False
-                    for response in _scored(scores):
-                        await self._flow.write(response)
-                if isinstance(part, m.Finished):
-                    rest = self._detokenizer.finish()
-                    if rest:
-                        await self._flow.write(self._response(chunk=pb.TokenChunk(text=rest)))
-                    await self._flow.settle()
-                    finished = self._response(finished=finished_to_proto(part))
-                    return Answer(self._token_ids, part.reason, finished)
-                await self._flow.write(self._chunk(part))
-        raise AssertionError("an engine's answer ended without Finished")
-
-    def _response(self, **event: Any) -> pb.GenerateResponse:
-        return pb.GenerateResponse(choice=self._choice, **event)
-
-    def _chunk(self, tokens: Sequence[m.TokenOut]) -> pb.GenerateResponse:
-        response = pb.GenerateResponse()
-        response.choice = self._choice
-        _fill(response.chunk, tokens, self._detokenizer)
-        self._token_ids.extend([token.token for token in tokens])
-        return response
+async def write_tokens(
+    parts: AsyncGenerator[AnswerPart, None],
+    write: Callable[[pb.GenerateResponse], Awaitable[None]],
+    detokenizer: IncrementalDetokenizer,
+    scores: Sequence[m.PromptScored] = (),
+) -> Answer:
+    """A message for all tokens that wait together. scores: of the prompt, which have come before
+    the first part, and are written before it. Raises what the parts raise (ServerError)."""
+    token_ids = array("i")
+    unscored = True
+    async with aclosing(parts):
+        async for part in parts:
+            if unscored:
+                unscored = False
+                for response in _scored(scores):
+                    await write(response)
+            if isinstance(part, m.Finished):
+                rest = detokenizer.finish()
+                if rest:
+                    await write(pb.GenerateResponse(chunk=pb.TokenChunk(text=rest)))
+                finished = pb.GenerateResponse(finished=finished_to_proto(part))
+                return Answer(token_ids, part.reason, finished)
+            response = pb.GenerateResponse()
+            _fill(response.chunk, part, detokenizer)
+            token_ids.extend([token.token for token in part])
+            await write(response)
+    raise AssertionError("an engine's answer ended without Finished")
 
 
 def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:

@@ -1,6 +1,6 @@
 """tasuki.v1.Session: conversations that send only what is new."""
 
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from functools import partial
 
 from tasuki.engine.messages import Finished, FinishReason, Purpose, Submit
@@ -20,9 +20,8 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .auth import grpc_request_context, metadata_targets, patience_of
 from .load_report import load_to_proto
-from .message_flow import MessageFlow
 from .request_reader import read_sampling, read_targets, with_grammar
-from .response_stream import REQUEST_ID_KEY, ResponseStream
+from .response_stream import REQUEST_ID_KEY, write_tokens
 from .session_input import read_session_input
 
 
@@ -84,10 +83,8 @@ class TurnService(pb_grpc.SessionServicer):
                 patience=patience_of(context),
                 targets=read_targets(request.targets).or_else(metadata_targets(context)),
             )
-            with closing(MessageFlow(context)) as flow:
-                stream = ResponseStream(flow, self._codec.detokenizer())
-                parts = self._engine.generate(submit, request_context, stream.take)
-                answer = await stream.write(parts)
+            parts = self._engine.generate(submit, request_context)
+            answer = await write_tokens(parts, context.write, self._codec.detokenizer())
             if answer.reason is not FinishReason.ABORT:
                 turn.keep(answer.token_ids)
         # The turn is over first: a client may append as soon as it reads this.

@@ -7,7 +7,6 @@ import sys
 import tracemalloc
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import numpy as np
 import pytest
@@ -16,9 +15,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.request import Request
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.errors import CallContext
-from tasuki.server.grpc.message_flow import MessageFlow
-from tasuki.server.grpc.response_stream import ResponseStream
+from tasuki.server.grpc.response_stream import write_tokens
 from tasuki.server.openai.chat_reply import ChatReply
 from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
@@ -105,9 +102,8 @@ def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
     end = m.Finished(A, m.FinishReason.LENGTH, usage(5, TOKENS))
     left: list[int] = []
 
-    class Leaving:
-        async def write(self, message: pb.GenerateResponse) -> None:
-            """It leaves, and nobody keeps it."""
+    async def write(message: pb.GenerateResponse) -> None:
+        """It leaves, and nobody keeps it."""
 
     async def script() -> None:
         with growing() as grown:
@@ -118,8 +114,7 @@ def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
                 left.append(grown())
                 yield end
 
-            flow = MessageFlow(cast(CallContext, Leaving()))
-            answer = await ResponseStream(flow, codec.detokenizer()).write(parts())
+            answer = await write_tokens(parts(), write, codec.detokenizer())
         assert len(answer.token_ids) == TOKENS and answer.token_ids[1] == 1001
 
     asyncio.run(script())
