@@ -73,6 +73,29 @@ def test_more_requests_than_the_arena_holds_all_finish_with_the_right_tokens() -
     engine.assert_at_rest()
 
 
+def test_what_was_computed_of_an_aborted_request_is_found_again() -> None:
+    """Of a prompt all but the chunks in flight, of an answer all but the tokens in flight."""
+    engine = tiny_engine(arena_mib=16, prefill_chunk_tokens=512)
+    long = prompt(3000)
+    engine.post(submit("prompt", long, 4))
+    engine.steps(5)
+    engine.post(m.Abort(m.RequestId("prompt")))
+    engine.run()
+    assert engine.finished("prompt").reason is m.FinishReason.ABORT and not engine.tokens("prompt")
+    engine.ask("again", long, 4)
+    assert engine.hit("again").usable_tokens >= 3 * 512
+
+    engine.post(submit("answer", prompt(400, seed=1), 200))
+    while len(engine.tokens("answer")) < 50:
+        engine.step()
+    engine.post(m.Abort(m.RequestId("answer")))
+    engine.run()
+    answered = engine.tokens("answer")
+    engine.ask("next", prompt(400, seed=1) + answered + prompt(30, seed=2), 2)
+    assert engine.hit("next").usable_tokens >= 400 + len(answered) - 2
+    engine.assert_at_rest()
+
+
 def test_an_abort_in_any_step_frees_everything_and_spares_the_others() -> None:
     expected = alone(prompt(150, seed=1), 12)
     for steps in range(0, 18, 2):

@@ -155,6 +155,29 @@ def test_with_a_limit_a_step_takes_no_longer_than_that() -> None:
     node.assert_at_rest()
 
 
+@pytest.mark.parametrize("limit", [0.02, None])
+def test_a_long_prompt_stops_no_answer_for_longer_than_the_limit(limit: float | None) -> None:
+    """Chunks of 1024 take twice as long as that."""
+    node = engine(max_batch=16, max_itl_ms=None if limit is None else 1000 * limit)
+    answers = [f"s{number}" for number in range(8)]
+    for name in answers:
+        node.post(submit_of(Asked(name, 0, 32, 300), m.NO_TARGETS))
+    while min(len(node.tokens(name)) for name in answers) < 3:
+        node.step()
+    last, longest = dict.fromkeys(answers, node.clock.now), 0.0
+    for number in range(3):
+        node.post(submit_of(Asked(f"long{number}", 0, 6000, 4), m.NO_TARGETS))
+    while not all(node.tokens(f"long{number}") for number in range(3)):
+        counts = {name: len(node.tokens(name)) for name in answers}
+        node.step()
+        for name in answers:
+            if len(node.tokens(name)) > counts[name]:
+                longest = max(longest, node.clock.now - last[name])
+                last[name] = node.clock.now
+    assert all(len(node.tokens(name)) < 300 for name in answers), "beside them all the time"
+    assert longest > 0.04 if limit is None else longest <= limit
+
+
 def test_who_wants_tokens_faster_than_they_come_is_refused_and_holds_up_nobody() -> None:
     node = engine(max_batch=64)
     for number in range(20):

@@ -83,6 +83,22 @@ def test_no_call_is_made_that_was_only_thought_of(cuts: list[int]) -> None:
     assert [call.value for call in found.calls] == [{"city": "7", "days": 2}]
 
 
+@given(cuts=CUTS)
+def test_a_tag_that_was_only_mentioned_swallows_no_call(cuts: list[int]) -> None:
+    thought = "I will use <tool_call> now"
+    text = f"{thought}\n</think>\n\nAs <tool_call> says: {AS_XML}"
+    found = parsed(cut(text, cuts), TOOLS, Thinking.OPENED)
+    call = Call("weather", '{"city": "7", "days": 2}')
+    assert found == Parsed(thought, "As <tool_call> says:", (call,))
+
+
+def test_a_tag_that_was_only_mentioned_holds_nothing_back() -> None:
+    parser = AnswerParser(Thinking.OPENED, TOOLS)
+    for text in ("I will use <tool_call> now", "</think>\n\nAs <tool_call> says"):
+        items = parser.push(Piece(text, None))
+        assert text.endswith(items[-1].text)  # type: ignore[union-attr]
+
+
 # --- Calls
 
 
