@@ -1,6 +1,5 @@
 """An engine of several ranks over random weights, of which each draws its own slices."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,6 @@ from tasuki.bench.measure.rig import SEED, Rig
 from tasuki.engine.build import EngineParts
 from tasuki.engine.build_ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.parallel.device.untried import VARIABLE
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.vocabulary import Vocabulary
@@ -51,9 +49,7 @@ def _vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
 
 
 def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
-    """Whose `ranks` the caller closes. What GPUs have not shown is tried all the same, with a
-    warning. Raises as build_leader_parts()."""
-    os.environ[VARIABLE] = "1"
+    """Whose `ranks` the caller closes. Raises as build_leader_parts()."""
     return build_leader_parts(
         config, role=role, source=RankSource(published, drawn_shard, _vocabulary)
     )

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tasuki.engine.parallel.device.untried import VARIABLE
+
 _GRACE_SECONDS = 5.0
 
 
@@ -39,13 +41,18 @@ class Outcome:
 
 
 def done(run: Run, interpreter: str, log: Path, gpus: int) -> Outcome:
-    """Runs it where the machine has the GPUs; whatever it started is over by then."""
+    """Runs it where the machine has the GPUs, what none has shown yet as well; whatever it started
+    is over by then."""
     if run.gpus > gpus:
         return Outcome(run, Verdict.LEFT_OUT, 0.0)
     begun = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            (interpreter, *run.argv), stdout=output, stderr=output, start_new_session=True
+            (interpreter, *run.argv),
+            stdout=output,
+            stderr=output,
+            env={**os.environ, VARIABLE: "1"},
+            start_new_session=True,
         )
         try:
             verdict = Verdict.PASSED if process.wait(run.seconds) == 0 else Verdict.FAILED
