@@ -7,6 +7,7 @@ Invariant: an error of any kind ends the process, and the leader has its line fi
 """
 
 import logging
+import select
 import socket
 import threading
 import traceback
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 BEATS_A_TIMEOUT = 10
+_END_SECONDS = 0.2
 
 
 class LeaderGone(Exception):
@@ -84,6 +86,13 @@ class LeaderLink:
             for found in reader.take(data):
                 yield from found
 
+    def leader_ends(self) -> bool:
+        """Whether it is gone, or is within a moment: what ranks do together fails before this
+        socket closes."""
+        poll = select.poll()
+        poll.register(self._socket, 0)  # Its end alone.
+        return bool(poll.poll(_END_SECONDS * 1e3))
+
     def stop_reading(self) -> None:
         """Nothing comes any more: received() raises LeaderGone."""
         with suppress(OSError):
@@ -121,7 +130,7 @@ def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: f
         log.error("a rank ends: %s", error)
         return 1
     except Exception as error:
-        if not is_expected(error):
+        if not is_expected(error) and not link.leader_ends():
             traceback.print_exc()
         try:
             link.send(r.RankFailed(line_of(error)))

@@ -19,7 +19,7 @@ from tasuki.engine.parallel import messages as r
 from tasuki.engine.parallel.agreed_steps import AgreedSteps
 from tasuki.engine.parallel.checksum import checksum
 from tasuki.engine.parallel.collectives import RankSilent
-from tasuki.engine.parallel.follower import LeaderGone, follow
+from tasuki.engine.parallel.follower import LeaderGone, LeaderLink, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.rank_process import RankProcess
 from tasuki.engine.parallel.ranks import RankLost, Ranks
@@ -426,3 +426,13 @@ def test_a_loss_lets_the_leaders_forward_end(cast: Callable[..., Cast]) -> None:
     assert not abandoned.is_set()
     os.kill(found.pids[0], signal.SIGKILL)
     assert abandoned.wait(HANG_SECONDS) and found.loss()
+
+
+def test_a_follower_sees_that_its_leader_ends() -> None:
+    leader, follower = socket.socketpair()
+    with leader, follower:
+        link = LeaderLink(follower)
+        link.stop_reading()
+        assert not link.leader_ends()
+        leader.close()
+        assert link.leader_ends()
