@@ -1,8 +1,8 @@
 """The leader's followers: what goes to them, and the thread that notices when one is no more.
 
 Owns their processes, and one thread, which reads what they send. Thread rule: send(), drew() and
-blame() are the engine's thread's; loaded(), join(), joined() and close() are of the
-thread that builds; `on_loss` is called once, on whichever thread saw the loss.
+blame() are the engine's thread's; loaded(), join(), joined() and close() are of the thread that
+builds; `on_loss` is called once, on whichever thread saw the loss.
 Invariants: the first loss is the reason, and every follower is killed with it, so that no rank
 waits for one that is gone; nothing waits without a bound: a rank that dies is noticed by its pidfd,
 one that stands still by its silence.

@@ -16,9 +16,8 @@ from .checksum import checksum
 
 class ReportedResults:
     """report: called with a plan's number and the checksum of what it drew, if it drew anything, on
-    the thread. check:
-    called before; raises where what was drawn is worthless. on_error: called once, on the thread,
-    where any of them has raised."""
+    the thread. check: called before; raises where what was drawn is worthless. on_error: called
+    once, on the thread, where any of them has raised."""
 
     def __init__(
         self,

@@ -24,11 +24,6 @@ class Spread:
     size: int
     stride: int
 
-    @staticmethod
-    def one(address: int, size: int) -> "Spread":
-        """A region that is one arena."""
-        return Spread((address,), size, size)
-
     @property
     def region_bytes(self) -> int:
         return (len(self.addresses) - 1) * self.stride + self.size

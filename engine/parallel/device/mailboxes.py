@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.parallel.collectives import Exchange, RankSilent
-from tasuki.transfer.transports.nvlink.cuda_ipc import HANDLE_BYTES, CudaIpc, Export
+from tasuki.transfer.transports.nvlink.cuda_ipc import CudaIpc, Export
 
 from .exchange_kernels import PLACES, mailbox_bytes
-
-_OFFSET_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,9 @@ class Mailboxes:
         size = mailbox_bytes(ranks)
         own = ipc.allocate(size)
         ipc.clear(own, size)
-        export = ipc.export(own)
-        packed = export.handle + export.offset.to_bytes(_OFFSET_BYTES, "little")
         addresses = [
-            own
-            if peer == rank
-            else ipc.open(
-                Export(theirs[:HANDLE_BYTES], int.from_bytes(theirs[HANDLE_BYTES:], "little")), size
-            )
-            for peer, theirs in enumerate(exchange(packed))
+            own if peer == rank else ipc.open(Export.unpacked(theirs)[0], size)
+            for peer, theirs in enumerate(exchange(ipc.export(own).packed()))
         ]
         return Mailboxes(
             rank,

@@ -10,25 +10,21 @@ from torch import Tensor
 
 from tasuki.engine.parallel.collectives import Exchange
 from tasuki.transfer.transports.base import RankMemory
-from tasuki.transfer.transports.nvlink.cuda_ipc import HANDLE_BYTES, CudaIpc, Export
-
-_OFFSET_BYTES = 8
+from tasuki.transfer.transports.nvlink.cuda_ipc import CudaIpc, Export
 
 
 def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankMemory]:
     """Every rank's, in rank order; of the leader's process, mapped there. arena: this rank's bytes,
     as many as every rank's. Raises TransportError where memory cannot be shared."""
     ipc = CudaIpc(arena.get_device())
-    export = ipc.export(arena.data_ptr())
     gpu = str(torch.cuda.get_device_properties(arena.device).uuid)
-    packed = export.handle + export.offset.to_bytes(_OFFSET_BYTES, "little") + gpu.encode()
     found = []
+    packed = ipc.export(arena.data_ptr()).packed() + gpu.encode()
     for peer, theirs in enumerate(exchange(packed)):
-        handle, rest = theirs[:HANDLE_BYTES], theirs[HANDLE_BYTES:]
-        offset = int.from_bytes(rest[:_OFFSET_BYTES], "little")
+        export, of_gpu = Export.unpacked(theirs)
         address = arena.data_ptr()
         if peer != rank:
             # A follower maps nobody: it sends nothing.
-            address = ipc.open(Export(handle, offset), arena.nbytes) if rank == 0 else 0
-        found.append(RankMemory(address, handle, offset, rest[_OFFSET_BYTES:].decode()))
+            address = ipc.open(export, arena.nbytes) if rank == 0 else 0
+        found.append(RankMemory(address, export.handle, export.offset, of_gpu.decode()))
     return found

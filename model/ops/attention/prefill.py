@@ -96,8 +96,7 @@ def _pages(
     """What the group's tiles read: pages, and the table that they find them by."""
     if group.places is None:
         return kv, page_table
-    numbers = torch.arange(len(group.places), dtype=torch.int32, device=kv.device)
-    return turned_pages(kv, page_table, group.places, dtype), numbers[:, None]
+    return turned_pages(kv, page_table, group.places, dtype), group.table
 
 
 @triton.jit

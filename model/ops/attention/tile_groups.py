@@ -10,6 +10,7 @@ of a longer one read FP8 rows as they are.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,6 +36,13 @@ class TileGroup:
 
     tiles: Tensor
     places: Tensor | None = None
+
+    @cached_property
+    def table(self) -> Tensor:
+        """By which tiles find turned pages, [N, 1] int32: by their numbers. REQUIRES: places."""
+        assert self.places is not None
+        numbers = torch.arange(len(self.places), dtype=torch.int32, device=self.places.device)
+        return numbers[:, None]
 
 
 def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[TileGroup, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 from tasuki.transfer.errors import TransportError
 
 HANDLE_BYTES = 64
+_OFFSET_BYTES = 8
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
 WORD_BYTES = 8
@@ -30,6 +31,17 @@ class Export:
 
     handle: bytes
     offset: int
+
+    def packed(self) -> bytes:
+        """As many bytes of each."""
+        return self.handle + self.offset.to_bytes(_OFFSET_BYTES, "little")
+
+    @staticmethod
+    def unpacked(packed: bytes) -> "tuple[Export, bytes]":
+        """And what is behind it. REQUIRES: it is from packed(), of this very node."""
+        handle, rest = packed[:HANDLE_BYTES], packed[HANDLE_BYTES:]
+        offset = int.from_bytes(rest[:_OFFSET_BYTES], "little")
+        return Export(handle, offset), rest[_OFFSET_BYTES:]
 
 
 class CudaIpc:
