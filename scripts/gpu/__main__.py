@@ -37,16 +37,24 @@ def main(argv: Sequence[str]) -> int:
     outcomes: list[Outcome] = []
     for run in _chosen(Plan(out, settings.commit, settings.arena_mib).runs(), settings.only):
         if time.monotonic() + run.seconds > ends:
-            continue
-        outcomes.append(done(run, sys.executable, out / f"{run.name}.log", gpus))
+            outcomes.append(Outcome(run, Verdict.TOO_LATE, 0.0))
+        else:
+            outcomes.append(done(run, sys.executable, out / f"{run.name}.log", gpus))
         (out / "runs.md").write_text(_table(outcomes))
         show(_row(outcomes[-1]))
-    good = (Verdict.PASSED, Verdict.LEFT_OUT)
-    return 0 if all(outcome.verdict in good for outcome in outcomes) else 1
+    bad = (Verdict.FAILED, Verdict.OUT_OF_TIME)
+    return 1 if any(outcome.verdict in bad for outcome in outcomes) else 0
 
 
 def _chosen(runs: Sequence[Run], only: str) -> list[Run]:
+    """Raises SystemExit where a part of `only` begins no name."""
+    if not only:
+        return list(runs)
     beginnings = tuple(only.split(","))
+    for beginning in beginnings:
+        if not beginning or not any(run.name.startswith(beginning) for run in runs):
+            names = ", ".join(run.name for run in runs)
+            raise SystemExit(f"scripts.gpu: no run begins with {beginning!r}: known are {names}")
     return [run for run in runs if run.name.startswith(beginnings)]
 
 

@@ -19,6 +19,7 @@ class Verdict(Enum):
     FAILED = "failed"
     OUT_OF_TIME = "out of time"
     LEFT_OUT = "left out: too few GPUs"
+    TOO_LATE = "left out: too little time is left"
 
 
 @dataclass(frozen=True)

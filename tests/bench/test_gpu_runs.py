@@ -78,3 +78,16 @@ def test_a_table_is_kept_of_what_was_chosen(
         "| serving_gpu_pair_agents128_cold",
     ]
     assert all("left out" in row for row in rows)
+
+
+def test_what_has_no_time_left_is_in_the_table(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--only", "speculation", "--seconds", "1"]) == 0
+    rows = (tmp_path / "runs.md").read_text().splitlines()[2:]
+    assert rows and all("too little time is left" in row for row in rows)
+
+
+@pytest.mark.parametrize("only", ["nothing", "tests,", "tests,nothing"])
+def test_a_name_that_no_run_has_is_refused(only: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no run begins with"):
+        main(["--out", str(tmp_path), "--only", only])
+    assert not (tmp_path / "runs.md").exists()
