@@ -217,7 +217,9 @@ def test_of_hundreds_at_once_a_few_are_pinned_and_each_is_answered(
 
     for batch in rogue.stub.Transfer(batches(), timeout=HANG_SECONDS):
         told += batch.messages
-    assert 0 < len(of("accepted")) <= MOST_OF_A_NODE and of("done") == of("accepted")
+    # Copies end in threads of their own, so in any order.
+    assert 0 < len(of("accepted")) <= MOST_OF_A_NODE
+    assert sorted(of("done")) == sorted(of("accepted"))
     refusals = {each.refused.kind for each in told if each.HasField("refused")}
     assert refusals == {pb.ERROR_KIND_BUSY}
     prefill.assert_at_rest()
