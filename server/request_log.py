@@ -1,16 +1,19 @@
 """How the last requests ended, by id: the source of `explain`.
 
-Owns a bounded memory of messages; the oldest goes first. Timelines, the largest part of a message,
-are kept of fewer requests. One event loop's thread.
+Owns a bounded memory: the oldest goes first. An end is kept as bytes, a tenth of what its objects
+hold, since few are ever asked for. Timelines, the largest part of an end, are kept of fewer
+requests. One event loop's thread.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tasuki.engine.messages import Evicted, Eviction, Finished, Rejected, RequestId
+from tasuki.engine.apart.codec import body_of, messages_of
+from tasuki.engine.messages import Evicted, Eviction, Finished, Rejected
 
 _MOST_EVICTIONS = 256
+"""Of one request."""
 
 
 @dataclass(frozen=True)
@@ -23,55 +26,69 @@ class EndedRequest:
 
 class RequestLog:
     def __init__(
-        self, clock: Callable[[], float], capacity: int = 4096, timelines: int = 256
+        self,
+        clock: Callable[[], float],
+        capacity: int = 4096,
+        timelines: int = 256,
+        evictions: int = 16384,
     ) -> None:
+        """evictions: of all requests together."""
         self._clock = clock
         self._capacity = capacity
-        self._timelines = timelines
-        self._drawn: deque[RequestId] = deque()
-        self._ended: OrderedDict[RequestId, EndedRequest] = OrderedDict()
-        self._took: OrderedDict[str, list[Eviction]] = OrderedDict()
+        self._most_timelines = timelines
+        self._most_evictions = evictions
+        self._ended: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        self._with_timeline: OrderedDict[str, bytes] = OrderedDict()
+        self._took: OrderedDict[str, deque[Eviction]] = OrderedDict()
+        self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
         """An id that is used again names its last request."""
-        self._ended[end.request_id] = EndedRequest(end, self._clock())
-        self._ended.move_to_end(end.request_id)
+        name = end.request_id
+        self._with_timeline.pop(name, None)
+        bare = _without_timeline(end)
+        if bare is not end:
+            self._with_timeline[name] = body_of([end])
+        self._ended[name] = body_of([bare]), self._clock()
+        self._ended.move_to_end(name)
         if len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
-        if isinstance(end, Finished) and _has_timeline(end):
-            self._drawn.append(end.request_id)
-            if len(self._drawn) > self._timelines:
-                self._forget_timeline(self._drawn.popleft())
+        if len(self._with_timeline) > self._most_timelines:
+            self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
         """Remember for whom the cache made room."""
         for eviction in message.evictions:
-            if eviction.taken_by is not None:
-                self._took.setdefault(eviction.taken_by, []).append(eviction)
-        while len(self._took) > self._capacity:
-            self._took.popitem(last=False)
+            if eviction.taken_by is None:
+                continue
+            took = self._took.setdefault(eviction.taken_by, deque(maxlen=_MOST_EVICTIONS))
+            self._evictions += len(took) < _MOST_EVICTIONS
+            took.append(eviction)
+        while len(self._took) > self._capacity or self._evictions > self._most_evictions:
+            _, forgotten = self._took.popitem(last=False)
+            self._evictions -= len(forgotten)
 
     def took(self, request_id: str) -> tuple[Eviction, ...]:
         """What the cache gave up for the request, oldest first; the last of very many."""
-        return tuple(self._took.get(request_id, ())[-_MOST_EVICTIONS:])
-
-    def _forget_timeline(self, request_id: RequestId) -> None:
-        ended = self._ended.get(request_id)
-        if ended is None or not isinstance(ended.end, Finished) or not _has_timeline(ended.end):
-            return
-        usage = ended.end.usage
-        assert usage.transfer is not None
-        # What was pulled was pulled for a hand-over, which has a timeline too.
-        pulled = None if usage.pulled is None else replace(usage.pulled, timeline=None)
-        transfer = replace(usage.transfer, timeline=None)
-        bare = replace(usage, transfer=transfer, pulled=pulled)
-        self._ended[request_id] = replace(ended, end=replace(ended.end, usage=bare))
+        return tuple(self._took.get(request_id, ()))
 
     def find(self, request_id: str) -> tuple[EndedRequest, float] | None:
         """The request and how many seconds ago it ended; None where it is not remembered."""
-        ended = self._ended.get(RequestId(request_id))
-        return None if ended is None else (ended, self._clock() - ended.ended_at)
+        found = self._ended.get(request_id)
+        if found is None:
+            return None
+        bare, ended_at = found
+        (end,) = messages_of(self._with_timeline.get(request_id, bare))
+        return EndedRequest(end, ended_at), self._clock() - ended_at
 
 
-def _has_timeline(end: Finished) -> bool:
-    return end.usage.transfer is not None and end.usage.transfer.timeline is not None
+def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
+    """The same object where it has none."""
+    if isinstance(end, Rejected) or (transfer := end.usage.transfer) is None:
+        return end
+    if transfer.timeline is None:
+        return end
+    # What was pulled was pulled for a hand-over, which has a timeline too.
+    pulled = None if end.usage.pulled is None else replace(end.usage.pulled, timeline=None)
+    bare = replace(end.usage, transfer=replace(transfer, timeline=None), pulled=pulled)
+    return replace(end, usage=bare)

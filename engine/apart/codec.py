@@ -68,6 +68,15 @@ _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KIND
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
     """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
+    return framed(_bodies_of(messages))
+
+
+def body_of(messages: Sequence[Any]) -> bytes:
+    """A frame without its length, as messages_of() reads it. Raises as frame_of() does."""
+    return _ENCODER.encode(_bodies_of(messages))
+
+
+def _bodies_of(messages: Sequence[Any]) -> list[tuple[int, Any]]:
     bodies: list[tuple[int, Any]] = []
     for kind, same in groupby(messages, type):
         if kind is m.TokenOut:
@@ -75,7 +84,7 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
         else:
             number = _NUMBER_OF[kind]
             bodies.extend((number, message) for message in same)
-    return framed(bodies)
+    return bodies
 
 
 def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:

@@ -150,3 +150,15 @@ def test_the_log_remembers_for_whom_room_was_made() -> None:
     assert [eviction.sequence for eviction in log.took("a")] == [1] and log.took("b") == ()
     log.evicted(m.Evicted((Eviction(3, "tail", None, 72, 1.0, None, "b"),)))
     assert log.took("a") == ()
+
+
+def test_the_log_holds_so_many_evictions_and_forgets_the_oldest_requests() -> None:
+    log = RequestLog(lambda: 0.0, evictions=400)
+    for name, first in (("a", 0), ("b", 300), ("c", 600)):
+        taken = [Eviction(n, "pages", None, 64, 1.0, None, name) for n in range(first, first + 300)]
+        log.evicted(m.Evicted(tuple(taken)))
+    # The last 256 of each request, and not two requests of so many.
+    assert log.took("a") == log.took("b") == ()
+    assert [eviction.sequence for eviction in log.took("c")] == list(range(644, 900))
+    log.evicted(m.Evicted((Eviction(900, "pages", None, 64, 1.0, None, "d"),)))
+    assert len(log.took("c")) == 256 and len(log.took("d")) == 1
