@@ -87,7 +87,7 @@ class IncomingRoom(ReceivingRoom[RoomEvent]):
         self._settings = settings
         self._done: pb.Done | None = None
         self._stream = connection.stream()
-        self._line = self._stream.join(self.room, self.put)
+        self._line = self._stream.join(self.room, self._events.put)
 
     @abstractmethod
     def _opening(self) -> pb.ReceiverMessage:

@@ -118,6 +118,31 @@ class LeaseExpired(Evidence):
         return renewed is not None and self._clock() - renewed > self._margin
 
 
+class PostingStopped(Evidence):
+    """The writer's word that it posts no more, which does not say that all has landed.
+
+    margin: the transport's retry_seconds: a write may land that long after it was posted."""
+
+    reason = FenceReason.LEASE_EXPIRED
+
+    def __init__(self, margin: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._margin = margin
+        self._clock = clock
+        self._since: float | None = None
+
+    @property
+    def acknowledged(self) -> bool:
+        return self._since is not None
+
+    def acknowledge(self) -> None:
+        """The first one counts."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def holds(self) -> bool:
+        return self._since is not None and self._clock() - self._since > self._margin
+
+
 class Fence:
     """Any one piece of evidence is enough."""
 

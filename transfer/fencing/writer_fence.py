@@ -16,7 +16,7 @@ from typing import Any
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
-from .evidence import DrainAcknowledged, Evidence, Fence, FenceReason, LeaseExpired
+from .evidence import DrainAcknowledged, Evidence, Fence, FenceReason, PostingStopped
 
 log = logging.getLogger(__name__)
 
@@ -41,24 +41,21 @@ class WriterFence:
         """evidence: of the writer's death and of its lease's end. retry_seconds: the transport's; a
         write may land that long after it was posted."""
         self._room = room
-        self._retry_seconds = retry_seconds
         self._last = last
         self._drained = DrainAcknowledged()
-        self._stopped_at: float | None = None
-        """When the writer said that it posts no more, though not that all has landed."""
-        stopped = LeaseExpired(lambda: self._stopped_at, retry_seconds)
-        self._fence = Fence([self._drained, stopped, *evidence])
+        self._stopped = PostingStopped(retry_seconds)
+        self._fence = Fence([self._drained, self._stopped, *evidence])
 
     def acknowledge(self, drain: Drain) -> None:
         """The writer's word on what it posted."""
         if drain is Drain.DRAINED:
             self._drained.acknowledge()
-        elif self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+        else:
+            self._stopped.acknowledge()
 
     @property
     def answered(self) -> bool:
-        return self._drained.holds() or self._stopped_at is not None
+        return self._drained.holds() or self._stopped.acknowledged
 
     def _not_asked(self, error: Exception) -> None:
         """Then the writer's death or its lease's end is the reason."""

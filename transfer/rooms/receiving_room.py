@@ -74,7 +74,10 @@ class ReceivingRoom(Room[ReceiverState, ReceiverEvent, Event | Verified | Broke]
         what the peer writes here. The rest as in Room."""
         super().__init__(room, generation, machine, deadlines, deadlines.look, name, named)
         self.fence = fence
-        self._tasks = GuardedTasks(name, lambda error: self.put(Broke(error)))
+        events = self._events
+        # Of the events alone: with the room in it, each room that ends is a cycle, which lies in
+        # memory until a full collection.
+        self._tasks = GuardedTasks(name, lambda error: events.put(Broke(error)))
         self._landing = landing
         self._receiver = receiver
 
