@@ -5,7 +5,7 @@ hold, since few are ever asked for. Timelines, the largest part of an end, are k
 requests. One event loop's thread.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ class RequestLog:
         self._most_evictions = evictions
         self._ended: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._with_timeline: OrderedDict[str, bytes] = OrderedDict()
-        self._took: OrderedDict[str, deque[Eviction]] = OrderedDict()
+        self._took: OrderedDict[str, list[Eviction]] = OrderedDict()
         self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
@@ -61,9 +61,12 @@ class RequestLog:
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue
-            took = self._took.setdefault(eviction.taken_by, deque(maxlen=_MOST_EVICTIONS))
-            self._evictions += len(took) < _MOST_EVICTIONS
+            took = self._took.setdefault(eviction.taken_by, [])
             took.append(eviction)
+            self._evictions += 1
+            if len(took) > _MOST_EVICTIONS:
+                del took[0]
+                self._evictions -= 1
         while len(self._took) > self._capacity or self._evictions > self._most_evictions:
             _, forgotten = self._took.popitem(last=False)
             self._evictions -= len(forgotten)
