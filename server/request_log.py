@@ -9,11 +9,21 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tasuki.engine.apart.codec import body_of, messages_of
 from tasuki.engine.messages import Evicted, Eviction, Finished, Rejected
+from tasuki.engine.messages.packing import packer, reader_of
+
+_pack = packer().encode
+_READ = {kind: reader_of(kind) for kind in (Finished, Rejected)}
 
 _MOST_EVICTIONS = 256
 """Of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    kind: type[Finished | Rejected]
+    end: bytes
+    ended_at: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class RequestLog:
         self._capacity = capacity
         self._most_timelines = timelines
         self._most_evictions = evictions
-        self._ended: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        self._ended: OrderedDict[str, _Packed] = OrderedDict()
         self._with_timeline: OrderedDict[str, bytes] = OrderedDict()
         self._took: OrderedDict[str, list[Eviction]] = OrderedDict()
         self._evictions = 0
@@ -48,8 +58,8 @@ class RequestLog:
         self._with_timeline.pop(name, None)
         bare = _without_timeline(end)
         if bare is not end:
-            self._with_timeline[name] = body_of([end])
-        self._ended[name] = body_of([bare]), self._clock()
+            self._with_timeline[name] = _pack(end)
+        self._ended[name] = _Packed(type(end), _pack(bare), self._clock())
         self._ended.move_to_end(name)
         if len(self._ended) > self._capacity:
             self._ended.popitem(last=False)
@@ -80,9 +90,8 @@ class RequestLog:
         found = self._ended.get(request_id)
         if found is None:
             return None
-        bare, ended_at = found
-        (end,) = messages_of(self._with_timeline.get(request_id, bare))
-        return EndedRequest(end, ended_at), self._clock() - ended_at
+        end = _READ[found.kind](self._with_timeline.get(request_id, found.end))
+        return EndedRequest(end, found.ended_at), self._clock() - found.ended_at
 
 
 def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:

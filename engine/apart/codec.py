@@ -12,12 +12,12 @@ Pure; one thread at a time for each FrameReader.
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from struct import Struct
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import msgspec
-import numpy as np
 
 from tasuki.engine import messages as m
+from tasuki.engine.messages.packing import BodyReader, packer, reader_of
 
 from .control import ENGINE_CONTROL, FRONT_CONTROL
 
@@ -31,36 +31,13 @@ _KINDS: tuple[type, ...] = (
 )
 _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
-BodyReader = Callable[[msgspec.Raw], Any]
-
 
 class BrokenFrame(ValueError):
     """What came is no frame of this protocol."""
 
 
-def plain_value(value: Any) -> Any:
-    """What msgspec does not know: arrays, and numbers that came out of one."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(f"{type(value).__name__} is no plain value")
-
-
-def built_value(kind: Any, value: Any) -> Any:
-    if (get_origin(kind) or kind) is not np.ndarray:
-        raise NotImplementedError(f"{kind} is no plain value")
-    dtype, shape, data = value
-    # Copied: an array over the frame's bytes could not be written to.
-    return np.frombuffer(data, dtype).reshape(shape).copy()
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain_value)
+_ENCODER = packer()
 _BODIES = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
-
-
-def reader_of(kind: type) -> BodyReader:
-    return msgspec.msgpack.Decoder(kind, dec_hook=built_value).decode
 
 
 _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KINDS[1:]))
@@ -68,15 +45,6 @@ _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KIND
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
     """Raises KeyError of what is no message, and msgspec's errors of what is no plain value."""
-    return framed(_bodies_of(messages))
-
-
-def body_of(messages: Sequence[Any]) -> bytes:
-    """A frame without its length, as messages_of() reads it. Raises as frame_of() does."""
-    return _ENCODER.encode(_bodies_of(messages))
-
-
-def _bodies_of(messages: Sequence[Any]) -> list[tuple[int, Any]]:
     bodies: list[tuple[int, Any]] = []
     for kind, same in groupby(messages, type):
         if kind is m.TokenOut:
@@ -84,7 +52,7 @@ def _bodies_of(messages: Sequence[Any]) -> list[tuple[int, Any]]:
         else:
             number = _NUMBER_OF[kind]
             bodies.extend((number, message) for message in same)
-    return bodies
+    return framed(bodies)
 
 
 def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:

@@ -6,7 +6,8 @@ Plain, immutable values; a plan travels as ForwardPlan.encode() made it.
 from collections.abc import Sequence
 from typing import Any
 
-from tasuki.engine.apart.codec import FrameReader, framed, reader_of, values_of
+from tasuki.engine.apart.codec import FrameReader, framed, values_of
+from tasuki.engine.messages.packing import reader_of
 from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 

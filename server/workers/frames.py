@@ -4,7 +4,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tasuki.engine.apart.codec import FrameReader, framed, reader_of, values_of
+from tasuki.engine.apart.codec import FrameReader, framed, values_of
+from tasuki.engine.messages.packing import reader_of
 
 from .messages import KINDS
 
