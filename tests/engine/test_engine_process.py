@@ -58,7 +58,7 @@ def serve(connection: socket.socket, folder: Path) -> None:
     link.start(receive, lambda reason: over.set())
     link.send([c.FrontProbe()])
     # What is asked before the first step is admitted in it together.
-    asked.wait(60)
+    asked.wait(HANG_SECONDS)
     thread.start()
     over.wait()
     thread.stop()
@@ -69,7 +69,7 @@ class Frames:
     """This process's end."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(60)
+        connection.settimeout(HANG_SECONDS)
         self._socket = connection
         self._reader = FrameReader()
         self._come: deque[list[Any]] = deque()

@@ -3,6 +3,7 @@ is cut short; the next turn is exact all the same."""
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.errors import OutOfBounds
 from tasuki.transfer.receiving.incoming_room import IncomingRoom
+from tasuki.transfer.transports.loopback import Fault, no_faults
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 from tasuki.transfer.windows.window import WindowHeader
@@ -20,7 +22,7 @@ from tests.harness.engine_pair import LONG, PEER, EnginePair, Room
 from tests.harness.engines import alone, prompt, submit
 from tests.harness.handover_nodes import GENERATION, PAGES, nodes
 from tests.harness.loopback_pair import small_layout
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import until
 
 NAME = "first"
 
@@ -62,13 +64,26 @@ def test_an_answer_of_one_token_moves_nothing(
 
 
 def cut_short(pair: EnginePair, first: list[int]) -> Room:
-    """Up to the first token, which ends the answer, while windows are on their way."""
+    """Up to the first token, which ends the answer, while windows are on their way: each stands on
+    the wire until the fabric lets go."""
     (token,) = alone(first, 1)
-    pair.link.bytes_per_second = 2e5
+    pair.link._faults = lambda index: Fault.HOLD
     sampling = SamplingParams(max_new_tokens=6, stop_token_ids=(token,))
     room = pair.hand_over(submit(NAME, first, 6, sampling=sampling))
+    until(lambda: bool(pair.fabric.held), "no window is on its way")
     pair.ready(room, LONG)
     return room
+
+
+def let_land(pair: EnginePair, landed: Callable[[], bool]) -> None:
+    """What is on its way, until that holds."""
+    pair.link._faults = no_faults
+
+    def have_landed() -> bool:
+        pair.fabric.let_go()
+        return landed()
+
+    until(have_landed, "what is on its way does not land")
 
 
 def test_what_moves_of_an_answer_that_has_ended_is_cut_short(pair: EnginePair) -> None:
@@ -80,19 +95,20 @@ def test_what_moves_of_an_answer_that_has_ended_is_cut_short(pair: EnginePair) -
     number = room.ticket.room
     assert [said.room for said in pair.decode.all_said(m.HandoverCancelled)] == [number]
     assert pair.decode.stats().pages["quarantined"] > 0, "the writer is not fenced yet"
-    drain = pair.sender.abort(number, PEER).result(timeout=HANG_SECONDS)
-    assert drain is Drain.DRAINED and not pair.ends.over(number), "all of it was sent"
+    drained = pair.sender.abort(number, PEER)
+    let_land(pair, drained.done)
+    assert drained.result() is Drain.DRAINED
+    assert not pair.ends.over(number), "all of it was sent"
     pair.receiver.forget(number)
     pair.prefill.post(m.PrefillEnd(number))
     pair.decode.post(m.WriterFenced(number))
     assert pair.decode.stats().pages["quarantined"] == 0
-    pair.link.bytes_per_second = None
     next_turn_is_exact(pair, first, 128)
 
 
 def test_a_done_that_crosses_the_cut_changes_nothing(pair: EnginePair) -> None:
     room = cut_short(pair, prompt(100))
-    pair.link.bytes_per_second = None
+    let_land(pair, lambda: pair.ends.over(room.ticket.room))
     assert isinstance(pair.done(room), m.RemoteDone)
     pair.decode.run()
     # The client of a room that is over fences it at once.

@@ -10,6 +10,7 @@ from tasuki.engine.messages.evictions import LOAD_DECLINED, LOAD_FAILED
 from tasuki.engine.request import Loading
 from tests.harness.engines import alone, prompt, submit
 from tests.harness.tiers import Fault, TieredEngine, flip_everything
+from tests.harness.waiting import HANG_SECONDS
 
 PROMPT = prompt(400, seed=1)
 ANSWER = alone(PROMPT, 2)
@@ -210,7 +211,7 @@ def test_a_node_ends_with_copies_under_way(below: TieredEngine, held: str) -> No
     tier = below.lone.engine._tiers
     assert tier is not None and not tier.close(0.01)
     below.copies.let_go()
-    assert tier.close(60.0)
+    assert tier.close(HANG_SECONDS)
     below.lone.run()
 
 

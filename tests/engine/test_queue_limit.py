@@ -1,7 +1,6 @@
 """A request that is not begun in time ends with a typed error, wherever it waits; one that was
 begun never does."""
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -87,14 +86,15 @@ def test_who_comes_back_from_another_nodes_queue_waits_anew() -> None:
 
 def test_a_request_that_is_never_begun_ends_and_the_running_one_goes_on(tmp_path: Path) -> None:
     config = engine_config(tmp_path, max_batch=1, queue_timeout=SOON)
-    engine = Lone(config, Role.FUSED, tiny_parts())
+    engine, clock = Lone(config, Role.FUSED, tiny_parts()), ManualClock()
+    engine.engine._queue._clock = clock
     prompt = prompt_of(40)
     alone = Lone(engine_config(tmp_path, max_batch=1), Role.FUSED, tiny_parts())
     expected = alone.ask("runs", prompt, 12)
     engine.post(submit("runs", prompt, 12))
     engine.step()
     engine.post(submit("waits", prompt_of(40, seed=2), 4))
-    time.sleep(2 * SOON)
+    clock.now += 2 * SOON
     engine.run()
     assert engine.tokens("runs") == expected and len(expected) == 12
     error = engine.rejected("waits")
@@ -117,13 +117,14 @@ def few_slots() -> EngineParts:
 def test_a_room_behind_those_that_hold_all_is_refused_for_its_queue(tmp_path: Path) -> None:
     parts = few_slots()
     config = engine_config(tmp_path, queue_timeout=SOON, max_batch=2 * ROOMS)
-    node = Lone(config, Role.PREFILL, parts, sender_over(parts))
+    node, clock = Lone(config, Role.PREFILL, parts, sender_over(parts)), ManualClock()
+    node.engine._queue._clock = clock
     for asked in rooms():
         node.post(asked)
     node.run()
     held = [accepted.room for accepted in node.all_said(m.PrefillAccepted)]
     assert 0 < len(held) < ROOMS
-    time.sleep(2 * SOON)
+    clock.now += 2 * SOON
     node.run()
     refused = node.all_said(m.PrefillRefused)
     assert {r.error.kind for r in refused} == {m.ErrorKind.QUEUE_TIMEOUT}

@@ -19,7 +19,7 @@ from tasuki.client.errors import ClientError
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.proto import inference_pb2 as pb
-from tests.harness.daemons import Node, Pair, Question, asked, flags, questions
+from tests.harness.daemons import Node, Pair, Question, asked, flags, questions, random_prompt
 from tests.harness.pair_moments import (
     LAYERS,
     handed_over,
@@ -34,7 +34,8 @@ from tests.harness.waiting import until
 
 pytestmark = needs_nixl
 
-LONG, MIDDLE, SHORT = range(3)
+LONG, MIDDLE, SHORT, ENDED_EARLY = range(4)
+"""The last is computed to its end by nobody, so that nobody knows its answer."""
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 REFUSED = pb.PREFILL_NODE_STATE_REFUSED
 ENDLESS = 5000
@@ -43,7 +44,7 @@ ENDLESS = 5000
 
 @pytest.fixture(scope="module")
 def told() -> tuple[Question, ...]:
-    return questions((2000, 1000, 600))
+    return (*questions((2000, 1000, 600)), Question(random_prompt(6000, 0), ()))
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +165,11 @@ def test_a_client_leaves_while_its_prompt_is_queued(pair: Pair) -> None:
 
 def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
     before = pair.prefill.stats().pages["tree"]
-    stream = in_transfer(pair, LONG, 2 * LAYERS, ENDLESS)
+    stream = in_transfer(pair, ENDED_EARLY, 2 * LAYERS, ENDLESS)
     stream.cancel()
     until(pair.prefill.at_rest, pair.prefill.story)
     # It did not go on to the prompt's end, and what it had computed stays.
-    assert 0 < pair.prefill.stats().pages["tree"] - before < pair.pages(LONG)
+    assert 0 < pair.prefill.stats().pages["tree"] - before < pair.pages(ENDED_EARLY)
     until(pair.decode.at_rest, pair.decode.story)
 
 

@@ -92,7 +92,7 @@ def test_a_black_hole_shows_no_end_and_delivers_after_heal(proxy: TcpProxy) -> N
             with pytest.raises(TimeoutError):
                 late.recv(1)
         proxy.heal()
-        end.settimeout(5.0)
+        end.settimeout(HANG_SECONDS)
         assert received(end, 3) == b"two"
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 
 import pytest
 
@@ -15,7 +14,7 @@ from tasuki.transfer.liveness.node_progress import (
 from tasuki.utils.loops.loop_pulse import LoopPulse
 from tasuki.utils.loops.loop_thread import LoopThread
 from tests.harness.handover_nodes import nodes
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.001])
@@ -51,9 +50,6 @@ def test_a_loop_that_does_not_come_round_is_behind_until_it_does() -> None:
     now[0] += 3.0
     assert pulse.behind() == 3.0
     there.start()
-    deadline = time.monotonic() + 10
-    while pulse.behind() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert pulse.behind() == 0.0
-    there.stop(10)
+    until(lambda: pulse.behind() == 0.0, pulse.behind)
+    there.stop(HANG_SECONDS)
     there.close()

@@ -73,7 +73,7 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
     sender.start()
     node = Decode(process, memory, receiver)
     try:
-        port = await asyncio.wait_for(asyncio.to_thread(channel.recv), 60)
+        port = await asyncio.wait_for(asyncio.to_thread(channel.recv), HANG_SECONDS)
         node.client = HandoverClient(
             node.inbound.post,
             receiver,
@@ -131,7 +131,7 @@ def test_a_room_over_nixl_between_two_processes() -> None:
                     assert (landed == sent).all()
         assert node.process.exitcode == 0
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), 2 * HANG_SECONDS))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_killed_prefill_process_is_noticed_and_fenced(phase: str, script: Scri
             assert not node.inbound.of(m.RemoteDone)
             assert len(node.inbound.of(m.WriterFenced)) == (phase != "queued")
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), 2 * HANG_SECONDS))
 
 
 def test_death_after_done_does_not_matter() -> None:
@@ -177,4 +177,4 @@ def test_death_after_done_does_not_matter() -> None:
             await asyncio.sleep(0.5)
             assert not node.inbound.of(m.HandoverFailed)
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), 2 * HANG_SECONDS))

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from asyncio import Event
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +17,18 @@ from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
 from tasuki.decode_node.prefill_links import PrefillLinks
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
-from tests.harness.daemons import Node, asked, flags, fleet, meet, random_prompt
+from tests.harness.daemons import (
+    COUNTED_WINDOWS,
+    WINDOW_IN_TRANSFER,
+    Node,
+    asked,
+    flags,
+    fleet,
+    meet,
+    random_prompt,
+    resting_at,
+)
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import HANG_SECONDS, until
 
 
@@ -98,8 +110,11 @@ def test_a_link_that_leaves_idle_is_ended_in_the_same_tick(
 def test_nodes_come_and_go_and_no_request_notices(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1")
-    first, second = (start("prefill", *flags(), "--name", name, *slow) for name in ("p1", "p2"))
+    slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
+    launch = partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER))
+    first, second = (
+        start("prefill", *flags(), "--name", name, *slow, launch=launch) for name in ("p1", "p2")
+    )
     peers = tmp_path / "peers"
     peers.write_text(first.address)
     decode = start("decode", *flags(), "--prefill-file", str(peers))
@@ -113,7 +128,8 @@ def test_nodes_come_and_go_and_no_request_notices(
     meet(decode)
     assert ask(300).result().usage.prefilled_on == "p1"
     staying = ask(1500)
-    until(lambda: first.requests("Prefilling") == 1, first.story)
+    # Far more windows than those at which it rests in its hand-over.
+    until(lambda: first.requests("Prefilling") + first.requests("HandingOver") == 1, first.story)
     peers.write_text(second.address)
     until(lambda: members() == {second.address: pb.PREFILL_NODE_STATE_CONNECTED}, members)
     assert ask(301).result().usage.prefilled_on == "p2"

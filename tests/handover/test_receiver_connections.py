@@ -4,6 +4,7 @@ what it knows of those that renew."""
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,17 +42,25 @@ LINK = Link(NOTHING, NOTHING, Somewhere(), NOTHING)
 
 @dataclass
 class Sender:
-    """As much of one as connections use; remembers what was asked of it."""
+    """As much of one as connections use; remembers what was asked of it. open: clear while no
+    connection comes about."""
 
     renewed: list[float] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    slow: float = 0.0
+    open: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.open.set()
 
     def connect(self, peer: str, arenas: object, asked_at: float | None = None) -> None:
-        time.sleep(self.slow)
+        self.asked.append(peer)
+        assert self.open.wait(HANG_SECONDS)
         self.names.add(peer)
 
     def disconnect(self, peer: str) -> None:
+        self.left.append(peer)
         self.names.discard(peer)
 
     def renew(self, peer: str, asked_at: float) -> None:
@@ -207,18 +216,23 @@ def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
 
 def test_an_endpoint_that_comes_too_late_is_let_go_of() -> None:
     async def scenario() -> None:
-        sender, node = Sender(slow=0.3), node_of("decode-0")
+        sender, node = Sender(), node_of("decode-0")
+        sender.open.clear()
         with pytest.raises(TransportError, match="no endpoint to node decode-0"):
             await connect_within(0.05, sender, "late", node)  # type: ignore[arg-type]
         leaver = asyncio.create_task(
-            connect_within(5.0, sender, "left", node)  # type: ignore[arg-type]
+            connect_within(HANG_SECONDS, sender, "left", node)  # type: ignore[arg-type]
         )
-        await asyncio.sleep(0.05)
-        leaver.cancel()
-        await asyncio.wait({leaver})
-        await asyncio.sleep(0.6)
-        assert not sender.names
-        await connect_within(5.0, sender, "in time", node)  # type: ignore[arg-type]
+        async with asyncio.timeout(HANG_SECONDS):
+            while "left" not in sender.asked:
+                await asyncio.sleep(0.001)
+            leaver.cancel()
+            await asyncio.wait({leaver})
+            sender.open.set()
+            while len(sender.left) < 2:
+                await asyncio.sleep(0.001)
+        assert sorted(sender.left) == ["late", "left"] and not sender.names
+        await connect_within(HANG_SECONDS, sender, "in time", node)  # type: ignore[arg-type]
         assert sender.names == {"in time"}
 
     asyncio.run(scenario())
@@ -396,8 +410,9 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
             left += 1
             assert left < 10, "beats to nobody"
         assert lost == endpoints.let_go == [name] and name not in connections
-        await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        async with asyncio.timeout(HANG_SECONDS):
+            while asyncio.all_tasks() != {asyncio.current_task()}:
+                await asyncio.sleep(0.001)
 
     asyncio.run(scenario())
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]

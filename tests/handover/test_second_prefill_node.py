@@ -1,13 +1,25 @@
 """A hand-over that is lost is asked of another prefill node before the prompt is prefilled here."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.transports.nixl.transport import installed_package
-from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
+from tests.harness.daemons import (
+    COUNTED_WINDOWS,
+    WINDOW_IN_TRANSFER,
+    Node,
+    Question,
+    asked,
+    flags,
+    fleet,
+    questions,
+    resting_at,
+)
+from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import until
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
@@ -23,8 +35,10 @@ class Trio:
         self._question = question
         self._salts = 0
         slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
+        launch = partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER))
         self.prefill = {
-            name: start("prefill", *flags(), "--name", name, *slow) for name in ("p1", "p2")
+            name: start("prefill", *flags(), "--name", name, *slow, launch=launch)
+            for name in ("p1", "p2")
         }
         targets = ",".join(node.address for node in self.prefill.values())
         self.decode = start("decode", *flags(), "--prefill", targets)
@@ -34,14 +48,14 @@ class Trio:
         return asked(self.decode, self._question.prompt, str(self._salts).encode())
 
     def busy(self) -> str:
-        """The name of the node that prefills, once one does."""
+        """The name of the node that prefills, once one does; a quick one rests in its hand-over."""
         found: list[str] = []
 
         def one() -> bool:
             found[:] = [
                 name
                 for name, node in self.prefill.items()
-                if node.running and node.requests("Prefilling")
+                if node.running and (node.requests("Prefilling") or node.requests("HandingOver"))
             ]
             return bool(found)
 

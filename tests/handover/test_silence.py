@@ -7,6 +7,7 @@ import pytest
 
 from tasuki.transfer.errors import PeerSilent
 from tasuki.transfer.liveness.silence import LATE_TICKS, Silence, unless_silent
+from tests.harness.waiting import HANG_SECONDS
 
 LIMIT, PERIOD = 1.0, 0.1
 
@@ -73,7 +74,7 @@ def test_what_never_comes_is_cancelled_and_said() -> None:
             await unless_silent(never, silence)
         assert never.cancelled()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
 
 
 def test_what_came_while_this_loop_stood_is_taken() -> None:
@@ -92,7 +93,7 @@ def test_what_came_while_this_loop_stood_is_taken() -> None:
         loop.call_later(0.6, came.set)
         assert await unless_silent(some_rounds_later(came), silence) == "heard"
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
 
 
 def test_an_error_of_what_is_awaited_is_its_own() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from tests.harness.grpc_fixtures import loop_on_a_thread
+from tests.harness.waiting import HANG_SECONDS
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -62,8 +63,8 @@ def bearing_proxy(target: str, *added: tuple[str, str]) -> Iterator[str]:
         await channel.close()
 
     with loop_on_a_thread() as loop:
-        server, channel, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        server, channel, port = asyncio.run_coroutine_threadsafe(start(), loop).result(HANG_SECONDS)
         try:
             yield f"127.0.0.1:{port}"
         finally:
-            asyncio.run_coroutine_threadsafe(stop(server, channel), loop).result(10)
+            asyncio.run_coroutine_threadsafe(stop(server, channel), loop).result(HANG_SECONDS)

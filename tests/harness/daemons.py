@@ -7,7 +7,6 @@ waits has a deadline and ends as soon as what it waits for holds.
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer import failpoints
 from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS, until
 
 OWNERS = ("free", "working", "tree", "granted", "quarantined")
@@ -61,18 +61,8 @@ def flags(
 
 
 def kept_address() -> str:
-    """A loopback address for a node that is to die and come again: its port is below those that the
-    kernel hands out by itself, so that no connection takes it meanwhile."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return f"127.0.0.1:{port}"
-    raise AssertionError("no free port")
+    """A loopback address for a node that is to die and come again."""
+    return f"127.0.0.1:{free_port()}"
 
 
 class Node:

@@ -149,7 +149,7 @@ class EnginePair:
         """What Done leads to, as the decode node does it; the room is over after it."""
         end, number = self.flushed(room), room.ticket.room
         try:
-            self.receiver.verify(number, room.ticket.generation, end.report.digests, 5.0)
+            self.receiver.verify(number, room.ticket.generation, end.report.digests, HANG_SECONDS)
         except TransferError as error:
             message: m.RemoteDone | m.HandoverFailed = m.HandoverFailed(number, str(error))
         else:

@@ -1,7 +1,6 @@
 """A real etcd on loopback, for tests."""
 
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -11,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.processes import free_port
+from tests.harness.waiting import HANG_SECONDS
+
 
 class EtcdProcess:
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
@@ -19,12 +21,8 @@ class EtcdProcess:
             pytest.skip("etcd is not installed: install Debian's etcd-server")
         self._folder = folder
         self._program = program
-        with socket.socket() as one, socket.socket() as two:
-            one.bind((host, 0))
-            two.bind((host, 0))
-            client, peer = one.getsockname()[1], two.getsockname()[1]
-        self.url = f"http://{host}:{client}"
-        self._peer = f"http://{host}:{peer}"
+        self.url = f"http://{host}:{free_port(host)}"
+        self._peer = f"http://{host}:{free_port(host)}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -40,7 +38,7 @@ class EtcdProcess:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while True:
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=1) as reply:

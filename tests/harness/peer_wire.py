@@ -29,7 +29,7 @@ def serve(channel: Connection, transport: Transport, answers: Answers) -> None:
             transport.close()
             return
         if command == "notes":
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + HANG_SECONDS
             while len(notes) < arguments[0] and time.monotonic() < deadline:
                 notes += transport.notifications()
                 time.sleep(0.001)
@@ -53,7 +53,7 @@ class PeerWire:
         """Until it has landed. pieces: rows of (local, remote, length)."""
         rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
         transfer = self.transport.post(self.endpoint, rows, note)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         try:
             while self.transport.poll(transfer) is TransferState.PENDING:
                 assert time.monotonic() < deadline, "still pending"

@@ -1,6 +1,7 @@
 """Processes by their ids, and ports for them."""
 
 import os
+import random
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +18,19 @@ def gone(pid: int) -> bool:
     return False
 
 
-def free_port() -> int:
-    """Of loopback; nobody keeps it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(host: str = "127.0.0.1") -> int:
+    """For a process that binds it later, or again: below those that the kernel hands out by itself,
+    so that no connection takes it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 def ended(pid: int) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from tests.harness.http_calls import ask
 from tests.harness.processes import free_port
 from tests.harness.programs import program
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Prometheus:
@@ -56,8 +56,8 @@ def scraping(targets: Sequence[str], folder: Path) -> Iterator[Prometheus]:
     )
     try:
         server = Prometheus(address)
-        until(server.answers, "Prometheus does not answer", 20.0)
+        until(server.answers, "Prometheus does not answer")
         yield server
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(HANG_SECONDS)

@@ -15,6 +15,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.model.weights.sharding.shard import ExpertCut, Shard
 from tests.harness.goldens import reference_dir
+from tests.harness.waiting import HANG_SECONDS
 
 Result = TypeVar("Result")
 
@@ -24,7 +25,7 @@ class ThreadExchange:
 
     def __init__(self, ranks: int) -> None:
         self._given: list[Tensor | None] = [None] * ranks
-        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._barrier = threading.Barrier(ranks, timeout=HANG_SECONDS)
         self.calls = [0] * ranks
 
     def sum_of(self, rank: int) -> Callable[[Tensor], Tensor]:

@@ -116,7 +116,7 @@ def test_a_layer_opens_only_once_it_is_decoded() -> None:
         assert slow.decoding.wait(HANG_SECONDS)
         assert not pair.layer_opens(ROOM, 0, 0.02)
         slow.go_on.set()
-        assert pair.layer_opens(ROOM, 0, 5)
+        assert pair.layer_opens(ROOM, 0, HANG_SECONDS)
 
 
 def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
@@ -155,8 +155,9 @@ def test_a_window_of_another_precision_is_not_applied(code: int) -> None:
         pair.hand_over(2)
         with pytest.raises(WindowsMissing):
             pair.verified(timeout=0.2)
+        windows = pair.sent().report.windows
+        until(lambda: pair.receiver.counters.malformed == windows, "waited in vain")
         assert pair.receiver.windows_landed(ROOM) == 0
-        assert pair.receiver.counters.malformed == pair.sent().report.windows
 
 
 def test_what_comes_after_a_room_was_verified_changes_nothing() -> None:

@@ -84,13 +84,18 @@ def test_what_is_held_of_an_aborted_room_is_never_posted(monkeypatch: pytest.Mon
 def test_a_lease_that_ends_while_windows_are_held_posts_none_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = SenderSettings(lease_seconds=0.3)
+    settings = SenderSettings(lease_seconds=0.8)
     with held_pair(monkeypatch, settings=settings) as (pair, wire):
         opened = pair.open(pages=4)
         (plan,) = plans(opened.pages, opened.slot, 4)
         pair.sender.plan_forward(opened.number, plan(pair.steps.value))
-        until(lambda: len(wire._held) == LAYERS, "the windows are not held")
-        time.sleep(0.35)
+
+        def all_held() -> bool:
+            pair.sender.renew("peer", time.monotonic())
+            return len(wire._held) == LAYERS
+
+        until(all_held, "the windows are not held")
+        until(lambda: pair.sender._leases.writable("peer") is None, "the lease goes on")
         pair.tick()
         end = pair.ends.wait(opened.number)
         assert isinstance(end, RoomBroke) and end.drain is Drain.DRAINED

@@ -45,7 +45,7 @@ from tests.harness.loopback_pair import (
     loopback_pair,
     small_layout,
 )
-from tests.harness.waiting import until
+from tests.harness.waiting import HANG_SECONDS, until
 
 LAYOUT = small_layout()
 PAGES = 3
@@ -310,7 +310,7 @@ class Hops(RuleBasedStateMachine):
             self.verify(room, end)
 
     def verify(self, room: Room, end: RoomSent) -> None:
-        patience = 0.01 if room.lacks_a_window else 10.0
+        patience = 0.01 if room.lacks_a_window else HANG_SECONDS
         try:
             room.way.receiver.verify(room.number, room.number, end.report.digests, patience)
         except (DigestMismatch, WindowsMissing):
@@ -405,7 +405,7 @@ class Hops(RuleBasedStateMachine):
         try:
             self.pair.fabric.let_go()
             for room in list(self.rooms):
-                room.way.sender.abort(room.number, room.peer).result(10)
+                room.way.sender.abort(room.number, room.peer).result(HANG_SECONDS)
                 room.way.receiver.forget(room.number)
                 self.release(room)
             self.nothing_is_written_to_ids_that_are_free()

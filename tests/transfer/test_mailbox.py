@@ -8,6 +8,7 @@ import pytest
 
 from tasuki.pycache._cpp_cache import Bell, Mailbox
 from tasuki.transfer.transports.nvlink.mailbox import MailboxAddress
+from tests.harness.waiting import HANG_SECONDS
 
 
 def send(address: MailboxAddress, *words: bytes, secret: bytes | None = None) -> None:
@@ -51,7 +52,7 @@ def test_a_word_ends_the_wait_of_who_watches(mailbox: Mailbox, address: MailboxA
     bell.watch(mailbox.descriptor)
     assert bell.wait(0) and not bell.wait(0)
     send(address, b"word")
-    assert bell.wait(20) and bell.wait(0), "until it is read"
+    assert bell.wait(HANG_SECONDS) and bell.wait(0), "until it is read"
     mailbox.read()
     assert not bell.wait(0)
     bell.forget(mailbox.descriptor)

@@ -13,6 +13,7 @@ from tasuki.transfer.transports.nixl import transport as nixl
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
 from tasuki.transfer.windows.units import TransferUnits
 from tests.harness.loopback_pair import POISON, small_layout
+from tests.harness.waiting import until
 
 needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
 SLABS = 3
@@ -61,11 +62,13 @@ def test_a_write_beside_the_arena_is_refused_even_without_our_own_check(
         # Nobody is harmed: what is right still goes.
         transfer = source.post(endpoint, np.array([[0, 0, 64]], dtype=np.int64), b"inside")
         arrived: list[bytes] = []
-        for _ in range(20_000):
+
+        def has_arrived() -> bool:
             source.poll(transfer)
-            arrived += target.notifications()
-            if arrived:
-                break
+            arrived.extend(target.notifications())
+            return bool(arrived)
+
+        until(has_arrived, "the notification did not come")
         source.release(transfer)
         assert arrived == [b"inside"]
         assert (memories[1][edge : edge + 64] == 0).all()

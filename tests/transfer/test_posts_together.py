@@ -11,10 +11,11 @@ import pytest
 
 from tasuki.transfer.errors import OutOfBounds, TransportError, WindowsMissing
 from tasuki.transfer.sending.digest_thread import AskedDigest, DigestThread
-from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomSent
-from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom, RoomBroke, RoomSent
+from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, Write
 from tasuki.transfer.transports.loopback import Fault, Faults, LoopbackTransport, no_faults
+from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
 from tasuki.transfer.windows.send_report import Drain
@@ -28,9 +29,21 @@ ROOMS = (1, 2, 3)
 
 @contextmanager
 def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Opened]]]:
-    """Three rooms, whose only window each ends with the same layer."""
-    settings = SenderSettings(layers_per_window=LAYERS)
-    with loopback_pair(slabs=48, settings=settings, faults=faults) as pair:
+    """Three rooms, whose only window each ends with the same layer. The sender's thread rests: a
+    tick between its looks at two rooms would part them."""
+    settings = SenderSettings(layers_per_window=LAYERS, lease_seconds=HANG_SECONDS)
+    rests, rest = threading.Semaphore(0), Sender._rest
+
+    def noted(self: Sender, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
+        if len(rooms) == len(ROOMS) and all(room.waiting for room in rooms):
+            rests.release()
+        rest(self, rooms, pace)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        loopback_pair(slabs=48, settings=settings, faults=faults) as pair,
+    ):
+        patch.setattr(Sender, "_rest", noted)
         layout = pair.source.layout
         opened = []
         for room in ROOMS:
@@ -42,6 +55,8 @@ def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Open
         for each in opened:
             plan = FinishedLayers(pair.steps.value, 0, each.pages, each.slot)
             pair.sender.plan_forward(each.number, plan)
+        # The first may have looked before the last plan came.
+        assert all(rests.acquire(timeout=HANG_SECONDS) for _ in range(2))
         yield pair, opened
 
 
@@ -98,8 +113,6 @@ def test_a_post_that_raises_may_have_begun(
 def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tasuki.transfer.sending.sender import Sender
-
     post = Sender._post_together
 
     def late(self: Any, link: Any, peer: str, group: Sequence[Any]) -> None:

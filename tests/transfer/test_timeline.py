@@ -21,6 +21,7 @@ from tasuki.transfer.windows.send_report import SendReport, WindowDigest, Window
 from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.handover_nodes import nodes
 from tests.harness.loopback_pair import ROOM, loopback_pair
+from tests.harness.waiting import HANG_SECONDS
 
 PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 
@@ -95,7 +96,7 @@ def test_the_barrier_records_who_waited_and_nobody_else() -> None:
         pair.hand_over()
         pair.sent()
         phases = PhaseClock()
-        assert pair.layer_opens(ROOM, 0, 5)
+        assert pair.layer_opens(ROOM, 0, HANG_SECONDS)
         before = pair.receiver.track(ROOM, phases)
         assert not pair.layer_opens(ROOM + 1, 0, 0.01)
         assert pair.receiver.track(ROOM, phases).waits == before.waits

@@ -14,9 +14,13 @@ from tasuki.transfer.sending.link_cost import LinkCost, LinkSpeed
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.sending.window_sizing import budget, followed_runs, last_runs, window_runs
+from tasuki.transfer.transports.base import Endpoint, Transfer
+from tasuki.transfer.transports.loopback import LoopbackTransport
+from tasuki.transfer.windows.descriptors import Pieces
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import FULL, GDN, Pair, loopback_pair, small_layout
+from tests.harness.waiting import HANG_SECONDS
 
 
 def feed(link: LinkCost, sizes: list[int], window_seconds: float, byte_seconds: float) -> None:
@@ -246,25 +250,40 @@ def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
         assert time.monotonic() - began > 5 * settings.stall_seconds
 
 
-def test_rooms_on_one_slow_link_end_together() -> None:
-    with loopback_pair(settings=SenderSettings(lease_seconds=60.0)) as pair:
+def test_rooms_on_one_slow_link_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wire carries windows in the order in which they are posted; times would be those at
+    which a busy machine looks."""
+    posted: list[int] = []
+    post = LoopbackTransport.post
+
+    def noted(
+        self: LoopbackTransport, endpoint: Endpoint, pieces: Pieces, notification: bytes
+    ) -> Transfer:
+        posted.append(WindowHeader.unpack(notification)[0])
+        return post(self, endpoint, pieces, notification)
+
+    monkeypatch.setattr(LoopbackTransport, "post", noted)
+    with loopback_pair(settings=SenderSettings(lease_seconds=HANG_SECONDS)) as pair:
         pair.source.transport.bytes_per_second = 200e3
         compute_together(pair, (1, 2))
-        # Each one's windows lie between the other's, so that none has waited for a whole room.
-        first, second = (
-            [timing.flushed for timing in pair.sent(room).report.timeline] for room in (1, 2)
-        )
-        assert first[0] < second[-1] and second[0] < first[len(first) // 2]
+        for room in (1, 2):
+            pair.sent(room)
+    # Each one's windows lie between the other's, so that none has waited for a whole room.
+    first, second = ([at for at, of in enumerate(posted) if of == room] for room in (1, 2))
+    assert len(first) == len(second) > 2
+    assert first[0] < second[len(second) // 2] and second[0] < first[len(first) // 2]
+    assert first[-1] > second[len(second) // 2] and second[-1] > first[len(first) // 2]
 
 
 @pytest.mark.parametrize("rate", [None, 300e3])
 def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | None) -> None:
-    settings = SenderSettings(layers_per_window=None, lease_seconds=60.0)
+    settings = SenderSettings(layers_per_window=None, lease_seconds=HANG_SECONDS)
     with loopback_pair(settings=settings) as pair:
         pair.source.transport.bytes_per_second = rate
         layout = pair.source.layout
         counts = []
-        # Other processes may hold up what would be fast: one room of many that is not is enough.
+        # Other processes may hold up what would be fast, and a window that was held up shows a link
+        # on which few are better: one room of many that is not is enough.
         for room in range(1, 25 if rate is None else 5):
             pair.compute(pair.open(4, room, seed=room))
             counts.append(pair.verified(room).report.windows)
@@ -274,4 +293,4 @@ def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | 
         if rate is None:
             assert min(counts) < alone
         else:
-            assert counts[-1] >= alone - 2
+            assert max(counts[1:]) >= alone - 2
