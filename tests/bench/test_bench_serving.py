@@ -42,6 +42,7 @@ from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
 from tests.harness.processes import command_of
+from tests.harness.waiting import HANG_SECONDS
 
 FEW = ["--streams", "8", "--seconds", "2", "--prompt", "70", "--answer", "20"]
 
@@ -149,7 +150,9 @@ def test_endless_streams_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[-1] == ("FAILED" if status else "PASSED")
     figures = dict(line.split(maxsplit=1) for line in lines[:-1] if " " in line)
     assert float(figures["min_share"]) > 0
-    assert float(figures["median_gap_ms"]) >= 5
+    # A token's way may be long, and the gap behind it shorter than a step; but not all gaps are.
+    assert float(figures["longest_gap_ms"]) >= 5
+    assert float(figures["tokens_per_second"]) <= 1.5 * 4 / 5e-3
 
 
 # Verdicts and figures
@@ -227,9 +230,12 @@ def burn(seconds: float) -> None:
 
 def test_cpu_time_is_told_apart_by_the_names_of_threads() -> None:
     done, go = threading.Barrier(3), threading.Event()
+    burnt: dict[str, float] = {}
 
     def work(seconds: float) -> None:
         burn(seconds)
+        # More than that where a hypervisor charges what it takes to the thread that ran.
+        burnt[threading.current_thread().name] = time.thread_time()
         done.wait()
         go.wait()
 
@@ -240,8 +246,12 @@ def test_cpu_time_is_told_apart_by_the_names_of_threads() -> None:
     use = use_between(os.getpid(), before, sample(os.getpid()))
     go.set()
     assert use.engine_loop == use.engine == pytest.approx(use.threads["engine/tasuki-engine"])
-    assert 0.2 <= use.engine < 0.3
-    assert 0.1 <= use.threads["front/tasuki-front_0"] < 0.2 <= use.front + 0.1
+    for name, counted in (
+        ("tasuki-engine", use.engine),
+        ("tasuki-front_0", use.threads["front/tasuki-front_0"]),
+    ):
+        assert burnt[name] <= counted < burnt[name] + 0.1
+    assert use.front >= use.threads["front/tasuki-front_0"]
 
 
 def test_an_engine_in_a_process_apart_counts_whole() -> None:
@@ -279,6 +289,13 @@ def test_layers_of_a_forward_tick_while_it_lasts() -> None:
 
 
 def test_a_forward_takes_its_time_behind_the_one_before() -> None:
+    """A machine that stands between the two leaves nothing before the second: another try."""
+    while not two_forwards():
+        pass
+
+
+def two_forwards() -> bool:
+    """Whether the second was launched while the first one ran."""
     cost = StepCost(base=0.1, row=0.01, prompt_token=0.001)
     runner = FreeRunner(4, VOCABULARY, cost, None)
     begun = time.monotonic()
@@ -294,6 +311,8 @@ def test_a_forward_takes_its_time_behind_the_one_before() -> None:
     )
     on_lane = int(ON_LANE | RowFlag.DECODES)
     second = runner.launch(ForwardPlan(1, rows=plan_rows([0, 3, 1, 0, 1, 64, 1, on_lane])))
+    if time.monotonic() >= first.ends_at:
+        return False
     ended = runner.record_event()
     assert first.ends_at >= begun + 0.103
     assert second.ends_at == pytest.approx(first.ends_at + 0.11)
@@ -301,6 +320,7 @@ def test_a_forward_takes_its_time_behind_the_one_before() -> None:
     drawn = [int(token) for forward in (first, second) for token in forward.result().tokens]
     assert drawn == list(islice(answer_to([5, 6, 7], VOCABULARY), 2))
     assert time.monotonic() >= second.ends_at and ended()
+    return True
 
 
 def test_a_free_forward_takes_no_time() -> None:
@@ -350,12 +370,17 @@ async def http_server(pieces: Sequence[bytes]) -> AsyncIterator[str]:
         await served.wait()
 
 
-def asked(pieces: Sequence[bytes], expected: Sequence[int] | None, count: int) -> Answer:
+def asked(
+    pieces: Sequence[bytes],
+    expected: Sequence[int] | None,
+    count: int,
+    patience: float = HANG_SECONDS,
+) -> Answer:
     async def ask() -> Answer:
         got = Answer(0, 0, count)
         reader = AnswerReader(got, None if expected is None else iter(expected), lambda: None)
         async with http_server(pieces) as address:
-            await HttpCaller(address, Words(VOCABULARY)).ask([1, 2], reader, 0.3)
+            await HttpCaller(address, Words(VOCABULARY)).ask([1, 2], reader, patience)
         return got
 
     return asyncio.run(ask())
@@ -387,7 +412,7 @@ def test_wrong_and_missing_tokens_are_noticed() -> None:
 
 
 def test_a_request_that_is_never_answered_is_given_up() -> None:
-    got = asked([HEAD + event(text(7))], [7, 8], 2)
+    got = asked([HEAD + event(text(7))], [7, 8], 2, patience=0.3)
     assert got.unanswered and not got.whole
     assert got.ended > got.times[0]
 

@@ -33,8 +33,13 @@ def test_real_nodes_are_shown_with_what_they_count() -> None:
             nodes_of(page, lambda rows: [row["level"] for row in rows] == ["dead", "fine", "fine"])
             for number in range(PROMPTS):
                 asked(decode, random_prompt(200, number), b"", 4).result()
+            # A busy machine may starve a node for as long as makes it silent: once all is well.
             _, taker, sender = nodes_of(
-                page, lambda rows: (rows[1]["hit"] or {}).get("prompt") == 200 * PROMPTS
+                page,
+                lambda rows: (
+                    (rows[1]["hit"] or {}).get("prompt") == 200 * PROMPTS
+                    and [row["level"] for row in rows] == ["dead", "fine", "fine"]
+                ),
             )
             assert (taker["role"], sender["role"]) == ("decode", "prefill")
             assert taker["model"] == "embedded" and taker["started_at"] and taker["ttft"]["p50"] > 0
@@ -46,8 +51,13 @@ def test_real_nodes_are_shown_with_what_they_count() -> None:
             callers = ask(page, "GET", "/fleet/callers").json
             assert [row["caller"] for row in callers["rows"]] == ["anybody"]
             assert callers["rows"][0]["answered"] == PROMPTS
-            summary = ask(page, "GET", "/fleet/summary").json
-            assert summary["totals"]["levels"] == {"dead": 1, "fine": 2}
+            levels = {"dead": 1, "fine": 2}
+
+            def summed() -> bool:
+                totals = ask(page, "GET", "/fleet/summary").json["totals"]
+                return bool(totals["levels"] == levels)
+
+            until(summed, "the sums show other levels")
             dead = nodes_of(page, bool)[0]
             assert dead["trouble"][0]["text"] == "connection refused"
 

@@ -28,7 +28,7 @@ from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceT
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import flags, random_prompt
 from tests.harness.local_nodes import local_nodes
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, until
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -52,8 +52,9 @@ ONCE = RetryPolicy(attempts=1)
 class Callers:
     """Ask over and over, each for an answer of its own, at whichever node answers."""
 
-    def __init__(self, many: int, prompt: int, answer: int) -> None:
-        self._prompt, self._answer = prompt, answer
+    def __init__(self, many: int, prompt: int, answer: int, rests: float = 0.0) -> None:
+        """rests: after each answer, as many times as long as that took."""
+        self._prompt, self._answer, self._rests = prompt, answer, rests
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(many)
         self.addresses: Sequence[str] = ()
@@ -64,8 +65,10 @@ class Callers:
         turn = 0
         while not self._over.is_set():
             turn += 1
+            began = time.monotonic()
             self._ask(f"{caller}-{turn}".encode(), caller + turn)
             self.answers += 1
+            self._over.wait(self._rests * (time.monotonic() - began))
 
     def _ask(self, salt: bytes, start: int) -> None:
         deadline = time.monotonic() + HANG_SECONDS
@@ -141,6 +144,10 @@ def three(nodes: PlacedNodes) -> None:
         nodes.place(role)
 
 
+def all_stand(nodes: PlacedNodes) -> bool:
+    return all(node.phase is NodePhase.READY for node in nodes.nodes())
+
+
 SHARED = (*flags(arena_mib=32), "--local-prefill-tokens", "64", "--prefill-chunk-tokens", "128")
 
 
@@ -183,6 +190,8 @@ def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains(
         with local_nodes(SHARED) as nodes:
             three(nodes)
             nodes.place(NodeRole.PREFILL)
+            # A planner that sees two nodes for a whole window before the others stand would plan.
+            await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
             # Two planners that end before they have seen a whole window.
             for _ in range(2):
                 async with planned(nodes, policy, done) as fleet:
@@ -191,7 +200,10 @@ def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains(
                     while time.monotonic() - began < policy.pace.window / 3:
                         assert (made := await fleet.plans.step()) is None or not made.actions
                         await asyncio.sleep(EVERY)
-            writing = Callers(2, prompt=32, answer=100)
+            # Mostly at rest, so that one node of each role is enough however slow this machine is:
+            # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
+            # answers come late here and soon there, now and then busier than that.
+            writing = Callers(2, prompt=32, answer=100, rests=3.0)
             try:
                 async with planned(nodes, policy, done) as fleet:
                     await fleet.step_until(1, 1, writing)

@@ -75,7 +75,7 @@ def test_hey_gets_nothing_but_answers(decode: Node) -> None:
     body = {"prompt": [7, 8, 9] * 40, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
     told = output_of(
         [
-            *(hey, "-n", "64", "-c", "8", "-m", "POST", "-T", "application/json"),
+            *(hey, "-n", "64", "-c", "8", "-t", "120", "-m", "POST", "-T", "application/json"),
             *("-d", json.dumps(body), f"http://{decode.http_address}/v1/completions"),
         ]
     )

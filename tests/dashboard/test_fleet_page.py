@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.harness.imagined_fleet import (
     serving,
 )
 from tests.harness.pages import Opened, opened, picture
+from tests.harness.waiting import until
 
 PICTURES = {
     ("nodes", 1280, "light"): "fleet",
@@ -66,7 +68,9 @@ def test_every_view_fits_and_is_drawn(page: str, width: int, scheme: str) -> Non
             seen.show(view)
             seen.page.wait_for_selector(drawn)
             seen.assert_fits(width)
-            assert seen.page.evaluate(TOO_WIDE) == [], view
+            # As the page's width: a frame later than what was drawn.
+            wide = partial(seen.page.evaluate, TOO_WIDE)
+            until(lambda wide=wide: wide() == [], lambda wide=wide: wide())
             if (view, width, scheme) in PICTURES:
                 picture(seen, PICTURES[view, width, scheme])
         for plot in ("#output-plot", "#ttft-plot"):

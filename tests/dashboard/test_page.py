@@ -14,7 +14,7 @@ from tasuki.engine.messages import Usage
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import opened, picture
+from tests.harness.pages import Opened, opened, picture
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
@@ -59,6 +59,11 @@ def demo() -> Iterator[Demo]:
         yield Demo(prefill, decode, usages)
 
 
+def wait_live(seen: Opened) -> None:
+    """Until the node's first message is here, with which the view that is shown is drawn anew."""
+    seen.page.wait_for_selector("body[data-ended]")
+
+
 def faults_told(node: Node) -> str:
     return fetched(node.http_address, "/debug/faults").decode()
 
@@ -93,7 +98,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
         stats = demo.decode.stats()
         for pool, counts in (("slots", stats.slots), ("pages", stats.pages)):
             free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
-            seen.page.wait_for_selector(free, timeout=5000)
+            seen.page.wait_for_selector(free)
         seen.page.wait_for_selector("#waterfall canvas")
         what_if = json.loads(fetched(demo.decode.http_address, "/debug/overview"))["what_if"]
         assert "of host memory below the arena." in seen.text("#what-if")
@@ -111,6 +116,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
 
 def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None:
     with opened(demo.decode.http_address) as seen:
+        wait_live(seen)
         seen.show("tree")
         seen.page.wait_for_selector("#icicle [data-node]")
         nodes = seen.page.locator("#icicle [data-node]")
@@ -223,7 +229,7 @@ def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
             seen.page.wait_for_selector(f"#{view}:not([hidden]) :is(td, rect)")
             seen.assert_fits(width)
         seen.show("overview")
-        assert seen.page.evaluate(RIGHTMOST) <= width, "no number is cut off"
+        until(lambda: seen.page.evaluate(RIGHTMOST) <= width, "a number is cut off")
         seen.show("requests")
         assert "Choose a request" in seen.text("#request")
         seen.page.locator("#request-rows tbody tr").last.click()
@@ -246,7 +252,8 @@ def test_its_head_says_which_node_this_is_and_how_it_does(demo: Demo) -> None:
         assert demo.decode.http_address in about and demo.decode.http_address in seen.page.title()
         assert "(medians)" in seen.text("#pace")
         until(lambda: "Nothing waits or runs" in seen.text("#queue"), "the page shows a queue")
-        assert "Prefill nodes: 1 connected." in seen.text("#queue")
+        connected = "Prefill nodes: 1 connected."
+        until(lambda: connected in seen.text("#queue"), lambda: seen.text("#queue"))
         axes = seen.page.locator("#waterfall canvas, #slots canvas")
         until(lambda: axes.count() == 2, "two pictures have axes")
         assert "free: free" not in seen.text("#pools") and "in_transfer" not in seen.text("#pools")
@@ -282,6 +289,7 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
     focused = "document.activeElement.dataset.node"
     with opened(demo.decode.http_address, "/#tree") as seen:
         seen.page.wait_for_selector("#icicle [data-node]")
+        wait_live(seen)
         # One box is in the tab order, whatever their number.
         assert seen.page.locator("#icicle [tabindex='0']").count() == 1
         seen.page.focus("#icicle [tabindex='0']")

@@ -70,6 +70,8 @@ def write_recording(path: Path) -> None:
 def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:
     write_recording(tmp_path / "kept.jsonl.gz")
     with replaying(tmp_path / "kept.jsonl.gz") as address, opened(address, "/#handovers") as seen:
+        # With its first message the view is drawn anew.
+        seen.page.wait_for_selector("body[data-ended]")
         seen.page.click("#handover-rows tr[data-key=second]")
         seen.page.wait_for_selector("#gantt [data-track=puller]")
 

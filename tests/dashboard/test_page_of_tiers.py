@@ -66,7 +66,7 @@ def test_a_node_shows_its_arena_and_tiers_in_bytes(node: Node, width: int, schem
         assert shown(seen, "host", 3) == total * slab <= 0.06 * 2**30
         assert "states of use" in seen.text("#tiers")
         seen.assert_fits(width)
-        assert seen.page.evaluate(RIGHTMOST) <= width, "no number is cut off"
+        until(lambda: seen.page.evaluate(RIGHTMOST) <= width, "a number is cut off")
         assert not seen.complaints
 
 

@@ -29,7 +29,8 @@ def running(node: Node) -> Iterator[Node]:
     try:
         yield node.wait_ready()
     finally:
-        assert node.stop() == 0
+        status = node.stop()
+        assert status == 0, (status, node.last_words)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import json
 import secrets
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from tasuki.engine.tiers.remote.bucket import Bucket, open_bucket
 from tasuki.engine.tiers.remote.credentials import Credentials
 from tasuki.engine.tiers.store.patience import Patience
 from tests.harness.processes import free_port
+from tests.harness.waiting import until
 
-_START_SECONDS = 60.0
 BUCKET = "tasuki-tests"
 
 
@@ -26,7 +25,11 @@ class S3Server:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(16))
-        self._port = free_port()
+        ports: set[int] = set()
+        while len(ports) < 8:
+            # One by one: two alike are no wonder among so many.
+            ports.add(free_port())
+        self._port, *self._others = ports
         self.address = f"127.0.0.1:{self._port}"
         self.url = f"http://{self.address}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,25 +47,25 @@ class S3Server:
         config.write_text(json.dumps({"identities": [user]}))
         data = self._folder / "data"
         data.mkdir(exist_ok=True)
-        ports = {name: free_port() for name in ("master", "volume", "filer")}
+        names, (grpc, *others) = ("master", "volume", "filer"), self._others
         with (self._folder / "weed.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *(program, "-logtostderr", "server", f"-dir={data}"),
                     *("-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-                    *(f"-{name}.port={port}" for name, port in ports.items()),
-                    *(f"-{name}.port.grpc={free_port()}" for name in ports),
+                    *(f"-{name}.port={port}" for name, port in zip(names, others[:3], strict=True)),
+                    *(
+                        f"-{name}.port.grpc={port}"
+                        for name, port in zip(names, others[3:], strict=True)
+                    ),
                     *("-filer", "-s3", f"-s3.port={self._port}", f"-s3.config={config}"),
-                    *(f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0"),
+                    *(f"-s3.port.grpc={grpc}", "-s3.port.iceberg=0"),
                     *("-volume.max=20", "-master.volumeSizeLimitMB=64"),
                 ],
                 stdout=log,
                 stderr=log,
             )
-        ends = time.monotonic() + _START_SECONDS
-        while not self._takes_objects():
-            assert time.monotonic() < ends, (self._folder / "weed.log").read_text()[-2000:]
-            time.sleep(0.2)
+        until(self._takes_objects, lambda: (self._folder / "weed.log").read_text()[-2000:])
 
     def _takes_objects(self) -> bool:
         assert self._process is not None and self._process.poll() is None

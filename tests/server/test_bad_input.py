@@ -198,5 +198,6 @@ def test_malformed_bytes_are_refused_by_every_method(prefill: Node, decode: Node
                 refused = refusal(call, request, timeout=HANG_SECONDS)
                 assert refused.status is INVALID, path
                 assert "not the expected message" in refused.message, path
-    # The hand-over still works.
+    # The hand-over still works. A busy machine may have starved the link meanwhile.
+    meet(decode)
     assert asked(decode, random_prompt(300, 0), b"").result().usage.prefilled_on == "prefill"

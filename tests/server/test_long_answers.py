@@ -26,6 +26,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.grpc_fixtures import usage
+from tests.harness.waiting import HANG_SECONDS
 
 TOKENS = 20_000
 MOST_BYTES = 6 * TOKENS
@@ -134,5 +135,5 @@ print(gc.get_stats()[2]["collections"] - before)
 
 def test_streams_that_come_do_not_have_all_others_looked_through() -> None:
     run = [sys.executable, "-c", STREAMS_COME]
-    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=HANG_SECONDS)
     assert int(found.stdout) <= 1

@@ -11,7 +11,8 @@ from tests.harness.grpc_calls import ids
 from tests.harness.grpc_fixtures import ScriptedEngine, running_front
 from tests.harness.handover_nodes import nodes
 
-SECONDS = 2.0
+SECONDS = 20.0
+"""Nothing answers these streams: headers that wait for an answer never come."""
 
 Call = Callable[[grpc.aio.Channel], Any]
 
