@@ -214,8 +214,9 @@ class Request:
     changed: as of the Submit. scoring: how its prompt is to be scored; scored: tokens from the
     second on that were. findable: others may resume at what it leaves in the cache. forks: answers
     that wait for its prompt to be computed, which is theirs but for the last token; it has none of
-    its own, and its client knows only theirs. carrier: whose fork it was. purpose: as of the
-    Submit. drafting: None where nothing of its answer is drafted."""
+    its own, and its client knows only theirs. carrier: whose fork it was, by its id, since two that
+    hold each other stay long after their end. purpose: as of the Submit. drafting: None where
+    nothing of its answer is drafted."""
 
     id: m.RequestId
     prompt: m.Tokens
@@ -234,7 +235,7 @@ class Request:
     scored: int = 0
     findable: bool = True
     forks: tuple["Request", ...] = ()
-    carrier: "Request | None" = None
+    carrier: m.RequestId | None = None
     purpose: m.Purpose = m.Purpose.ANSWER
     drafting: Drafting | None = None
     # An array, since a list keeps 36 bytes a token for as long as the answer goes on.

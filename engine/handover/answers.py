@@ -181,8 +181,9 @@ class Answers(Handover):
         if request is None:
             return
         abort(request)
-        carrier = request.carrier
-        if carrier is not None and carrier.id in self._requests and not carrier.waiting_forks:
+        carrier = None if request.carrier is None else self._requests.get(request.carrier)
+        # Once it has ended, its id may be another's.
+        if carrier is not None and request in carrier.forks and not carrier.waiting_forks:
             abort(carrier)
 
     def abort_request(self, request: Request) -> None:

@@ -39,7 +39,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
         forks=tuple(choices),
     )
     for choice in choices:
-        choice.carrier, choice.scoring = carrier, None
+        choice.carrier, choice.scoring = carrier.id, None
     return carrier
 
 

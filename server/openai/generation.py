@@ -170,7 +170,7 @@ def answering(
             choices=asked.options.choices,
         )
         return await answer_all(
-            engine, model, request, asked.submits, asked.options, reply.writers, asked.scored
+            engine, model, request, asked.submits, asked.options, reply.writers(), asked.scored
         )
 
     return handle

@@ -64,7 +64,8 @@ class ReplyShape(Protocol):
 
 
 class ChunkedReply:
-    """One reply of a choice or more: a chunk a choice at a time, then [DONE]."""
+    """One reply of a choice or more: a chunk a choice at a time, then [DONE]. Its writers hold it;
+    it holds none of them, so that a long answer goes with its last writer."""
 
     def __init__(
         self,
@@ -76,24 +77,26 @@ class ChunkedReply:
     ) -> None:
         """shapes: of each choice, all with one head. include_usage: a stream ends with a chunk of
         usage. with_hit: usage explains the hit. choices: of each prompt, which counts once."""
-        self._head = shapes[0].head
-        self._whole_kind = shapes[0].whole_kind
-        self._beside_choices = shapes[0].beside_choices
+        self.head = shapes[0].head
+        self._shapes = tuple(shapes)
         self._include_usage = include_usage
         self._with_hit = with_hit
         self._choices = choices
-        self._fields = self._head.fields(shapes[0].chunk_kind)
-        chunks = ChunkEvents(self._fields, {"usage": None} if include_usage else {})
-        self.writers = [ChoiceWriter(self, self._head.id, shape, chunks) for shape in shapes]
-
-    @property
-    def _endings(self) -> list[Ending]:
+        self._fields = self.head.fields(shapes[0].chunk_kind)
+        self._endings: dict[int, Ending] = {}
         """Of the choices that have ended."""
-        return [writer.ended for writer in self.writers if writer.ended is not None]
 
-    def end(self) -> bytes:
-        """What follows the last choice's last chunk; nothing while another goes on."""
-        if len(self._endings) < len(self.writers):
+    def writers(self) -> list["ChoiceWriter"]:
+        """One of each choice."""
+        chunks = ChunkEvents(self._fields, {"usage": None} if self._include_usage else {})
+        return [
+            ChoiceWriter(self, number, shape, chunks) for number, shape in enumerate(self._shapes)
+        ]
+
+    def end(self, number: int, ending: Ending) -> bytes:
+        """That choice's last chunk is written: what follows it; nothing while another goes on."""
+        self._endings[number] = ending
+        if len(self._endings) < len(self._shapes):
             return b""
         if not self._include_usage:
             return DONE
@@ -102,21 +105,24 @@ class ChunkedReply:
     def whole(self) -> dict[str, Any]:
         """The reply that is not streamed. REQUIRES: every choice has ended."""
         return {
-            **self._head.fields(self._whole_kind),
-            "choices": [writer.choice() for writer in self.writers],
+            **self.head.fields(self._shapes[0].whole_kind),
+            "choices": [shape.whole(ending) for shape, ending in self._ended()],
             "usage": self._usage(),
-            **self._beside_choices(),
+            **self._shapes[0].beside_choices(),
         }
+
+    def _ended(self) -> list[tuple[ReplyShape, Ending]]:
+        """REQUIRES: every choice has ended."""
+        return [(shape, self._endings[number]) for number, shape in enumerate(self._shapes)]
 
     def _usage(self) -> dict[str, Any]:
         """REQUIRES: every choice has ended."""
-        endings = self._endings
-        thought = [tokens for writer in self.writers if (tokens := writer.reasoning_tokens())]
-        has_reasoning = self.writers[0].reasoning_tokens() is not None
+        endings = [ending for _, ending in self._ended()]
+        thought = [shape.reasoning_tokens(ending) for shape, ending in self._ended()]
         return usage(
             [ending.usage for ending in endings[:: self._choices]],
             sum(ending.completion_tokens for ending in endings),
-            sum(thought) if has_reasoning else None,
+            None if thought[0] is None else sum(tokens or 0 for tokens in thought),
             [ending.usage for ending in endings],
             with_hit=self._with_hit,
         )
@@ -126,12 +132,12 @@ class ChoiceWriter:
     """An AnswerWriter: of one choice of a reply."""
 
     def __init__(
-        self, reply: ChunkedReply, reply_id: str, shape: ReplyShape, chunks: ChunkEvents
+        self, reply: ChunkedReply, number: int, shape: ReplyShape, chunks: ChunkEvents
     ) -> None:
-        self.id = reply_id
+        self.id = reply.head.id
         self.may_complete = shape.may_complete
-        self.ended: Ending | None = None
         self._reply = reply
+        self._number = number
         self._shape = shape
         self._chunks = chunks
         self._plain_event: Callable[[str], bytes] | None = None
@@ -152,9 +158,8 @@ class ChoiceWriter:
         return events
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        self.ended = ending
         last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
-        return last + self._reply.end()
+        return last + self._reply.end(self._number, ending)
 
     def failure(self, error: Exception) -> bytes:
         return event(error_body(error)) + DONE
@@ -165,13 +170,3 @@ class ChoiceWriter:
     def whole(self) -> dict[str, Any]:
         """The whole reply."""
         return self._reply.whole()
-
-    def choice(self) -> dict[str, Any]:
-        """REQUIRES: it has ended."""
-        assert self.ended is not None
-        return self._shape.whole(self.ended)
-
-    def reasoning_tokens(self) -> int | None:
-        """As a ReplyShape's. REQUIRES: it has ended."""
-        assert self.ended is not None
-        return self._shape.reasoning_tokens(self.ended)

@@ -1,5 +1,6 @@
 """Several answers to one prompt: it is computed once, and each answer is what it would be alone."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.plan_stream import PlanStream
+from tasuki.engine.request import Request
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engine_pair import EnginePair, engine_pair
@@ -156,6 +158,34 @@ def test_an_abort_of_one_choice_in_any_step_spares_the_others(gone: str) -> None
                 own = replace(DRAWN, seed=DRAWN.seed + place)
                 assert engine.tokens(name) == alone(tokens, 0, sampling=own)
         engine.assert_at_rest()
+
+
+def test_an_abort_of_a_choice_spares_who_has_the_id_of_what_computed_its_prompt() -> None:
+    engine = tiny_engine(prefill_chunk_tokens=64)
+    long = replace(DRAWN, max_new_tokens=40)
+    engine.post(forked("r", prompt(150), long, 2))
+    while not engine.tokens("r-1"):
+        engine.step()
+    engine.post(submit("r/prompt", prompt(70), 0, sampling=DRAWN))
+    engine.step()
+    for name in names("r", 2):
+        engine.post(m.Abort(m.RequestId(name)))
+    engine.run()
+    assert engine.finished("r").reason is m.FinishReason.ABORT
+    assert engine.tokens("r/prompt") == alone(prompt(70), 0, sampling=DRAWN)
+    engine.assert_at_rest()
+
+
+def test_choices_that_have_ended_are_gone_without_a_collection() -> None:
+    engine = tiny_engine(prefill_chunk_tokens=64)
+    gc.collect()
+    gc.disable()
+    try:
+        engine.post(forked("r", prompt(150), DRAWN, 3))
+        engine.run()
+        assert not [one.id for one in gc.get_objects() if type(one) is Request]
+    finally:
+        gc.enable()
 
 
 def test_where_every_choice_is_aborted_its_prompt_is_computed_no_further(

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import tracemalloc
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,7 +22,7 @@ from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
 from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Piece
+from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 from tasuki.server.unread_answer import AnswerPart
@@ -34,6 +35,7 @@ MOST_BYTES = 6 * TOKENS
 ONCE_BYTES = 50_000
 """What is made at first use."""
 A = m.RequestId("a")
+ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def test_a_streamed_reply_keeps_nothing_of_its_answer(
     codec: TextCodec, shape: Callable[[TextCodec, bool], ReplyShape], with_logprobs: bool
 ) -> None:
     shapes = [shape(codec, with_logprobs)]
-    (reply,) = ChunkedReply(shapes, include_usage=False, with_hit=False).writers
+    (reply,) = ChunkedReply(shapes, include_usage=False, with_hit=False).writers()
     tokens = TOKENS // 5 if with_logprobs else TOKENS
     text = "it"
     assert text.encode() in reply.piece(Piece(text, drawn(0)))
@@ -84,6 +86,21 @@ def test_a_streamed_reply_keeps_nothing_of_its_answer(
         for index in range(tokens):
             assert reply.piece(Piece(text, drawn(index)))
         assert grown() < ONCE_BYTES
+
+
+def test_a_reply_goes_with_its_writers_without_a_collection(codec: TextCodec) -> None:
+    gc.disable()
+    try:
+        shape = chat(codec, False)
+        writers = ChunkedReply([shape, shape], include_usage=True, with_hit=True).writers()
+        for writer in writers:
+            writer.piece(Piece("it", drawn(0)))
+            writer.ending(Piece("", None), ENDING)
+        kept = weakref.ref(shape)
+        del shape, writer, writers
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_an_engine_keeps_four_bytes_of_a_token() -> None:
