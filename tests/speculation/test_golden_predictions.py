@@ -13,7 +13,6 @@ from tests.harness.goldens import MODELS, cases_of
 def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh_seed: int) -> None:
     generator = np.random.default_rng(fresh_seed)
     engine = cold_engine(model, "cpu", prefill_chunk_tokens=64, draft_tokens=most)
-    rejected = 0
     for name, case in cases_of(model).items():
         prediction = np.array(case.greedy, dtype=np.int32)
         new = len(case.greedy)
@@ -21,12 +20,12 @@ def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh
         assert whole == case.greedy
         usage = engine.finished(name).usage
         assert usage.accepted_tokens == usage.drafted_tokens > 0
-        broken = generator.integers(1, new, 3)
-        prediction[broken] ^= 1
+        # A step draws one token behind its drafts, so this place is drafted, and not drawn.
+        first = 1 + (most + 1) * generator.integers(0, (new - 2) // (most + 1))
+        prediction[np.unique([first, *generator.integers(first, new, 2)])] ^= 1
         again = f"{name} broken"
         assert engine.ask(again, case.prompt, new, prediction=prediction) == case.greedy
         usage = engine.finished(again).usage
         assert usage.accepted_prediction_tokens == usage.accepted_tokens
-        rejected += usage.drafted_tokens - usage.accepted_tokens
-    assert rejected > 0
+        assert usage.accepted_tokens < usage.drafted_tokens
     engine.assert_at_rest()
