@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from scripts.command import show
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
+from .lanes import outcomes_of, visible_gpus
 from .plan import Plan
 from .run import Outcome, Run, Verdict, done
 
@@ -33,15 +32,19 @@ def main(argv: Sequence[str]) -> int:
     settings = parse_config("python -m scripts.gpu", "What only GPUs show.", argv, Settings)
     out = Path(settings.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    gpus, ends = torch.cuda.device_count(), time.monotonic() + settings.seconds
-    outcomes: list[Outcome] = []
-    for run in _chosen(Plan(out, settings.commit, settings.arena_mib).runs(), settings.only):
+    ends = time.monotonic() + settings.seconds
+
+    def outcome(run: Run, gpus: Sequence[str]) -> Outcome:
         if time.monotonic() + run.seconds > ends:
-            outcomes.append(Outcome(run, Verdict.TOO_LATE, 0.0))
-        else:
-            outcomes.append(done(run, sys.executable, out / f"{run.name}.log", gpus))
+            return Outcome(run, Verdict.TOO_LATE, 0.0)
+        return done(run, sys.executable, out / f"{run.name}.log", gpus)
+
+    outcomes: list[Outcome] = []
+    runs = _chosen(Plan(out, settings.commit, settings.arena_mib).runs(), settings.only)
+    for one in outcomes_of(runs, visible_gpus(), outcome):
+        outcomes.append(one)
         (out / "runs.md").write_text(_table(outcomes))
-        show(_row(outcomes[-1]))
+        show(_row(one))
     bad = (Verdict.FAILED, Verdict.OUT_OF_TIME)
     return 1 if any(outcome.verdict in bad for outcome in outcomes) else 0
 

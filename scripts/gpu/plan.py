@@ -93,7 +93,7 @@ class Plan:
         out = ("--out", str(self.results / f"{name}.json"))
         commit = ("--commit", self.commit) if self.commit else ()
         argv = (*_BENCH, *shlex.split(words), *more, *out, *commit)
-        return Run(name, gpus, seconds, decides, argv)
+        return Run(name, gpus, seconds, decides, argv, is_timed=True)
 
 
 def _tests() -> list[Run]:

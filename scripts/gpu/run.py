@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from tasuki.engine.parallel.device.untried import VARIABLE
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GRACE_SECONDS = 5.0
 
 
@@ -25,13 +27,15 @@ class Verdict(Enum):
 @dataclass(frozen=True)
 class Run:
     """name: also of its log. gpus: how many it needs. seconds: after which it is ended. decides:
-    what follows from it, for whoever reads the table. argv: after the interpreter's own."""
+    what follows from it, for whoever reads the table. argv: after the interpreter's own. is_timed:
+    its figures are of a machine that does nothing else."""
 
     name: str
     gpus: int
     seconds: float
     decides: str
     argv: tuple[str, ...]
+    is_timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,10 @@ class Outcome:
     seconds: float
 
 
-def done(run: Run, interpreter: str, log: Path, gpus: int) -> Outcome:
-    """Runs it where the machine has the GPUs, what none has shown yet as well; whatever it started
-    is over by then."""
-    if run.gpus > gpus:
+def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
+    """Runs it where it has the GPUs, by their names in CUDA_VISIBLE_DEVICES, what none has shown
+    yet as well; whatever it started is over by then."""
+    if run.gpus > len(gpus):
         return Outcome(run, Verdict.LEFT_OUT, 0.0)
     begun = time.monotonic()
     with log.open("wb") as output:
@@ -52,7 +56,7 @@ def done(run: Run, interpreter: str, log: Path, gpus: int) -> Outcome:
             (interpreter, *run.argv),
             stdout=output,
             stderr=output,
-            env={**os.environ, VARIABLE: "1"},
+            env={**os.environ, VARIABLE: "1", VISIBLE: ",".join(gpus)},
             start_new_session=True,
         )
         try:

@@ -1,15 +1,18 @@
 """`python -m scripts.gpu`: what it plans can be run, and what it runs is over when it says so."""
 
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from scripts.gpu.__main__ import main
+from scripts.gpu.lanes import outcomes_of
 from scripts.gpu.plan import Plan
-from scripts.gpu.run import Run, Verdict, done
+from scripts.gpu.run import Outcome, Run, Verdict, done
 from tasuki.bench.load.serving_config import ServingConfig
 from tasuki.cli import main as cli
 from tasuki.utils.config.flags import parse_config
@@ -43,7 +46,8 @@ def test_each_run_has_its_verdict(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def verdict(program: str, gpus: int = 0, seconds: float = 30.0) -> Verdict:
-        return done(Run("run", gpus, seconds, "", ("-c", program)), sys.executable, log, 0).verdict
+        run = Run("run", gpus, seconds, "", ("-c", program))
+        return done(run, sys.executable, log, ()).verdict
 
     assert verdict("print('what it printed')") is Verdict.PASSED
     assert log.read_text() == "what it printed\n"
@@ -62,7 +66,7 @@ def test_what_a_run_started_ends_with_it(wait: str, tmp_path: Path) -> None:
     log, seconds = tmp_path / "log", 2.0
     while True:
         begun = time.monotonic()
-        done(Run("run", 0, seconds, "", ("-c", program)), sys.executable, log, 0)
+        done(Run("run", 0, seconds, "", ("-c", program)), sys.executable, log, ())
         # The child would sleep for a minute.
         assert time.monotonic() - begun < seconds + 50
         if said := log.read_text():
@@ -71,6 +75,36 @@ def test_what_a_run_started_ends_with_it(wait: str, tmp_path: Path) -> None:
         seconds *= 2
     pid = int(said)
     until(lambda: b"SIG_IGN" not in command_of(pid), "the run's child still lives")
+
+
+def test_tests_share_the_gpus_and_what_is_timed_has_the_machine() -> None:
+    runs = [run for run in RUNS if run.name.startswith(("tests_", "serving", "speculation"))]
+    lock, running, most = threading.Lock(), dict[str, Sequence[str]](), [0]
+
+    def outcome(run: Run, gpus: Sequence[str]) -> Outcome:
+        with lock:
+            running[run.name] = gpus
+            taken = [gpu for some in running.values() for gpu in some]
+            assert len(taken) == len(set(taken)), "two runs on one GPU"
+            assert not run.is_timed or len(running) == 1
+            most[0] = max(most[0], len(running))
+        if not run.is_timed:
+            # The first two meet whatever the machine does meanwhile.
+            until(lambda: most[0] == 2, "no two tests at once")
+        with lock:
+            del running[run.name]
+        return Outcome(run, Verdict.PASSED, 0.0)
+
+    ended = [one.run for one in outcomes_of(runs, ("3", "5"), outcome)]
+    assert sorted(ended, key=RUNS.index) == runs
+    timed = [run for run in ended if run.is_timed or run.gpus == 2]
+    assert timed == [run for run in runs if run.is_timed or run.gpus == 2]
+
+
+def test_a_run_sees_the_gpus_that_it_was_given(tmp_path: Path) -> None:
+    run = Run("run", 1, 60.0, "", ("-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"))
+    assert done(run, sys.executable, tmp_path / "log", ("5",)).verdict is Verdict.PASSED
+    assert (tmp_path / "log").read_text() == "5\n"
 
 
 def test_a_table_is_kept_of_what_was_chosen(
