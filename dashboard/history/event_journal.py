@@ -7,6 +7,7 @@ which most followers read, are kept as bytes: a fifth of what their dicts hold. 
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -46,9 +47,7 @@ class EventJournal:
         fresh_from = self._count - len(self._fresh)
         first = fresh_from - len(self._packed)
         start = max(number, first)
-        packed = (self._packed[index - first] for index in range(start, fresh_from))
-        fresh = (
-            self._fresh[index - fresh_from] for index in range(max(start, fresh_from), self._count)
-        )
+        packed = islice(self._packed, start - first, None)
+        fresh = islice(self._fresh, max(0, start - fresh_from), None)
         events = (*map(msgspec.msgpack.decode, packed), *fresh)
         return EventsSince(events, self._count, max(0, first - number))

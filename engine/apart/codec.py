@@ -38,8 +38,6 @@ class BrokenFrame(ValueError):
 
 _ENCODER = packer()
 _BODIES = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
-
-
 _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KINDS[1:]))
 
 
