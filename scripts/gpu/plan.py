@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .run import Run
 
-_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+_PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
 _BENCH = ("-m", "tasuki.cli.main", "bench")
 
 

@@ -194,7 +194,8 @@ def test_unreachable_peers_are_refused_with_the_reason(wire: Wire) -> None:
     elsewhere = wire.metadata.replace(b'"boot_id": "', b'"boot_id": "0')
     with pytest.raises(TransportError, match="another host"):
         wire.transport.connect(elsewhere)
-    stranger = wire.metadata.replace(b'"gpu": "', b'"gpu": "0')
+    gpu = str(torch.cuda.get_device_properties(1).uuid).encode()
+    stranger = wire.metadata.replace(gpu, b"0" + gpu)
     with pytest.raises(TransportError, match="not visible here"):
         wire.transport.connect(stranger)
 

@@ -46,9 +46,10 @@ CONFIG = {
 }
 
 
-def write_random_model(folder: Path) -> None:
-    """A Qwen3.5 checkpoint of 1.8M random parameters with a tokenizer, in Hugging Face layout."""
-    write_random_weights(folder, CONFIG)
+def write_random_model(folder: Path, raw: dict[str, Any] = CONFIG) -> None:
+    """A Qwen3.5 checkpoint of random parameters, 1.8M unless raw asks for others, with a tokenizer
+    of 1024 tokens or fewer, in Hugging Face layout."""
+    write_random_weights(folder, raw)
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     _write_tokenizer(folder / "tokenizer.json")
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 
 from tasuki.engine import messages as m
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import Lone, submit
 from tests.harness.goldens import reference_dir
@@ -29,6 +30,18 @@ def golden_cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
     """By name: a prompt and its greedy tokens."""
     document = json.loads((reference_dir(name) / "golden.json").read_text())
     return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
+
+
+def constrained(engine: Lone) -> list[int]:
+    """Tokens of an answer that has a grammar."""
+    grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
+    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
+    engine.post(submit("constrained", [5, 6, 7], 0, sampling=sampling))
+    for _ in range(60):
+        engine.engine._grammars.wait()
+        engine.step()
+    assert engine.finished("constrained")
+    return engine.tokens("constrained")
 
 
 def play(engine: Lone, vocabulary: int) -> dict[str, list[int]]:

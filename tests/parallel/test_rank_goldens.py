@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tasuki.engine import messages as m
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.quantise.codecs import fp8_block
 from tasuki.model.weights.safetensors_folder import rows_together
@@ -19,7 +17,7 @@ from tests.harness.goldens import BESIDE, MODELS, OWN_MODELS, QUANTISED, referen
 from tests.harness.model_shapes import dense_raw, moe_raw
 from tests.harness.random_checkpoint import write_random_model, write_random_weights
 from tests.harness.rank_engines import rank_engine
-from tests.harness.rank_play import as_goldens_have_it, play
+from tests.harness.rank_play import as_goldens_have_it, constrained, play
 
 GOLDENS = [
     *(name for name in MODELS if name not in OWN_MODELS),
@@ -72,18 +70,10 @@ def test_samplers_turns_and_drafts(random_model: Path) -> None:
 
 
 def test_a_grammar(random_model: Path) -> None:
-    grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
-    sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
-    told = []
+    expected = constrained(Lone(engine_config(random_model)))
     with rank_engine(random_model, tensor_parallel=2) as engine:
-        for node in (Lone(engine_config(random_model)), engine):
-            node.post(submit("r", [5, 6, 7], 0, sampling=sampling))
-            node.engine._grammars.wait()
-            while not node.all_said(m.Finished):
-                node.step()
-                node.engine._grammars.wait()
-            told.append(node.tokens("r"))
-    assert told[0] == told[1] and len(told[0]) >= 5
+        assert constrained(engine) == expected
+    assert len(expected) >= 5
 
 
 def test_a_head_whose_blocks_no_cut_parts_is_whole_on_every_rank(tmp_path: Path) -> None:
