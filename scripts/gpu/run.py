@@ -56,7 +56,7 @@ def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
             (interpreter, *run.argv),
             stdout=output,
             stderr=output,
-            env={**os.environ, VARIABLE: "1", VISIBLE: ",".join(gpus)},
+            env={**os.environ, VARIABLE: "1", VISIBLE: ",".join(gpus), **_threads(run)},
             start_new_session=True,
         )
         try:
@@ -68,11 +68,18 @@ def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
     return Outcome(run, verdict, time.monotonic() - begun)
 
 
+def _threads(run: Run) -> dict[str, str]:
+    """Tests have CPU twins in many workers: all cores in each would leave none to any."""
+    return {} if run.is_timed else {"OMP_NUM_THREADS": "2"}
+
+
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Its daemons hold GPU memory that the next run needs: the whole group ends with it."""
-    _signal(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
+    """Its daemons hold GPU memory that the next run needs: the whole group ends with it. Tests that
+    are interrupted write which of them failed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        _signal(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
     _signal(process.pid, signal.SIGKILL)
     process.wait()
 
