@@ -58,7 +58,9 @@ def test_each_run_has_its_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wait", ["", "; time.sleep(60)"])
 def test_what_a_run_started_ends_with_it(wait: str, tmp_path: Path) -> None:
-    child = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; time.sleep(60)"
+    child = (
+        "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; time.sleep(60)"
+    )
     program = (
         f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
         f"print(p.pid, flush=True){wait}"

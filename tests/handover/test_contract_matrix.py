@@ -16,6 +16,7 @@ from tests.harness.handover_nodes import Nodes, nodes
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 from tests.harness.waiting import HANG_SECONDS
 
+STRANGER = "decode-1"
 OURS = Contract("weights", small_layout())
 
 
@@ -46,7 +47,7 @@ def mismatches() -> dict[str, Contract]:
 async def differing(both: Nodes, contract: dict[str, str], transport: str = "loopback") -> set[str]:
     """Fields that the prefill node names; empty where it connects."""
     node = node_to_wire(both.client.links[0]._node)
-    node.transport = transport
+    node.name, node.transport = STRANGER, transport
     async with grpc.aio.insecure_channel(f"127.0.0.1:{both.port}") as channel:
         stub = handover_pb2_grpc.HandoverStub(channel)
         request = pb.ConnectRequest(node=node, contract=contract)
@@ -71,18 +72,19 @@ def test_every_mismatch_is_refused_at_connect_by_name() -> None:
         async with nodes() as both:
             await both.connected()
             ours = both.client.links[0]._contract.flat()
-            before = list(both.service.receivers)
             for field, theirs in mismatches().items():
-                # Nodes of any numbers of ranks may meet.
-                named = set() if field == "tensor_parallel" else {field}
-                assert await differing(both, theirs.flat()) == named
+                if field != "tensor_parallel":
+                    assert await differing(both, theirs.flat()) == {field}
                 absent = {name: value for name, value in ours.items() if name != field}
                 assert await differing(both, absent) == {field}, "an older version lacks it"
             newer = {**ours, "wire_compression": "zstd"}
             assert await differing(both, newer) == {"wire_compression"}
             assert await differing(both, ours, transport="carrier pigeon") == {"transport"}
             assert await differing(both, {}) == set(ours)
-            assert both.service.receivers == before, "a refused node was connected"
+            assert STRANGER not in both.service.receivers, "a refused node was connected"
+            # Nodes of any numbers of ranks may meet.
+            assert await differing(both, mismatches()["tensor_parallel"].flat()) == set()
             assert await differing(both, ours) == set()
+            assert STRANGER in both.service.receivers
 
     asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))
