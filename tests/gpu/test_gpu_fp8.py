@@ -8,6 +8,7 @@ KL is of the GPU's next-token distribution from that of the CPU with the same we
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -36,6 +37,9 @@ SHAPES = {
 }
 # A random model's logits spread widely; a trained one's bounds are docs/quantisation.md's.
 STEP_BOUND, PROMPT_BOUND = 0.02, 0.5
+APART = 2 * STEP_BOUND
+"""The median between two paths, each rounded in its own order; near a router's ties one path may
+take another expert, which says nothing of rounding."""
 LENGTH = 330
 TOKENS = torch.randint(0, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -109,29 +113,34 @@ def test_bf16_is_within_the_rounding_of_its_phase(shape: str, form: str) -> None
 
 @each_form
 @each_shape
-def test_verified_together_or_one_by_one(shape: str, form: str) -> None:
-    parts = parts_of(shape, form, "bfloat16", "cuda")
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", APART)])
+def test_verified_together_or_one_by_one(shape: str, form: str, dtype: str, bound: float) -> None:
+    parts, found = parts_of(shape, form, dtype, "cuda"), []
     for count in (2, 4, 9):
-        together = OneSequence(parts)
-        together.forward(200)
-        got = together.forward(count, answer=True)
-        singles = OneSequence(parts)
-        singles.forward(200)
-        for _ in range(count - 1):
-            singles.forward(1, answer=True)
-        want = singles.forward(1, answer=True)
-        assert divergence(got, want) <= STEP_BOUND
+        for start in (70, 130, 200):
+            together = OneSequence(parts)
+            together.forward(start)
+            got = together.forward(count, answer=True)
+            singles = OneSequence(parts)
+            singles.forward(start)
+            for _ in range(count - 1):
+                singles.forward(1, answer=True)
+            found.append(divergence(got, singles.forward(1, answer=True)))
+    assert median(found) <= bound, found
 
 
 @each_shape
 def test_a_prompt_in_chunks_has_one_precision(shape: str) -> None:
     parts = parts_of(shape, "fp8", "bfloat16", "cuda")
-    want = OneSequence(parts).forward(LENGTH)
-    for cuts in ((64, 128), (1, 63, 3)):
-        chunked = OneSequence(parts)
-        for count in cuts:
-            chunked.forward(count)
-        assert divergence(chunked.forward(LENGTH - chunked.done), want) <= STEP_BOUND
+    found = []
+    for length in (LENGTH, LENGTH - 7, LENGTH - 50):
+        want = OneSequence(parts).forward(length)
+        for cuts in ((64, 128), (1, 63, 3), (200,)):
+            chunked = OneSequence(parts)
+            for count in cuts:
+                chunked.forward(count)
+            found.append(divergence(chunked.forward(length - chunked.done), want))
+    assert median(found) <= APART, found
 
 
 @pytest.mark.parametrize("model", QUANTISED)

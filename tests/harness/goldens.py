@@ -106,7 +106,8 @@ def final_hidden(
 ) -> torch.Tensor:
     """The residual stream after the final norm, [T, hidden], of every token."""
     operators = model.backend.bind(batch)
-    branch, residual = model.layers(batch.token_ids, operators, arena, hooks or NullHooks())
+    token_ids = batch.token_ids.to(model.weights.embedding.device)
+    branch, residual = model.layers(token_ids, operators, arena, hooks or NullHooks())
     return rms_norm(branch + residual, model.weights.norm, model.config.norm_eps)
 
 
