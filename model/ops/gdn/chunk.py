@@ -18,6 +18,9 @@ from .math import sigmoid, softplus
 from .prefill_plan import CHUNK, GdnPrefillPlan
 
 _WARPS = 4
+_FLOAT32_WARPS = 16
+"""Products of float32 are unrolled, multiplication by multiplication: with as few warps as halves
+take, the compiler is at it for half a minute."""
 
 
 def gdn_chunk(
@@ -31,6 +34,7 @@ def gdn_chunk(
     chunks, heads = kq.shape[0], config.value_heads
     mixers = kq.new_empty(chunks, heads, 2, CHUNK, CHUNK)
     gates = kq.new_empty(chunks, heads, 2, CHUNK, dtype=float32)
+    operand = _operand(kq)
     _chunk_kernel[(heads, chunks)](
         projected[:, config.conv_channels + heads * config.value_dim :],
         projected.stride(0),
@@ -44,8 +48,8 @@ def gdn_chunk(
         VALUE_HEADS=heads,
         KEY_DIM=config.key_dim,
         CHUNK=CHUNK,
-        OPERAND=_operand(kq),
-        num_warps=_WARPS,
+        OPERAND=operand,
+        num_warps=_FLOAT32_WARPS if operand is tl.float32 else _WARPS,
     )
     return mixers, gates
 

@@ -19,7 +19,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .kept_inputs import KeptInputs, KeptTurns
-from .step import inputs_of, places_of_state, step
+from .step import inputs_of, places_of_state, step, warps_of
 
 _WARPS = 8
 _CHANNELS = 256
@@ -106,7 +106,7 @@ def fold_states(
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
         LINE=min(128 // ssm[0].element_size(), config.key_dim),
-        num_warps=_WARPS,
+        num_warps=warps_of(_WARPS, config),
     )
 
 

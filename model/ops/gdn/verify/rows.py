@@ -27,7 +27,7 @@ from tasuki.utils.triton.prefetch import prefetch
 from ..math import silu
 from .inputs import verify_inputs
 from .kept_inputs import LayerInputs
-from .step import inputs_of, places_of_state, step
+from .step import inputs_of, places_of_state, step, warps_of
 
 _WARPS = 16
 
@@ -96,7 +96,7 @@ def gdn_verify(
         VALUE_DIM=config.value_dim,
         LINE=min(128 // ssm.element_size(), config.key_dim),
         AHEAD=config.value_dim * config.key_dim * ssm.element_size(),
-        num_warps=_WARPS,
+        num_warps=warps_of(_WARPS, config),
         **dependent(projected),
     )
     return output

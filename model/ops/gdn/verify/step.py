@@ -1,5 +1,5 @@
 """One token of the recurrence, on a head's state in registers: shared by rows with drafts and by
-folds, so that a state goes through the very same arithmetic in both. Device functions only.
+folds, so that a state goes through the very same arithmetic in both.
 
 A head's state [value_dim, key_dim] is held as [value_dim, lines, line], a line of 128 bytes: as in
 `gdn_decode`, whose arithmetic this is.
@@ -7,6 +7,14 @@ A head's state [value_dim, key_dim] is held as [value_dim, lines, line], a line 
 
 import triton
 import triton.language as tl
+
+from tasuki.model.config import ModelConfig
+
+
+def warps_of(most: int, config: ModelConfig) -> int:
+    """At most that many, and so few that every thread holds four keys of a line, as those of large
+    heads do: a thread sums its own first, so that with fewer keys the sum has another order."""
+    return max(1, min(most, config.value_dim * config.key_dim // (32 * 4)))
 
 
 @triton.jit
