@@ -36,7 +36,7 @@ class Plan:
         def agents(name: str, gpus: int, sessions: int, flags: tuple[str, ...], warm: int) -> Run:
             words = f"serving --model 9b --clients 8 --sessions {sessions} --warm {warm}"
             more = (*flags, "--seed", str(sessions))
-            return self._figure(name, gpus, 100, "two GPUs are worth two", words, *more)
+            return self._figure(name, gpus, 150, "two GPUs are worth two", words, *more)
 
         return [
             agents("serving_gpu_pair_agents64", 2, 64, pair, 3),
@@ -57,13 +57,13 @@ class Plan:
         nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --points 16x8192"
         figure = self._figure
         return [
-            figure("speculation", 1, 150, "drafts", f"decode --speculate mtp {drafted}"),
+            figure("speculation", 1, 220, "drafts", f"decode --speculate mtp {drafted}"),
             figure("gpu_decode_fp8", 1, 90, "FP8", "decode --quantization fp8"),
-            figure("gpu_decode_fp8_both", 1, 90, "FP8 rows", f"decode {both}"),
-            figure("gpu_prefill_fp8", 1, 90, "FP8 prompts", f"prefill {both}"),
+            figure("gpu_decode_fp8_both", 1, 130, "FP8 rows", f"decode {both}"),
+            figure("gpu_prefill_fp8", 1, 110, "FP8 prompts", f"prefill {both}"),
             figure("gpu_kernels_fp8_rows", 1, 60, "turned rows", "kernels --families attention"),
             figure("speculation_fp8", 1, 100, "FP8 and drafts", f"decode {drafted_fp8}"),
-            figure("gpu_tiers", 1, 120, "host memory below a GPU", "tiers"),
+            figure("gpu_tiers", 1, 150, "host memory below a GPU", "tiers"),
             figure("gpu_decode_35b_fp8", 1, 150, "experts", "decode --model 35b-a3b " + both),
             figure("gpu_prefill_35b", 1, 120, "experts", "prefill --model 35b-a3b " + both),
             figure("gpu_decode_35b_nvfp4", 1, 70, "NVFP4", f"decode {nvfp4}"),
@@ -112,7 +112,7 @@ def _tests() -> list[Run]:
     return [
         tests("kernels", 1, 300, "every kernel is its twin", "-n 6 tests/kernels"),
         tests("engines", 1, 200, "goldens", "-n 4", *whole),
-        tests("drafts", 1, 150, "auto drafts by the layer", "-n 3", *drafts),
+        tests("drafts", 1, 330, "auto drafts by the layer", "-n 3", *drafts),
         tests("quantised", 1, 150, "FP8, NVFP4, FP8 KV", "-n 2", "gpu_fp8", "gpu_fp8_kv"),
         tests("tiers", 1, 150, "host_slabs() refuses no GPU", "-n 2", "gpu_tiers", "gpu_copies"),
         tests("draws", 1, 90, "samplers, early steps", "-n 3", *draws),
