@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from tasuki.utils.lock_turns import shorten_lock_turns
 from tasuki.utils.os_threads import name_this_thread
 
 from .copy_job import CopyJob, Direction, JobEnd
@@ -89,6 +90,8 @@ class CopyThread:
 
     def _start(self) -> None:
         if self._thread is None:
+            # A piece is begun between steps of the engine's loop, which computes in Python too.
+            shorten_lock_turns()
             name = f"tasuki-{self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()

@@ -73,6 +73,9 @@ class Behind(Protocol):
     def ended(self) -> bool:
         """From then on it touches nothing."""
 
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, at most so long."""
+
     @property
     def spoiled(self) -> bool:
         """Whether it wrote over what was loaded and is of no use itself. REQUIRES: it has ended."""
@@ -322,13 +325,18 @@ class LowerTiers:
         return tuple(found)
 
     def wait(self, seconds: float) -> None:
-        """Until a copy has ended, at most so long; not while one is still to begin."""
+        """Until a copy has ended, or what is computed behind one, at most so long; not while one is
+        still to begin. Whoever steps on instead takes the interpreter from those threads."""
         if self._unbegun:
             return
         under_way = [tier for load in self._loads.values() for tier in load.left]
         under_way += [tier for tier, _ in self._writes.values()]
         if under_way:
             self._tiers[under_way[0]].copier.wait(seconds)
+        elif self._loads:
+            behind = next(iter(self._loads.values())).behind
+            assert behind is not None
+            behind.wait(seconds)
         elif self._remote is not None and self._is_looking_up:
             self._remote[1].lookups.wait(seconds)
 

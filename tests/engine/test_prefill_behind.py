@@ -1,6 +1,8 @@
 """The rest of a prompt is computed while its beginning is loaded, and counts for nothing where that
 is late, wrong or broken."""
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,6 +126,27 @@ def test_its_ids_are_nobody_s_before_copies_and_forward_have_ended(
     below.lone.run()
     assert below.lone.stats().slots["quarantined"] == 0
     assert below.lone.ask("again", NEXT, 4) == EXPECTED
+
+
+def test_the_loop_leaves_the_interpreter_to_a_forward_whose_load_has_landed(
+    below: TieredEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    plain = early_step.EarlySteps._compute
+
+    def compute(self: early_step.EarlySteps, step: early_step.EarlyStep) -> None:
+        assert let_go.wait(20)
+        plain(self, step)
+
+    monkeypatch.setattr(early_step.EarlySteps, "_compute", compute)
+    below.lone.post(submit("next", NEXT, 4))
+    below.step_until(lambda: not below.report.moving["loads"])
+    began = time.monotonic()
+    below.lone.steps(20)
+    assert time.monotonic() - began > 0.015, "steps that do nothing wait a millisecond each"
+    let_go.set()
+    below.lone.run()
+    assert below.lone.tokens("next") == EXPECTED and counted(below)["joined"] == 1
 
 
 def broken(*args: Any) -> Any:

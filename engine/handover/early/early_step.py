@@ -35,6 +35,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
+from tasuki.utils.lock_turns import shorten_lock_turns
 from tasuki.utils.os_threads import name_this_thread
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,10 @@ class EarlyStep:
     def ended(self) -> bool:
         """From then on it touches nothing; sampled is its token, None where it was dropped."""
         return self._ended.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, at most so long."""
+        self._ended.wait(seconds)
 
     @property
     def computed(self) -> bool:
@@ -114,6 +119,8 @@ class EarlySteps:
         self._on_end = on_end
         self._prepare = prepare
         self._running: EarlyStep | None = None
+        # A step launches a thousand times, while the engine's loop computes too.
+        shorten_lock_turns()
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread
         )

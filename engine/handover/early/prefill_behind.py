@@ -49,6 +49,10 @@ class PrefillBehind:
     def ended(self) -> bool:
         return self.step.ended
 
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, at most so long."""
+        self.step.wait(seconds)
+
     @property
     def spoiled(self) -> bool:
         """Whether it wrote over what was loaded and is of no use itself."""
