@@ -143,4 +143,5 @@ class BenchConfig:
             arena_mib=arena_mib,
             max_batch=self.max_batch,
             prefill_chunk_tokens=self.prefill_chunk_tokens,
+            speculate="off",
         )

@@ -235,11 +235,14 @@ def _drafted_row(
     seconds, tokens = median(own_times.seconds), fmean(own_times.tokens)
     if turn is Turn.MOST:
         # What the script says over many steps is known better than by these.
-        times, tokens_of_step = gain.times(turn, script.tokens), script.tokens
+        times = gain.times(turn, script.tokens)
         name, extra = f"{own.draft_tokens} drafts", {"scripted": script.tokens}
+        rate = point.batch * script.tokens / seconds
     else:
-        times, tokens_of_step = gain.times(turn), tokens
+        times = gain.times(turn)
         name, extra = "drafts as they gain", {"drafts a step": fmean(gain.drafts)}
+        # Long and short steps take turns.
+        rate = point.batch * tokens / fmean(own_times.seconds)
     judged = (turn is Turn.MEASURED) is (point.batch >= MOST_DRAFTED)
     judged = judged and own.accept == ACCEPTED and own.draft_tokens == DRAFTS
     least = DRAFT_TARGETS.get((model, point)) if judged else None
@@ -253,7 +256,7 @@ def _drafted_row(
         others={"without": median(off.seconds)},
         extra={
             "times the tokens/s without": times,
-            "tokens/s": point.batch * tokens_of_step / seconds,
+            "tokens/s": rate,
             "tokens a step and answer": tokens,
             **extra,
         },

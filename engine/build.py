@@ -279,7 +279,8 @@ def build_arena(
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
     """Ids of the tokens that the draft layer may propose, where it is to; None: all. Raises
     ModelConfigError."""
-    if not config.drafts_by_layer or not model.draft_layers:
+    on_gpu = torch_device(config).type != "cpu"
+    if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None
     return draft_ids(Path(config.model), model.vocab, model.eos_ids)
 
@@ -369,15 +370,22 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
 
 def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
+    config = _drafting(config, parts)
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
     return Speculation(most, from_tree=config.drafts_from_tree, by_layer=config.drafts_by_layer)
 
 
+def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
+    on_gpu = parts.runner is None and parts.arena.bytes.device.type != "cpu"
+    return config.drafting(parts.layout.draft_layers, on_gpu=on_gpu)
+
+
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Of a step and answer. Raises EngineConfigError where the config asks for drafts that cannot
     be verified, or by a layer that there is not."""
+    config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
             f"speculate is {config.speculate}, and the arena has no draft layer: give a checkpoint "
@@ -432,6 +440,7 @@ def _assemble(
     side: Callable[[HandoverContext], Handover],
     progress: Progress,
 ) -> Engine:
+    config = _drafting(config, parts)
     model, arena = parts.model_config, parts.arena
     limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
     on_gpu = arena.bytes.device.type != "cpu"

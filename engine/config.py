@@ -1,6 +1,6 @@
 """Everything that shapes an engine, fixed before it starts."""
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, get_args
 
 from tasuki.engine.speculation.speculation import SpeculateName
@@ -96,7 +96,7 @@ class EngineConfig:
     host_cache_gib: float | Auto | None = option(
         None,
         "host memory below the arena, GiB of all ranks, which keeps what the arena has no room "
-        "for: of a node on a CPU, as yet, in any role, a decode node's turn ends included; auto: "
+        "for, in any role, a decode node's turn ends included; auto: "
         "half of what is available; not given: none",
     )
     disk_cache: str | None = option(
@@ -184,7 +184,8 @@ class EngineConfig:
         "the same as without: prediction, what a request says of its answer; mtp, that and the "
         "model's own draft layer; tree, that and what stands elsewhere behind the same tokens; "
         "mtp+tree, all of these, the layer where nothing agrees that stands elsewhere; "
-        "auto: predictions, on a CPU; off: nothing",
+        "auto: on a GPU as mtp where the checkpoint has such a layer, on a CPU as prediction; off: "
+        "nothing",
         get_args(SpeculateName),
     )
     draft_tokens: int = option(
@@ -316,6 +317,12 @@ class EngineConfig:
     def stored_kv(self) -> str:
         """dtype of keys and values in pages, as `pycache.layout` names it."""
         return {"auto": self.dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
+
+    def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
+        """What auto comes to where the arena has so many draft layers: a GPU gains by one, and has
+        no room for drafts that nobody asked for without."""
+        layer = on_gpu and draft_layers and self.tensor_parallel == 1
+        return replace(self, speculate="mtp") if self.speculate == "auto" and layer else self
 
     @property
     def drafts_by_layer(self) -> bool:

@@ -77,6 +77,7 @@ class MemoryPlan:
         """quantization: of the weights, where config names no folder that says so. model, share: as
         of weights_of(). Raises WeightsError and ModelConfigError where that folder cannot be
         read."""
+        config = config.drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization, share).total

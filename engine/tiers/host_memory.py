@@ -47,10 +47,6 @@ def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int
     than is available. REQUIRES: it asks for some."""
     asked = config.host_cache_gib
     assert asked is not None
-    if config.device != "cpu":
-        raise EngineConfigError(
-            f"host_cache_gib is for a node on a CPU, as yet, not on {config.device}: leave it out"
-        )
     size = int(available * _AUTO_PART) if isinstance(asked, Auto) else int(asked * GIB)
     if size > available:
         raise EngineConfigError(

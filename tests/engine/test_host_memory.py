@@ -30,17 +30,10 @@ def test_as_many_slabs_as_were_asked_for() -> None:
     assert host_slabs(config(Auto.AUTO), LAYOUT, 2**30) == SLABS_OF_A_GIB // 2
 
 
-@pytest.mark.parametrize(
-    ("gib", "settings", "words"),
-    [
-        (1.01, {}, "more than the 1.0 GiB"),
-        (1e-9, {}, "0 slabs"),
-        (1.0, {"device": "cuda"}, "on a CPU"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(gib: float, settings: dict[str, object], words: str) -> None:
+@pytest.mark.parametrize(("gib", "words"), [(1.01, "more than the 1.0 GiB"), (1e-9, "0 slabs")])
+def test_what_cannot_be_had_is_refused(gib: float, words: str) -> None:
     with pytest.raises(EngineConfigError, match=words):
-        host_slabs(config(gib, **settings), LAYOUT, 2**30)
+        host_slabs(config(gib), LAYOUT, 2**30)
 
 
 @pytest.mark.parametrize("gib", [0.0, -1.0, float("inf"), float("nan")])

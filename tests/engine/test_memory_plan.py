@@ -60,8 +60,10 @@ def test_weights_are_counted_as_they_are_allocated(shape: ModelConfig, draft_lay
 
 def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> None:
     model = replace(NINE, draft_layers=1)
-    graphs = [plan(model, speculate=name).graphs for name in ("auto", "prediction", "mtp")]
+    graphs = [plan(model, speculate=name).graphs for name in ("off", "prediction", "mtp")]
     assert graphs == sorted(set(graphs))
+    assert plan(model, speculate="auto").graphs == graphs[2]
+    assert plan(NINE, speculate="auto").graphs == plan(NINE, speculate="off").graphs
     # Its logits, twice, of 64 rows, of which each keeps a hidden state too.
     assert graphs[2] - graphs[1] > 64 * 2 * (2 * NINE.vocab + NINE.hidden)
     assert plan(model, role=Role.PREFILL, speculate="mtp") == plan(model, role=Role.PREFILL)

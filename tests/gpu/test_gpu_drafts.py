@@ -153,9 +153,9 @@ def test_a_golden_drafted_from_itself_is_the_golden(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_limit_that_changes_changes_no_answer(kind: str) -> None:
     sampling, tokens = KINDS[kind], prompt(100)
-    plain = cold("dense", "off")
-    answer = [token.token for token in answered(plain, tokens, sampling)]
     for seed in range(4):
+        plain = cold("dense", "off")
+        answer = [token.token for token in answered(plain, tokens, sampling)]
         engine = cold("dense", "prediction")
         limited(engine, any_limit(seed, 4))
         draft(engine, {"r": answer}, 4, any_pattern(seed))

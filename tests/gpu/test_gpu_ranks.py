@@ -21,6 +21,7 @@ from tests.harness.random_checkpoint import write_random_model
 from tests.harness.rank_engines import rank_engine
 from tests.harness.rank_pairs import handed_over_as_goldens_have_it, on_gpus
 from tests.harness.rank_play import as_goldens_have_it, constrained, golden_cases, play
+from tests.harness.rank_tiers import goldens_come_back
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -94,6 +95,11 @@ def test_keys_and_values_as_fp8_rows(model: Path) -> None:
 @pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 2), (2, 2)])
 def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
     handed_over_as_goldens_have_it("tp4-dense", senders, receivers, on_gpus)
+
+
+@pytest.mark.usefixtures("untried")
+def test_tiers() -> None:
+    goldens_come_back(device="cuda", max_batch=4)
 
 
 @pytest.fixture(scope="module")

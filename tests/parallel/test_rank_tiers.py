@@ -1,7 +1,6 @@
 """Tiers below arenas of several ranks: a copy is of use once every rank has it, and what one rank
 has wrong, or not at all, none of them computes with."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,22 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasuki.engine import messages as m
 from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.engine.parallel import messages as r
 from tasuki.engine.parallel.tiers.rank_copier import RankCopier
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd, WriteLabel
 from tasuki.engine.tiers.tier_prices import CPU_LINK
-from tasuki.model.config import ModelConfig
-from tests.harness.engines import Lone, prompt
-from tests.harness.goldens import reference_dir
-from tests.harness.rank_engines import rank_engine
+from tests.harness.engines import Lone
+from tests.harness.rank_tiers import asked, goldens_come_back, long_cases, tiered
 from tests.harness.waiting import until
 from tests.parallel.test_ranks import Cast
-
-MODEL = "tp4-dense"
-MIB = 8
-LONG = 100
 
 
 @pytest.fixture(autouse=True)
@@ -100,47 +92,8 @@ def test_a_copy_is_good_where_it_was_on_every_rank(cast: Callable[..., Cast]) ->
     assert own.cancelled == [3] and own.begun == []
 
 
-def tiered(folder: Path | None = None, ranks: int = 2, **more: object):  # type: ignore[no-untyped-def]
-    below = {} if folder is None else {"disk_cache": str(folder), "disk_cache_gib": 0.12}
-    return rank_engine(
-        reference_dir(MODEL),
-        tensor_parallel=ranks,
-        arena_mib=MIB,
-        host_cache_gib=0.06,
-        **below,
-        **more,
-    )
-
-
-VOCAB = ModelConfig.load(reference_dir(MODEL)).vocab
-CASES = {
-    case["name"]: case
-    for case in json.loads((reference_dir(MODEL) / "golden.json").read_text())["cases"]
-    if len(case["prompt"]) > LONG
-}
-
-
-def asked(engine: Lone, turn: str) -> dict[str, m.HitBreakdown]:
-    """Every case, each behind a prompt that takes the arena from it; all as one rank answers."""
-    for name, case in CASES.items():
-        answer = engine.ask(f"{name}-{turn}", case["prompt"], len(case["greedy"]))
-        assert answer == case["greedy"], (name, turn)
-        length = engine.engine._cache.capacity_tokens(3) - 64
-        push = [3 + token % (VOCAB - 3) for token in prompt(length, seed=len(name))]
-        engine.ask(f"push-{name}-{turn}", push, 1)
-    return {name: engine.hit(f"{name}-{turn}") for name in CASES}
-
-
 def test_every_golden_comes_back_from_below_every_rank() -> None:
-    assert CASES
-    with tiered() as engine:
-        asked(engine, "first")
-        hits = asked(engine, "second")
-        assert all(hit.loaded.get("host", 0) > 0 for hit in hits.values()), hits
-        host = engine.stats().tiers[0]
-        assert host.loads["done"] >= len(CASES) and host.writes["done"] > 0
-        engine.assert_at_rest()
-        engine.engine.close()
+    goldens_come_back()
 
 
 def disks(folder: Path) -> list[Path]:
@@ -165,7 +118,7 @@ def kept(tmp_path: Path) -> Path:
 
 def test_ranks_find_what_they_kept(kept: Path) -> None:
     with tiered(kept) as engine:
-        assert engine.stats().tiers[1].kept["restored"] >= len(CASES)
+        assert engine.stats().tiers[1].kept["restored"] >= len(long_cases())
         hits = asked(engine, "again")
         assert all(hit.loaded.get("disk", 0) > 0 for hit in hits.values()), hits
         ended(engine)
@@ -198,9 +151,9 @@ def test_what_one_rank_has_wrong_is_computed_by_all(kept: Path, which: int) -> N
     content ^= 1
     content.flush()
     with tiered(kept) as engine:
-        assert engine.stats().tiers[1].kept["restored"] >= len(CASES)
+        assert engine.stats().tiers[1].kept["restored"] >= len(long_cases())
         hits = asked(engine, "again")
         for hit in hits.values():
             assert hit.causes[LOAD_FAILED] > 0 and "disk" not in hit.loaded
-        assert engine.stats().tiers[1].loads["mismatch"] >= len(CASES)
+        assert engine.stats().tiers[1].loads["mismatch"] >= len(long_cases())
         ended(engine)

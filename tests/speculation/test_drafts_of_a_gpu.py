@@ -9,6 +9,7 @@ from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.build import EngineParts, most_drafts
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
+from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
 from tests.harness.engines import tiny_parts
@@ -22,20 +23,37 @@ class OnGpu:
     bytes: torch.Tensor
 
 
-def on_gpu(**changes: int) -> EngineParts:
+def on_gpu(draft_layers: int = 0) -> EngineParts:
     parts = tiny_parts()
-    layout = replace(parts.layout, **changes)
+    model = replace(parts.model_config, draft_layers=draft_layers)
+    layout = model.cache_layout("float32", "float32", "float32")
     arena = OnGpu(layout, torch.empty(0, device="meta"))
     return replace(parts, arena=arena)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("speculate", "most"), [("prediction", 5), ("tree", 5), ("auto", 0), ("off", 0)]
+    ("speculate", "layers", "most"),
+    [
+        ("prediction", 0, 5),
+        ("tree", 0, 5),
+        ("mtp", 1, 5),
+        ("auto", 0, 0),
+        ("auto", 1, 5),
+        ("off", 1, 0),
+    ],
 )
-def test_a_gpu_verifies_what_was_asked_for_by_name(speculate: str, most: int) -> None:
+def test_a_gpu_verifies_what_was_asked_for_by_name_or_its_layer_guesses(
+    speculate: str, layers: int, most: int
+) -> None:
     config = EngineConfig(speculate=speculate, draft_tokens=5)
-    assert most_drafts(config, on_gpu()) == most
-    assert most_drafts(config, tiny_parts()) == (0 if speculate == "off" else 5)
+    assert most_drafts(config, on_gpu(draft_layers=layers)) == most
+    if speculate != "mtp":
+        assert most_drafts(config, tiny_parts()) == (0 if speculate == "off" else 5)
+
+
+def test_ranks_of_a_gpu_draft_nothing_that_was_not_asked_for() -> None:
+    config = EngineConfig(speculate="auto", tensor_parallel=2)
+    assert most_drafts(config, on_gpu(draft_layers=1)) == 0
 
 
 def test_what_a_gpu_cannot_verify_is_refused_by_name() -> None:
@@ -50,15 +68,18 @@ def test_what_a_gpu_cannot_verify_is_refused_by_name() -> None:
 def test_their_room_is_planned() -> None:
     model = published_or_folder("9b")
 
-    def beside(role: Role = Role.FUSED, **changes: object) -> int:
+    def beside(shape: ModelConfig = model, role: Role = Role.FUSED, **changes: object) -> int:
         config = EngineConfig(arena_mib=4096, max_batch=64, **changes)  # type: ignore[arg-type]
-        return MemoryPlan.of(model, config, 140_000 * MIB, role).beside
+        return MemoryPlan.of(shape, config, 140_000 * MIB, role).beside
 
     plain, drafted = beside(speculate="off"), beside(speculate="tree", draft_tokens=3)
     kept = 2 * 64 * 4 * kept_bytes(model, 24, 2)
     logits = 64 * 4 * model.vocab * 2
     assert kept + logits < drafted - plain < 2 * (kept + logits) + 700 * MIB
     assert beside(speculate="auto") == plain
-    assert beside(Role.PREFILL, speculate="tree") == beside(Role.PREFILL, speculate="off")
+    layered = replace(model, draft_layers=1)
+    assert beside(layered, speculate="auto") == beside(layered, speculate="mtp") > drafted
+    apart = {"role": Role.PREFILL}
+    assert beside(**apart, speculate="tree") == beside(**apart, speculate="off")
     one = KeptInputs.empty(model, 24, 1, 4, torch.bfloat16, torch.device("meta"))
     assert 4 * kept_bytes(model, 24, 2) == one.raw.nbytes + one.mixed.nbytes + one.scalars.nbytes

@@ -1,0 +1,58 @@
+"""Goldens of ranks whose arenas are so small that every beginning comes back from below."""
+
+import json
+from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
+
+from tasuki.engine import messages as m
+from tasuki.model.config import ModelConfig
+from tests.harness.engines import Lone, prompt
+from tests.harness.goldens import reference_dir
+from tests.harness.rank_engines import rank_engine
+
+_MODEL = "tp4-dense"
+_MIB = 8
+_LONG = 100
+
+
+def tiered(
+    folder: Path | None = None, ranks: int = 2, **more: object
+) -> AbstractContextManager[Lone]:
+    """folder: of the disk's tier; none without."""
+    below = {} if folder is None else {"disk_cache": str(folder), "disk_cache_gib": 0.12}
+    settings = {"tensor_parallel": ranks, "arena_mib": _MIB, "host_cache_gib": 0.06}
+    return rank_engine(reference_dir(_MODEL), **settings | below | more)
+
+
+@cache
+def long_cases() -> dict[str, tuple[list[int], list[int]]]:
+    """By name: a prompt and its greedy tokens."""
+    document = json.loads((reference_dir(_MODEL) / "golden.json").read_text())
+    return {
+        case["name"]: (case["prompt"], case["greedy"])
+        for case in document["cases"]
+        if len(case["prompt"]) > _LONG
+    }
+
+
+def asked(engine: Lone, turn: str) -> dict[str, m.HitBreakdown]:
+    """Every case, each behind a prompt that takes the arena from it; all as one rank answers."""
+    vocab = ModelConfig.load(reference_dir(_MODEL)).vocab
+    for name, (tokens, greedy) in long_cases().items():
+        assert engine.ask(f"{name}-{turn}", tokens, len(greedy)) == greedy, (name, turn)
+        length = engine.engine._cache.capacity_tokens(3) - 64
+        push = [3 + token % (vocab - 3) for token in prompt(length, seed=len(name))]
+        engine.ask(f"push-{name}-{turn}", push, 1)
+    return {name: engine.hit(f"{name}-{turn}") for name in long_cases()}
+
+
+def goldens_come_back(**more: object) -> None:
+    with tiered(**more) as engine:  # type: ignore[arg-type]
+        asked(engine, "first")
+        hits = asked(engine, "second")
+        assert all(hit.loaded.get("host", 0) > 0 for hit in hits.values()), hits
+        host = engine.stats().tiers[0]
+        assert host.loads["done"] >= len(long_cases()) > 0 and host.writes["done"] > 0
+        engine.assert_at_rest()
+        engine.engine.close()
