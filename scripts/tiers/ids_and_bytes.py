@@ -45,6 +45,8 @@ Tokens = NDArray[np.int32]
 _ABORTED, _LATE = 150, 400
 """One load of so many."""
 _MOST_AT_ONCE = 4
+_MOST_UNWRITTEN = 16
+"""Writes that wait: turns that outrun the thread of copies would find nothing below."""
 _SAID = 10_000
 
 
@@ -102,7 +104,10 @@ class Turns:
             self.tier.advance()
             while self._landed:
                 self._go_on(*self._landed.popleft())
-            if len(self._loading) < _MOST_AT_ONCE:
+            if (
+                len(self._loading) < _MOST_AT_ONCE
+                and self.cache.stats().waiting_writes < _MOST_UNWRITTEN
+            ):
                 self._turn()
             else:
                 self.tier.wait(0.001)
