@@ -38,6 +38,10 @@ class Plan:
             more = (*flags, "--seed", str(sessions))
             return self._figure(name, gpus, 150, "two GPUs are worth two", words, *more)
 
+        def streams(name: str, gpus: int, flags: tuple[str, ...]) -> Run:
+            words = "serving --model 9b --clients 8 --streams 256 --seconds 15"
+            return self._figure(name, gpus, 120, "an even pace", words, *flags)
+
         return [
             agents("serving_gpu_pair_agents64", 2, 64, pair, 3),
             agents("serving_gpu_agents64", 1, 64, one, 3),
@@ -46,6 +50,8 @@ class Plan:
             agents("serving_gpu_pair_agents32", 2, 32, pair, 3),
             agents("serving_gpu_pair_agents128_cold", 2, 128, pair, 0),
             agents("serving_gpu_pair_agents256", 2, 256, pair, 3),
+            streams("serving_gpu_decode256", 1, one[1:]),
+            streams("serving_gpu_pair_decode256", 2, pair),
         ]
 
     def _steps(self) -> list[Run]:
@@ -54,10 +60,12 @@ class Plan:
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --arena-mib 8192 --max-batch 4 --points 4x50000"
         drafted_fp8 = f"{both} --alone --speculate mtp --points 1x50000,16x8192"
+        experts_drafted = "--model 35b-a3b --speculate mtp --points 1x8192,64x8192"
         nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --points 16x8192"
         figure = self._figure
         return [
             figure("speculation", 1, 220, "drafts", f"decode --speculate mtp {drafted}"),
+            figure("speculation_35b", 1, 220, "drafts", f"decode {experts_drafted}"),
             figure("gpu_decode_fp8", 1, 90, "FP8", "decode --quantization fp8"),
             figure("gpu_decode_fp8_both", 1, 130, "FP8 rows", f"decode {both}"),
             figure("gpu_prefill_fp8", 1, 110, "FP8 prompts", f"prefill {both}"),
@@ -80,8 +88,8 @@ class Plan:
         nodes = "transfer --tensor-parallel 2 --parts nodes"
         figure = self._figure
         return [
-            figure("gpu_collectives", 2, 200, "all-reduce", "collectives --seconds 120"),
-            figure("gpu_decode_tp2", 2, 120, "ranks", small),
+            figure("gpu_collectives", 2, 140, "all-reduce", "collectives --seconds 60"),
+            figure("gpu_decode_tp2", 2, 140, "ranks", small),
             figure("gpu_decode_27b_tp2", 2, 150, "ranks", f"decode {large} --points 1x50000"),
             figure("gpu_prefill_27b_tp2", 2, 150, "ranks", f"prefill {large}"),
             figure("gpu_transfer_ranks", 2, 200, "hand-overs of ranks", nodes),
@@ -123,4 +131,5 @@ def _tests() -> list[Run]:
         untried("experts", "experts of ranks"),
         untried("drafts", "drafts of ranks"),
         untried("fp8_rows", "FP8 keys and values of ranks"),
+        untried("tiers", "memory below arenas of ranks"),
     ]
