@@ -40,7 +40,7 @@ class Plan:
 
         def streams(name: str, gpus: int, flags: tuple[str, ...]) -> Run:
             words = "serving --model 9b --clients 8 --streams 256 --seconds 15"
-            return self._figure(name, gpus, 120, "an even pace", words, *flags)
+            return self._figure(name, gpus, 100, "an even pace", words, *flags)
 
         return [
             agents("serving_gpu_pair_agents64", 2, 64, pair, 3),
@@ -84,7 +84,7 @@ class Plan:
     def _ranks(self) -> list[Run]:
         """Models that two GPUs share."""
         small = "decode --tensor-parallel 2 --points 1x50000,64x8192"
-        large = "--model 27b --tensor-parallel 2"
+        large = "--model 27b --tensor-parallel 2 --arena-mib 16000"
         nodes = "transfer --tensor-parallel 2 --parts nodes"
         figure = self._figure
         return [

@@ -13,6 +13,7 @@ import torch
 
 from tasuki.engine.parallel.device.untried import VARIABLE
 from tasuki.engine.parallel.ranks import RankLost
+from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.gpu import shapes
 from tests.harness.engines import Lone, engine_config, submit
@@ -98,7 +99,9 @@ def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
 
 
 @pytest.mark.usefixtures("untried")
-def test_tiers() -> None:
+def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So few tokens a GPU would compute rather than load.
+    monkeypatch.setattr("tasuki.engine.build.GPU_LINK", CPU_LINK)
     goldens_come_back(device="cuda", max_batch=4)
 
 
