@@ -19,8 +19,8 @@ from tasuki.utils.config.options import option
 
 from .config import BenchConfig
 from .errors import BenchError
+from .gpu_timeline import Work, idle_between_steps, kernel_times, work_of
 from .grammar import GRAMMAR
-from .idle import idle_between_steps
 from .transformers_peer import decode_seconds
 from .workload import (
     ACCEPTED,
@@ -39,6 +39,8 @@ from .workload import (
 )
 
 _PROFILED_STEPS = 16
+_LEAST_SHARE = 0.01
+"""Of a step's kernels, that one is named for."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class DecodeConfig:
         ("mtp", "mtp+tree", "prediction", "tree", "off"),
     )
     draft_tokens: int = option(3, "drafts of a step and answer")
+    kernels: bool = option(False, "where a step's time goes on the GPU, kernel by kernel, as well")
     accept: str = option(
         ACCEPTED, "how likely the drafts of a step hold where those before them do, one by one"
     )
@@ -131,6 +134,8 @@ def main(argv: Sequence[str]) -> int:
             plain.setdefault(point, row.seconds)
             if config.device == "cuda" and form.is_plain:
                 _add_idle(report, rig, point)
+            if own.kernels:
+                _add_kernels(report, row.name, work_of(rig.step, _PROFILED_STEPS))
             rig.abort(answers)
             rig.flush()
             if own.constrained:
@@ -211,7 +216,8 @@ def _drafted_form(
     turns = DraftedTurns(model, engine, script, form.quantization)
     floor = ModelFloor.of(model, turns.rig.parts.layout, report.floors, form.quantization)
     for point in own.parsed():
-        room = max(point.context, turns.tokens(own.steps) + own.warmup_steps + point.batch)
+        steps = own.steps + (2 * _PROFILED_STEPS if own.kernels else 0)
+        room = max(point.context, turns.tokens(steps) + own.warmup_steps + point.batch)
         answers = _start(turns.rig, point, tokens=room, temperature=1.0)
         for _ in range(own.warmup_steps):
             turns.rig.step()
@@ -222,6 +228,10 @@ def _drafted_form(
         for row in rows:
             report.add(form.row(row, plain.get(row.name)))
             plain.setdefault(row.name, row.seconds)
+        if own.kernels:
+            for row, turn in zip(rows, (Turn.OFF, Turn.MOST), strict=False):
+                work = turns.in_turn(turn, lambda: work_of(turns.rig.step, _PROFILED_STEPS))
+                _add_kernels(report, row.name, work)
         turns.rig.abort(answers)
         turns.rig.flush()
     if config.device == "cuda":
@@ -328,6 +338,16 @@ def _add_idle(report: Report, rig: Rig, point: Point) -> None:
             met=seconds < IDLE_SECONDS if judged else None,
         )
     )
+
+
+def _add_kernels(report: Report, name: str, work: Sequence[Work]) -> None:
+    """name: of the steps, of which there were _PROFILED_STEPS."""
+    found = kernel_times(work, _PROFILED_STEPS)
+    whole = sum(kernel.seconds for kernel in found)
+    for kernel in found:
+        if kernel.seconds >= _LEAST_SHARE * whole:
+            extra = {"launches a step": kernel.launches, "% of all": 100 * kernel.seconds / whole}
+            report.add(Row(f"{name}: {kernel.name}", kernel.seconds, extra=extra))
 
 
 def _row(

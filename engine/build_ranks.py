@@ -144,10 +144,6 @@ def build_leader_parts(
     whole = source.model(config)
     shard_of(config, 0).part(whole)
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
-    if on_gpus:
-        from .parallel.device.untried import check_tried
-
-        check_tried(config, whole, role)
     with tempfile.TemporaryDirectory(prefix="tasuki-ranks-") as folder:
         meeting = Path(folder) / "meeting"
         followers = range(1, config.tensor_parallel)

@@ -5,9 +5,10 @@ Single-threaded. Without drafts it plans ahead, as an engine does that drafts no
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import TypeVar
 
 from tasuki.engine import messages as m
 from tasuki.engine.build import draft_limit
@@ -19,6 +20,8 @@ from .known_answers import known_answer
 from .rig import Answer, Rig, random_parts
 from .scripted_drafts import Script, ScriptedSpeculation, drawing_by_noise
 from .turn_limit import Turn, TurnLimit
+
+T = TypeVar("T")
 
 _TURN = 8
 """Steps that are timed before the other one's turn."""
@@ -97,6 +100,15 @@ class DraftedTurns:
         self._limit.turn = Turn.OFF
         times = {turn: TurnTimes(*zip(*turns, strict=True)) for turn, turns in found.items()}
         return DraftGain(times, list(self._limit.drafts))
+
+    def in_turn(self, turn: Turn, work: Callable[[], T]) -> T:
+        """What `work` returns, whose steps are of that turn. REQUIRES: as decode()."""
+        self._limit.turn = turn
+        for _ in range(_SETTLING):
+            self.rig.step()
+        found = work()
+        self._limit.turn = Turn.OFF
+        return found
 
     def _turn(self, answers: Sequence[Answer]) -> tuple[float, float]:
         for _ in range(_SETTLING):

@@ -56,18 +56,18 @@ class Plan:
 
     def _steps(self) -> list[Run]:
         """Whole models on one GPU."""
-        drafted = "--points 1x8192,1x50000,16x8192,64x8192"
+        drafted = "--kernels --points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --arena-mib 8192 --max-batch 4 --points 4x50000"
         drafted_fp8 = f"{both} --alone --speculate mtp --points 1x50000,16x8192"
         experts_drafted = "--model 35b-a3b --speculate mtp --points 1x8192,64x8192"
+        wide = "--arena-mib 16000 --kernels --points 1x50000,16x8192"
         nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --points 16x8192"
         figure = self._figure
         return [
             figure("speculation", 1, 220, "drafts", f"decode --speculate mtp {drafted}"),
-            figure("speculation_35b", 1, 220, "drafts", f"decode {experts_drafted}"),
-            figure("gpu_decode_fp8", 1, 90, "FP8", "decode --quantization fp8"),
-            figure("gpu_decode_fp8_both", 1, 130, "FP8 rows", f"decode {both}"),
+            figure("speculation_35b", 1, 220, "drafts", f"decode {experts_drafted} --kernels"),
+            figure("gpu_decode_fp8", 1, 130, "FP8 and its rows", f"decode {both} --kernels"),
             figure("gpu_prefill_fp8", 1, 110, "FP8 prompts", f"prefill {both}"),
             figure("gpu_kernels_fp8_rows", 1, 60, "turned rows", "kernels --families attention"),
             figure("speculation_fp8", 1, 100, "FP8 and drafts", f"decode {drafted_fp8}"),
@@ -76,6 +76,7 @@ class Plan:
             figure("gpu_prefill_35b", 1, 120, "experts", "prefill --model 35b-a3b " + both),
             figure("gpu_decode_35b_nvfp4", 1, 70, "NVFP4", f"decode {nvfp4}"),
             figure("gpu_decode_122b", 1, 150, "122B alone", f"decode --model 122b-a10b {large}"),
+            figure("gpu_decode_27b", 1, 120, "27B's floor", "decode --model 27b " + wide),
             figure("gpu_decode", 1, 90, "no row lost", "decode --peer"),
             figure("gpu_prefill", 1, 90, "no row lost", "prefill --peer"),
             figure("gpu_kernels", 1, 150, "no row lost", "kernels"),
@@ -109,11 +110,6 @@ def _tests() -> list[Run]:
         paths = [f"tests/gpu/test_{file}.py" for file in files]
         return Run(f"tests_{name}", gpus, seconds, decides, (*_PYTEST, *shlex.split(words), *paths))
 
-    def untried(words: str, decides: str) -> Run:
-        """Of ranks: once it is green, that refusal goes (engine/parallel/device/untried.py)."""
-        name = f"ranks_{words.split()[0]}"
-        return tests(name, 2, 150, decides, f"-k '{words}'", "gpu_ranks")
-
     whole = ("gpu_engine_goldens", "gpu_engine", "gpu_runner", "gpu_bf16", "gpu_daemons")
     drafts = ("gpu_guesses", "gpu_drafts", "gpu_draft_entries")
     draws = ("gpu_adjusted_draws", "gpu_choices_and_scores", "gpu_early_step")
@@ -125,11 +121,5 @@ def _tests() -> list[Run]:
         tests("tiers", 1, 150, "host_slabs() refuses no GPU", "-n 2", "gpu_tiers", "gpu_copies"),
         tests("draws", 1, 90, "samplers, early steps", "-n 3", *draws),
         tests("peer_copy", 2, 120, "hand-over", "", "peer_copy"),
-        untried("goldens or samplers or grammar or killed", "plain ranks at all"),
-        untried("hand_overs", "prefill and decode nodes of ranks"),
-        untried("quantised", "quantised weights of ranks"),
-        untried("experts", "experts of ranks"),
-        untried("drafts", "drafts of ranks"),
-        untried("fp8_rows", "FP8 keys and values of ranks"),
-        untried("tiers", "memory below arenas of ranks"),
+        tests("ranks", 2, 240, "nodes of two ranks", "-n 2", "gpu_ranks"),
     ]

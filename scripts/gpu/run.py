@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tasuki.engine.parallel.device.untried import VARIABLE
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GRACE_SECONDS = 5.0
 
@@ -46,8 +44,8 @@ class Outcome:
 
 
 def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
-    """Runs it where it has the GPUs, by their names in CUDA_VISIBLE_DEVICES, what none has shown
-    yet as well; whatever it started is over by then."""
+    """Runs it where it has the GPUs, by their names in CUDA_VISIBLE_DEVICES; whatever it started is
+    over by then."""
     if run.gpus > len(gpus):
         return Outcome(run, Verdict.LEFT_OUT, 0.0)
     begun = time.monotonic()
@@ -56,7 +54,7 @@ def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
             (interpreter, *run.argv),
             stdout=output,
             stderr=output,
-            env={**os.environ, VARIABLE: "1", VISIBLE: ",".join(gpus), **_threads(run)},
+            env={**os.environ, VISIBLE: ",".join(gpus), **_threads(run)},
             start_new_session=True,
         )
         try:

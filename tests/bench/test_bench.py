@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.idle import gaps
+from tasuki.bench.gpu_timeline import KernelTime, Work, gaps, kernel_times
 from tasuki.bench.measure.draft_pair import DraftPair, Turns
 from tasuki.bench.measure.drafted_turns import DraftedTurns
 from tasuki.bench.measure.floors import Floors, measure_floors
@@ -368,9 +368,24 @@ def test_a_row_shows_share_comparison_and_verdict() -> None:
 
 
 def test_gaps_are_where_no_piece_of_work_runs() -> None:
-    spans = [(5.0, 6.0), (0.0, 1.0), (0.5, 2.0), (2.0, 3.0), (3.5, 4.0)]
-    assert gaps(spans) == [0.5, 1.0]
+    spans = [(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (1.2, 1.5), (2.5, 3.0), (5.0, 6.0)]
+    work = [Work("kernel", begin, end) for begin, end in spans]
+    assert gaps(work) == [0.5, 1.0]
     assert gaps([]) == []
+
+
+def test_time_is_counted_by_kernel_whatever_it_is_compiled_for() -> None:
+    work = [
+        Work("void at::copy<float, 4>(float*)", 0.0, 1.0),
+        Work("_gdn_verify_kernel", 0.5, 4.5),
+        Work("void at::copy<c10::BFloat16, 4>(int)", 4.5, 5.5),
+        Work("Memcpy HtoD (Pinned -> Device)", 6.0, 6.5),
+    ]
+    assert kernel_times(work, 2) == [
+        KernelTime("_gdn_verify_kernel", 2.0, 0.5),
+        KernelTime("at::copy", 1.0, 1.0),
+        KernelTime("Memcpy", 0.25, 0.5),
+    ]
 
 
 def test_a_point_is_batch_by_context() -> None:

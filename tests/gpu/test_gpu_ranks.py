@@ -1,6 +1,6 @@
-"""Models that two GPUs share: tokens of the goldens in float32, samplers and grammars as on a
-CPU, and the end of a node whose other rank is gone. What is refused as untried is tried here, one
-test a refusal (engine/parallel/device/untried.py): once it is green, that goes."""
+"""Models that two GPUs share: tokens of the goldens in float32, samplers, grammars and drafts as on
+a CPU, hand-overs between any two sizes, memory below the arenas, and the end of a node whose other
+rank is gone."""
 
 import os
 import signal
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from tasuki.engine.parallel.device.untried import VARIABLE
 from tasuki.engine.parallel.ranks import RankLost
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -40,24 +39,16 @@ def test_goldens(name: str) -> None:
     as_goldens_have_it(name, 2, False, device="cuda", max_batch=4)
 
 
-@pytest.fixture
-def untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
-
-
-@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("by_expert", [False, True])
 def test_experts(by_expert: bool) -> None:
     as_goldens_have_it("tiny-moe", 2, by_expert, device="cuda", max_batch=4)
 
 
-@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("name", [name for name in QUANTISED if name == "tp4-dense-fp8"])
 def test_quantised_weights(name: str) -> None:
     as_goldens_have_it(name, 2, False, device="cuda", max_batch=4)
 
 
-@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize("speculate", ["prediction", "mtp"])
 def test_drafts(speculate: str) -> None:
     """Each answer of the golden, whose own tokens are proposed, or what the draft layer guesses,
@@ -83,7 +74,6 @@ def test_drafts(speculate: str) -> None:
         engine.assert_at_rest()
 
 
-@pytest.mark.usefixtures("untried")
 def test_keys_and_values_as_fp8_rows(model: Path) -> None:
     prompt = np.random.default_rng(1).integers(3, shapes.VOCAB, 200).tolist()
     changes = {"kv_dtype": "fp8", "prefill_chunk_tokens": 64}
@@ -92,13 +82,11 @@ def test_keys_and_values_as_fp8_rows(model: Path) -> None:
         assert engine.ask("r", prompt, 12) == expected
 
 
-@pytest.mark.usefixtures("untried")
 @pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 2), (2, 2)])
 def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
     handed_over_as_goldens_have_it("tp4-dense", senders, receivers, on_gpus)
 
 
-@pytest.mark.usefixtures("untried")
 def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     # So few tokens a GPU would compute rather than load.
     monkeypatch.setattr("tasuki.engine.build.GPU_LINK", CPU_LINK)

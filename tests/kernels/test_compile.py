@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 _NAMES = """
 from scripts.compile_kernels.specs import find_specs
-print(*(spec.name for spec in find_specs()))
+for spec in find_specs():
+    print(spec.name, spec.kernel.__name__, spec.kernel.__module__)
 """
 
 
@@ -37,8 +39,11 @@ def test_kernels_compile_within_the_recorded_resources() -> None:
     assert "within the recorded numbers" in printed("-m", "scripts.compile_kernels", "--check")
 
 
-def test_specs_of_every_folder_are_found() -> None:
-    assert set(printed("-c", _NAMES).split()) >= {"gdn_decode", "attention_decode", "digest_sum"}
+def test_specs_of_every_folder_are_found_and_a_profile_shows_which_is_which() -> None:
+    lines = [line.split() for line in printed("-c", _NAMES).splitlines()]
+    assert {name for name, *_ in lines} >= {"gdn_decode", "attention_decode", "digest_sum"}
+    kernels = Counter(kernel for kernel, _ in {(kernel, module) for _, kernel, module in lines})
+    assert [name for name, count in kernels.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(

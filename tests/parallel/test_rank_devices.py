@@ -1,6 +1,5 @@
 """Which GPU a rank takes, and what is refused of ranks on GPUs before anything is started."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +10,10 @@ import torch
 from tasuki.engine.build_ranks import build_leader_parts, rank_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.parallel.device import rank_arenas
-from tasuki.engine.parallel.device.untried import VARIABLE
 from tasuki.engine.parallel.rank_process import RankProcess
-from tasuki.engine.role import Role
 from tasuki.transfer.transports.nvlink.cuda_ipc import HANDLE_BYTES, Export
 from tasuki.utils.child_process import Job
-from tests.harness.model_shapes import dense_raw, moe_raw
+from tests.harness.model_shapes import dense_raw
 from tests.harness.random_checkpoint import write_random_weights
 
 
@@ -53,53 +50,6 @@ def test_more_ranks_than_gpus_are_refused(model: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(EngineConfigError, match="1 GPUs are visible here"):
         build_leader_parts(config(model), start=nobody)
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
-def test_what_ranks_on_gpus_hold_is_not_handed_over(role: Role, model: Path) -> None:
-    with pytest.raises(
-        EngineConfigError,
-        match=r"2, and .* not handed over, as yet: serve the.*, or give --tensor-parallel 1",
-    ):
-        build_leader_parts(config(model), role=role, start=nobody)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_quantised_weights_are_not_computed(model: Path) -> None:
-    read = json.loads((model / "config.json").read_text())
-    read["quantization_config"] = {
-        "quant_method": "fp8",
-        "activation_scheme": "dynamic",
-        "weight_block_size": [128, 128],
-    }
-    (model / "config.json").write_text(json.dumps(read))
-    with pytest.raises(
-        EngineConfigError, match=r"is quantised \(fp8\), which ranks on GPUs do not"
-    ):
-        build_leader_parts(config(model), start=nobody)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_experts_and_drafts_have_not_been_tried(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineConfigError, match="tried with drafts, as yet: give --speculate off"):
-        build_leader_parts(config(model, speculate="prediction"), start=nobody)
-    experts = tmp_path / "experts"
-    experts.mkdir()
-    write_random_weights(experts, moe_raw())
-    with pytest.raises(EngineConfigError, match="tried with experts, as yet"):
-        build_leader_parts(config(experts), start=nobody)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_who_tries_what_is_untried_is_warned(
-    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
-    with pytest.raises(AssertionError, match="a follower is started"):
-        build_leader_parts(config(model, speculate="prediction"), role=Role.DECODE, start=nobody)
-    said = [record.message for record in caplog.records]
-    assert len(said) == 2 and "handed over" in said[0] and "drafts" in said[1], said
 
 
 class ImaginedIpc:

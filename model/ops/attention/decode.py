@@ -104,7 +104,7 @@ def paged_attention_decode(
     tile = tile_keys(q)
     shares = workspace.shares_of(kv)
     batch_block = triton.next_power_of_2(batch)
-    _kernel[(config.kv_heads, shares)](
+    _attention_decode_kernel[(config.kv_heads, shares)](
         q,
         *page_tiles(kv, tile),
         page_table,
@@ -139,7 +139,7 @@ def paged_attention_decode(
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "batch"])
-def _kernel(
+def _attention_decode_kernel(
     q,
     kv,
     scales,
@@ -220,7 +220,7 @@ def compile_specs() -> list[KernelSpec]:
         types, absent = tile_types(dtype, tile, 256, fp8=fp8)
         return KernelSpec.of(
             name,
-            _kernel,
+            _attention_decode_kernel,
             heads | {"TILE": tile, "BATCH_BLOCK": 32, "DEPENDENT": True} | absent,
             _WARPS,
             stages,

@@ -46,7 +46,7 @@ def _turn(kv: Tensor, table: Tensor, places: Tensor | None, keys: Tensor, values
     """keys, values [pages, kv_heads, page_tokens, head_dim], of equal strides."""
     pages, heads, _, dim = keys.shape
     page_stride, head_stride, token_stride, _ = keys.stride()
-    _kernel[(heads, pages, 2)](
+    _gathered_rows_kernel[(heads, pages, 2)](
         kv,
         table,
         table.stride(0),
@@ -64,7 +64,7 @@ def _turn(kv: Tensor, table: Tensor, places: Tensor | None, keys: Tensor, values
 
 
 @triton.jit(do_not_specialize=["table_stride"])
-def _kernel(
+def _gathered_rows_kernel(
     kv,
     table,
     table_stride,
@@ -109,7 +109,7 @@ def compile_specs() -> list[KernelSpec]:
         sizes = {"KV_HEADS": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
         strides = {"PAGE_STRIDE": page, "HEAD_STRIDE": head, "TOKEN_STRIDE": token}
         constants = sizes | strides | absent
-        return KernelSpec.of(name, _kernel, constants, _WARPS, i32=pointers, kv="*u8")
+        return KernelSpec.of(name, _gathered_rows_kernel, constants, _WARPS, i32=pointers, kv="*u8")
 
     return [
         spec("gathered_rows", "table", 4 * 64 * 256, 256, 4 * 256, places=None),

@@ -81,7 +81,9 @@ def paged_attention_prefill(
             earlier, sums = tiles.context.run(q, kv, page_table)
         output = q.new_empty(tokens, heads * dim)
         for group in groups:
-            launch(_kernel, group, earlier, sums, source.gate, source.stride, output)
+            launch(
+                _attention_prefill_kernel, group, earlier, sums, source.gate, source.stride, output
+            )
         return output
     outputs = torch.empty(tiles.splits, *q.shape, dtype=torch.float32, device=q.device)
     weights = torch.empty(tiles.splits, tokens, heads, dtype=torch.float32, device=q.device)
@@ -107,7 +109,7 @@ def _queries(q, scales, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.con
 
 
 @triton.jit(do_not_specialize=["page_table_stride"])
-def _kernel(
+def _attention_prefill_kernel(
     q,
     kv,
     scales,
@@ -263,11 +265,28 @@ def compile_specs() -> list[KernelSpec]:
         )
 
     return [
-        spec("attention_prefill", _kernel, earlier=None, sums=None),
-        spec("attention_prefill_after_context", _kernel, fp32="sums"),
-        spec("attention_prefill_fp32", _kernel, narrow=False, earlier=None, sums=None),
+        spec("attention_prefill", _attention_prefill_kernel, earlier=None, sums=None),
+        spec("attention_prefill_after_context", _attention_prefill_kernel, fp32="sums"),
+        spec(
+            "attention_prefill_fp32",
+            _attention_prefill_kernel,
+            narrow=False,
+            earlier=None,
+            sums=None,
+        ),
         spec("attention_prefill_split", _split_kernel, fp32="outputs weights"),
-        spec("attention_prefill_fp8_rows", _kernel, fp8=True, earlier=None, sums=None),
-        spec("attention_prefill_after_context_fp8_rows", _kernel, fp32="sums", fp8=True),
+        spec(
+            "attention_prefill_fp8_rows",
+            _attention_prefill_kernel,
+            fp8=True,
+            earlier=None,
+            sums=None,
+        ),
+        spec(
+            "attention_prefill_after_context_fp8_rows",
+            _attention_prefill_kernel,
+            fp32="sums",
+            fp8=True,
+        ),
         spec("attention_prefill_split_fp8_rows", _split_kernel, "outputs weights", fp8=True),
     ]

@@ -90,7 +90,7 @@ def _launch(
     # Of an FP8 head: its codes, dense; behind them are the scales.
     rows = (PAGE_TOKENS * dim, dim) if holds_fp8(kv) else kv.stride()[2:4]
     blocks = triton.cdiv(heads, _HEADS) + triton.cdiv(config.kv_heads, _HEADS)
-    _kernel[(projected.shape[0], blocks)](
+    _qk_norm_rope_gate_kernel[(projected.shape[0], blocks)](
         projected,
         projected.stride(0),
         weights.q_norm,
@@ -185,7 +185,7 @@ def _norm_and_rotate(
 
 
 @triton.jit(do_not_specialize=["page_table_stride"])
-def _kernel(
+def _qk_norm_rope_gate_kernel(
     projected,
     projected_stride,
     q_norm,
@@ -298,7 +298,7 @@ def compile_specs() -> list[KernelSpec]:
     def spec(name: str, constants: dict[str, int], kv: str = "*bf16") -> KernelSpec:
         return KernelSpec.of(
             name,
-            _kernel,
+            _qk_norm_rope_gate_kernel,
             heads | blocks | {"DEPENDENT": True} | constants,
             _WARPS,
             fp32="q_norm k_norm rotary",

@@ -59,7 +59,7 @@ def paged_attention_verify(
     tile = tile_keys(q)
     shares = workspace.shares_of(kv)
     stages = _FP8_STAGES if holds_fp8(kv) else _STAGES
-    _kernel[(config.kv_heads, shares)](
+    _attention_verify_kernel[(config.kv_heads, shares)](
         q,
         *page_tiles(kv, tile),
         page_table,
@@ -103,7 +103,7 @@ def _warps(queries: int) -> int:
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "batch"])
-def _kernel(
+def _attention_verify_kernel(
     q,
     kv,
     scales,
@@ -197,7 +197,7 @@ def compile_specs() -> list[KernelSpec]:
         sizes = {"HEAD_DIM": 256, "PAGE_TOKENS": 64, "TILE": 64, "BATCH_BLOCK": 32}
         return KernelSpec.of(
             f"attention_verify_{drafts}_drafts_of_{group}_heads{'_fp8_rows' if fp8 else ''}",
-            _kernel,
+            _attention_verify_kernel,
             heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True} | absent,
             _warps(queries),
             _FP8_STAGES if fp8 else _STAGES,

@@ -28,7 +28,7 @@ def carry_normed(
     carry [slots, width], rows of unit stride; write_slots [B], rows [1] int32: rows from rows[0]
     on write nothing."""
     batch, width = residual.shape
-    _kernel[(batch,)](
+    _draft_carry_kernel[(batch,)](
         branch,
         residual,
         norm,
@@ -70,7 +70,7 @@ def _warps(width: int) -> int:
 
 
 @triton.jit
-def _kernel(
+def _draft_carry_kernel(
     branch,
     residual,
     norm,
@@ -126,7 +126,12 @@ def compile_specs() -> list[KernelSpec]:
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
     return [
         KernelSpec.of(
-            "draft_carry", _kernel, sizes, _warps(4096), fp32="norm", i32="write_slots rows"
+            "draft_carry",
+            _draft_carry_kernel,
+            sizes,
+            _warps(4096),
+            fp32="norm",
+            i32="write_slots rows",
         ),
         KernelSpec.of(
             "draft_carry_folded",

@@ -39,7 +39,7 @@ def entry_inputs(
     """
     width = embedding.shape[1]
     joined = embedding.new_empty(len(tokens), 2 * width)
-    _kernel[(len(tokens), 2)](
+    _draft_entry_inputs_kernel[(len(tokens), 2)](
         tokens,
         hidden,
         embedding,
@@ -64,7 +64,7 @@ def _warps(width: int) -> int:
 
 
 @triton.jit
-def _kernel(
+def _draft_entry_inputs_kernel(
     tokens,
     hidden,
     embedding,
@@ -113,7 +113,7 @@ def compile_specs() -> list[KernelSpec]:
     def spec(name: str, constants: dict[str, object], integers: str) -> KernelSpec:
         return KernelSpec.of(
             name,
-            _kernel,
+            _draft_entry_inputs_kernel,
             sizes | constants,
             _warps(4096),
             fp32="embedding_norm hidden_norm",

@@ -17,7 +17,7 @@ def take_drafts(
     """Of row r of ids [B * width] int32, of whose tokens counts[r] mean something, all of them but
     the first become drafts[lanes[r]] where taken[r] is not 0. counts, taken, lanes [B] int32;
     drafts [lanes, at least counts - 1] int32."""
-    _kernel[(len(counts),)](
+    _draft_take_kernel[(len(counts),)](
         ids,
         counts,
         taken,
@@ -31,7 +31,9 @@ def take_drafts(
 
 
 @triton.jit(do_not_specialize=["drafts_stride", "width"])
-def _kernel(ids, counts, taken, lanes, drafts, drafts_stride, width, BLOCK: tl.constexpr):
+def _draft_take_kernel(
+    ids, counts, taken, lanes, drafts, drafts_stride, width, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     if tl.load(taken + row) == 0:
         return
@@ -45,4 +47,4 @@ def _kernel(ids, counts, taken, lanes, drafts, drafts_stride, width, BLOCK: tl.c
 def compile_specs() -> list[KernelSpec]:
     """Rows of three drafts."""
     integers = "ids counts taken lanes drafts"
-    return [KernelSpec.of("draft_take", _kernel, {"BLOCK": 4}, 1, i32=integers)]
+    return [KernelSpec.of("draft_take", _draft_take_kernel, {"BLOCK": 4}, 1, i32=integers)]

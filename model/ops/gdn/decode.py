@@ -56,7 +56,7 @@ def gdn_decode(
     batch, heads = projected.shape[0], config.value_heads
     output = projected.new_empty(batch, heads * config.value_dim)
     state_bytes = config.value_dim * config.key_dim * ssm.element_size()
-    _kernel[(heads, batch)](
+    _gdn_decode_kernel[(heads, batch)](
         projected[:, config.conv_channels :],
         projected.stride(0),
         inputs.mixed,
@@ -84,7 +84,7 @@ def gdn_decode(
 
 
 @triton.jit
-def _kernel(
+def _gdn_decode_kernel(
     z,
     projected_stride,
     mixed,
@@ -169,7 +169,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec.of(
             "gdn_decode",
-            _kernel,
+            _gdn_decode_kernel,
             heads | stream,
             _WARPS,
             fp32="scalars norm ssm",

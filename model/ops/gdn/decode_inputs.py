@@ -61,7 +61,7 @@ def gdn_step_inputs(
         ),
     )
     share = _FEW if batch <= _FEW_ROWS else _MANY
-    _kernel[(triton.cdiv(heads, share.heads), batch)](
+    _gdn_step_inputs_kernel[(triton.cdiv(heads, share.heads), batch)](
         projected,
         projected.stride(0),
         weights.conv,
@@ -89,7 +89,7 @@ def gdn_step_inputs(
 
 
 @triton.jit
-def _kernel(
+def _gdn_step_inputs_kernel(
     projected,
     projected_stride,
     weight,
@@ -172,7 +172,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec.of(
             name,
-            _kernel,
+            _gdn_step_inputs_kernel,
             heads | window | {"HEADS": share.heads},
             share.warps,
             fp32="decay_rate dt_bias scalars",

@@ -26,7 +26,7 @@ def gdn_norm(
     """
     heads, dim = config.value_heads, config.value_dim
     output = projected.new_empty(plan.tokens, heads * dim)
-    _norm_kernel[(heads, plan.chunks.shape[0])](
+    _gdn_norm_kernel[(heads, plan.chunks.shape[0])](
         projected[:, config.conv_channels :],
         projected.stride(0),
         o,
@@ -43,7 +43,7 @@ def gdn_norm(
 
 
 @triton.jit
-def _norm_kernel(
+def _gdn_norm_kernel(
     z,
     projected_stride,
     o,
@@ -77,4 +77,4 @@ def _norm_kernel(
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B in bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK}
-    return [KernelSpec.of("gdn_norm", _norm_kernel, sizes, _WARPS, fp32="norm", i32="chunks")]
+    return [KernelSpec.of("gdn_norm", _gdn_norm_kernel, sizes, _WARPS, fp32="norm", i32="chunks")]

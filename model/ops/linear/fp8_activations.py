@@ -51,7 +51,7 @@ def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
     quantised."""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     result = _empty(gate_up, rows, columns)
-    _launch(_swiglu_kernel, gate_up, result, columns)
+    _launch(_coded_swiglu_kernel, gate_up, result, columns)
     return result
 
 
@@ -134,7 +134,7 @@ def _group_kernel(
 
 
 @triton.jit(do_not_specialize=["rows", "padded"])
-def _swiglu_kernel(
+def _coded_swiglu_kernel(
     gate_up,
     values,
     scales,
@@ -189,6 +189,6 @@ def compile_specs() -> list[KernelSpec]:
 
     return [
         spec("alone", _group_kernel, 4096, _BLOCK, _WARPS),
-        spec("swiglu", _swiglu_kernel, 12288, _BLOCK, _WARPS),
+        spec("swiglu", _coded_swiglu_kernel, 12288, _BLOCK, _WARPS),
         spec("whole", _whole_kernel, 4096, 4096, 2 * _WARPS),
     ]

@@ -93,7 +93,7 @@ def _launch(
     rows = weight.shape[0] // 2 if swiglu else weight.shape[0]
     tail_rows = 0 if tail is None else tail.shape[0]
     programs = triton.cdiv(rows, stream.rows) + triton.cdiv(tail_rows, stream.rows)
-    _kernel[(programs,)](
+    _fp8_gemv_kernel[(programs,)](
         branch,
         residual,
         norm,
@@ -152,7 +152,7 @@ def _inputs(
 
 
 @triton.jit(do_not_specialize=["rows", "tail_rows"])
-def _kernel(
+def _fp8_gemv_kernel(
     branch,
     residual,
     norm,
@@ -248,7 +248,7 @@ def compile_specs() -> list[KernelSpec]:
         kept = {name: value for name, value in constants.items() if value is not _GIVEN}
         fp32 = "scales norm" if "norm" not in kept else "scales"
         return KernelSpec.of(
-            f"fp8_gemv_{name}", _kernel, kept, stream.warps, fp32=fp32, values="*fp8e4nv"
+            f"fp8_gemv_{name}", _fp8_gemv_kernel, kept, stream.warps, fp32=fp32, values="*fp8e4nv"
         )
 
     normed = dict.fromkeys(("branch", "norm", "total"), _GIVEN)

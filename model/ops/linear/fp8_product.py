@@ -128,7 +128,7 @@ def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Ten
 
 def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
     launch_tiles(
-        _kernel,
+        _fp8_product_kernel,
         x,
         (weight.values, weight.scales),
         weight.shape,
@@ -189,7 +189,7 @@ def along(index, WEIGHTS_FIRST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["batch", "rows"])
-def _kernel(
+def _fp8_product_kernel(
     x,
     values,
     scales,
@@ -271,7 +271,7 @@ def compile_specs() -> list[KernelSpec]:
         }
         return KernelSpec.of(
             f"fp8_product_{name}_{batch}",
-            _kernel,
+            _fp8_product_kernel,
             constants,
             tile.warps,
             fp32="scales output" if tile.split > 1 else "scales",

@@ -49,7 +49,7 @@ def nvfp4_product(
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
     launch = partial(
         launch_tiles,
-        _kernel,
+        _nvfp4_product_kernel,
         x,
         (weight.packed, weight.groups, weight.factors),
         weight.shape,
@@ -75,7 +75,7 @@ def _inputs(x, counts, begin, column, COLUMNS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["batch", "rows"])
-def _kernel(
+def _nvfp4_product_kernel(
     x,
     codes,
     groups,
@@ -152,7 +152,7 @@ def compile_specs() -> list[KernelSpec]:
         }
         return KernelSpec.of(
             f"nvfp4_product_{batch}",
-            _kernel,
+            _nvfp4_product_kernel,
             constants,
             tile.warps,
             fp32="factors output" if tile.split > 1 else "factors",

@@ -51,7 +51,7 @@ def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
     batch, columns = x.shape
     rows = weight.shape[0]
     output = x.new_empty(batch, rows)
-    _kernel[(triton.cdiv(rows, tile.rows),)](
+    _small_batch_kernel[(triton.cdiv(rows, tile.rows),)](
         x,
         weight,
         output,
@@ -69,7 +69,7 @@ def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["batch", "rows"])
-def _kernel(
+def _small_batch_kernel(
     x,
     weight,
     output,
@@ -107,6 +107,11 @@ def compile_specs() -> list[KernelSpec]:
     tile = {"BATCH": MOST_ROWS, "ROWS": _TILE.rows, "BLOCK": _TILE.columns, "STAGES": _TILE.stages}
     constants = tile | {"DEPENDENT": True}
     return [
-        KernelSpec.of(f"small_batch_{name}", _kernel, constants | {"COLUMNS": columns}, _TILE.warps)
+        KernelSpec.of(
+            f"small_batch_{name}",
+            _small_batch_kernel,
+            constants | {"COLUMNS": columns},
+            _TILE.warps,
+        )
         for name, columns in (("out_proj", 4096), ("down", 12288))
     ]

@@ -30,7 +30,7 @@ def joined_swiglu(parts: Tensor, output: Tensor) -> None:
 def _launch(parts: Tensor, output: Tensor, *, swiglu: bool) -> None:
     split, batch, _ = parts.shape
     width = output.shape[1]
-    _kernel[(triton.cdiv(width, _BLOCK), batch)](
+    _split_sums_kernel[(triton.cdiv(width, _BLOCK), batch)](
         parts,
         output,
         output.stride(0),
@@ -54,7 +54,7 @@ def _sum(parts, item, batch, column, ROWS: tl.constexpr, WIDTH: tl.constexpr, SP
 
 
 @triton.jit(do_not_specialize=["batch"])
-def _kernel(
+def _split_sums_kernel(
     parts,
     output,
     output_stride,
@@ -84,7 +84,11 @@ def compile_specs() -> list[KernelSpec]:
     def spec(name: str, width: int, split: int, swiglu: bool) -> KernelSpec:
         sizes = {"WIDTH": width, "SPLIT": split, "SWIGLU": swiglu, "BLOCK": _BLOCK}
         return KernelSpec.of(
-            f"split_sums_{name}", _kernel, sizes | {"DEPENDENT": True}, _WARPS, fp32="parts"
+            f"split_sums_{name}",
+            _split_sums_kernel,
+            sizes | {"DEPENDENT": True},
+            _WARPS,
+            fp32="parts",
         )
 
     return [spec("alone", 4096, 8, False), spec("swiglu", 12288, 2, True)]

@@ -19,7 +19,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(rows, width)
     blocks = triton.cdiv(width, _BLOCK)
-    _kernel[(rows * blocks,)](
+    _swiglu_kernel[(rows * blocks,)](
         gate_up,
         gate_up.stride(0),
         output,
@@ -32,7 +32,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _kernel(
+def _swiglu_kernel(
     gate_up,
     stride,
     output,
@@ -55,4 +55,4 @@ def _kernel(
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
     sizes = {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True}
-    return [KernelSpec.of("swiglu", _kernel, sizes, _WARPS)]
+    return [KernelSpec.of("swiglu", _swiglu_kernel, sizes, _WARPS)]

@@ -34,11 +34,13 @@ def grouped_fp8(
     contiguous; weight for kernels; ends [experts] int32, ascending."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (scales, weight.values, weight.scales)
-    return multiply(_kernel, pairs, operands, ends, weight.shape, tile, **scale_sizes(weight))
+    return multiply(
+        _fp8_grouped_kernel, pairs, operands, ends, weight.shape, tile, **scale_sizes(weight)
+    )
 
 
 @triton.jit
-def _kernel(
+def _fp8_grouped_kernel(
     pairs,
     pair_scales,
     values,
@@ -116,7 +118,7 @@ def compile_specs() -> list[KernelSpec]:
         fp32 = "scales pair_scales" if codes else "scales"
         return KernelSpec.of(
             f"moe_fp8_grouped_{name}_{'w8a8' if codes else 'w8a16'}",
-            _kernel,
+            _fp8_grouped_kernel,
             {**constants, **absent},
             tile.warps,
             fp32=fp32,

@@ -26,11 +26,11 @@ def grouped_nvfp4(
     [experts] int32, ascending. Rows past the last end are not written."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (weight.packed, weight.groups, weight.factors)
-    return multiply(_kernel, pairs, operands, ends, weight.shape, tile)
+    return multiply(_nvfp4_grouped_kernel, pairs, operands, ends, weight.shape, tile)
 
 
 @triton.jit
-def _kernel(
+def _nvfp4_grouped_kernel(
     pairs,
     codes,
     groups,
@@ -93,7 +93,7 @@ def compile_specs() -> list[KernelSpec]:
         tile = _FEW if few else _MANY
         return KernelSpec.of(
             f"moe_nvfp4_grouped_{name}_{'few' if few else 'many'}",
-            _kernel,
+            _nvfp4_grouped_kernel,
             tile.constants(256, *size) | {"PACKED": True},
             tile.warps,
             fp32="factors",

@@ -68,7 +68,7 @@ def fold_columns(
     layers, rows = len(conv), len(folds.counts)
     conv_step = _step_of(conv)
     raw = kept.raw
-    _columns_kernel[(triton.cdiv(config.conv_channels, _CHANNELS), rows, layers)](
+    _fold_columns_kernel[(triton.cdiv(config.conv_channels, _CHANNELS), rows, layers)](
         raw,
         turn,
         raw.stride(0),
@@ -120,7 +120,7 @@ def _step_of(views: Sequence[Tensor]) -> int:
 
 
 @triton.jit(do_not_specialize=["turn_size", "kept_places", "kept_tokens"])
-def _columns_kernel(
+def _fold_columns_kernel(
     raw,
     turn,
     turn_size,
@@ -231,14 +231,14 @@ def compile_specs() -> list[KernelSpec]:
         ),
         KernelSpec.of(
             "gdn_fold_columns",
-            _columns_kernel,
+            _fold_columns_kernel,
             sizes | {"turn": None},
             _CHANNEL_WARPS,
             i32=tables,
         ),
         KernelSpec.of(
             "gdn_fold_columns_first",
-            _columns_kernel,
+            _fold_columns_kernel,
             sizes,
             _CHANNEL_WARPS,
             i32=f"{tables} turn",

@@ -42,7 +42,7 @@ def verify_inputs(
     """
     batch, heads = len(counts), 2 * config.key_heads + config.value_heads
     tokens = projected.shape[0] // batch
-    _kernel[(triton.cdiv(heads, _HEADS), tokens, batch)](
+    _gdn_verify_inputs_kernel[(triton.cdiv(heads, _HEADS), tokens, batch)](
         projected,
         projected.stride(0),
         weights.conv,
@@ -74,7 +74,7 @@ def verify_inputs(
 
 
 @triton.jit(do_not_specialize=["kept_tokens", "turn_size", "turn_numbers"])
-def _kernel(
+def _gdn_verify_inputs_kernel(
     projected,
     projected_stride,
     weight,
@@ -168,7 +168,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec.of(
             "gdn_verify_inputs",
-            _kernel,
+            _gdn_verify_inputs_kernel,
             heads | {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "DEPENDENT": True},
             _WARPS,
             fp32="decay_rate dt_bias scalars",

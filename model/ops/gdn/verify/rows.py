@@ -69,7 +69,7 @@ def gdn_verify(
     verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
     output = projected.new_empty(projected.shape[0], heads * config.value_dim)
-    _kernel[(heads, batch)](
+    _gdn_verify_kernel[(heads, batch)](
         projected[:, config.conv_channels :],
         projected.stride(0),
         kept.mixed,
@@ -103,7 +103,7 @@ def gdn_verify(
 
 
 @triton.jit(do_not_specialize=["kept_tokens", "tokens", "turn_size", "turn_numbers"])
-def _kernel(
+def _gdn_verify_kernel(
     z,
     projected_stride,
     mixed,
@@ -212,7 +212,7 @@ def compile_specs() -> list[KernelSpec]:
     return [
         KernelSpec.of(
             "gdn_verify",
-            _kernel,
+            _gdn_verify_kernel,
             heads | {"LINE": 32, "AHEAD": 65536, "DEPENDENT": True},
             _WARPS,
             fp32="scalars norm ssm",
