@@ -32,6 +32,7 @@ from tasuki.engine.scheduling.turn_end import read_tool_call_ids
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
 from tasuki.engine.speculation.measured_limit import MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
+from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory, disk_memory
 from tasuki.engine.tiers.host_memory import host_arena
 from tasuki.engine.tiers.kept.known_weights import digest_of_weights
@@ -39,7 +40,15 @@ from tasuki.engine.tiers.kept.warm_restart import restore
 from tasuki.engine.tiers.lower_tiers import Copier, LowerTier, LowerTiers, MakeTiers
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory, remote_memory
 from tasuki.engine.tiers.tier_copiers import tier_copiers
-from tasuki.engine.tiers.tier_prices import CPU_LINK, DISK_LINK, GPU_LINK, REMOTE_LINK, TierPrices
+from tasuki.engine.tiers.tier_prices import (
+    CPU_LINK,
+    DISK_LINK,
+    GPU_DISK_LINK,
+    GPU_LINK,
+    GPU_REMOTE_LINK,
+    REMOTE_LINK,
+    TierPrices,
+)
 from tasuki.model.backends.base import Backend
 from tasuki.model.backends.reduce import Gather, Reduce, one_rank
 from tasuki.model.backends.torch_backend import TorchBackend
@@ -132,9 +141,13 @@ class EngineParts:
     def tier_prices(self) -> list[TierPrices]:
         """Of loads from each tier."""
         flops = PrefillFlops.for_model(self.model_config)
-        links = [CPU_LINK if self.arena.bytes.device.type == "cpu" else GPU_LINK]
-        links += [] if self.disk is None else [DISK_LINK]
-        links += [] if self.remote is None else [REMOTE_LINK]
+        if self.arena.bytes.device.type == "cpu":
+            host, disk, remote = CPU_LINK, DISK_LINK, REMOTE_LINK
+        else:
+            host, disk, remote = GPU_LINK, GPU_DISK_LINK, GPU_REMOTE_LINK
+        links = [host]
+        links += [] if self.disk is None else [disk]
+        links += [] if self.remote is None else [remote]
         return [TierPrices.of(self.layout, flops.linear, link) for link in links]
 
     @property
@@ -203,15 +216,16 @@ def _contract(
     config: EngineConfig, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
 ) -> dict[str, str]:
     digest = digest_of_weights(config.model, config.disk_cache)
-    return kept_contract(digest, model, weights, layout)
+    return kept_contract(digest, model, weights, layout, DigestKind.of(torch_device(config)))
 
 
 def kept_contract(
-    digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
+    digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
 ) -> dict[str, str]:
-    """What two nodes must have equal, one after the other, to mean the same bytes. digest: of the
-    weights."""
-    return Contract(digest, layout, angles=model.angles, weights_format=weights.formats).flat()
+    """What two nodes must have equal, one after the other, to mean the same bytes and to compare
+    the same digests of them. digest: of the weights. kind: of the digests of pages and slots."""
+    whole = Contract(digest, layout, angles=model.angles, weights_format=weights.formats)
+    return {**whole.flat(), "page_digests": kind.value}
 
 
 def asked_model(config: EngineConfig) -> ModelConfig:

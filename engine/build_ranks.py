@@ -15,6 +15,7 @@ import torch
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs
 from tasuki.engine.messages.types import Message
+from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.disk.disk_memory import disk_memory
 from tasuki.engine.tiers.host_memory import arena_below, available_bytes, host_slabs
 from tasuki.engine.tiers.kept.known_weights import digest_of_weights
@@ -331,7 +332,8 @@ class RankInMemory:
     def _contract(self, weights: str) -> dict[str, str]:
         """Of this rank of so many: another number of them finds nothing of it."""
         shard = self._shard
-        whole = kept_contract(weights, self.config, self._weights, self._layout)
+        kind = DigestKind.of(self._device)
+        whole = kept_contract(weights, self.config, self._weights, self._layout, kind)
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
 
     @property

@@ -281,10 +281,6 @@ class EngineConfig:
             raise EngineConfigError("disk_cache is empty: give a folder, or leave it out")
         if self.disk_cache is not None and self.host_cache_gib is None:
             raise EngineConfigError("disk_cache is below host memory: give host_cache_gib too")
-        if self.disk_cache is not None and self.device != "cpu":
-            raise EngineConfigError(
-                f"disk_cache is for a node on a CPU, as yet, not on {self.device}: leave it out"
-            )
         if self.disk_write_budget is not None and self.disk_cache is None:
             raise EngineConfigError("disk_write_budget is of disk_cache: give that too")
         for name in ("disk_cache_gib", "disk_write_budget"):
@@ -297,10 +293,6 @@ class EngineConfig:
             raise EngineConfigError("remote_cache and remote_cache_gib need each other: give both")
         if self.remote_cache is not None and self.host_cache_gib is None:
             raise EngineConfigError("remote_cache is below host memory: give host_cache_gib too")
-        if self.remote_cache is not None and self.device != "cpu":
-            raise EngineConfigError(
-                f"remote_cache is for a node on a CPU, as yet, not on {self.device}: leave it out"
-            )
         if self.remote_cache is not None and self.tensor_parallel > 1:
             raise EngineConfigError(
                 "remote_cache is of one rank, as yet: leave it out, or give --tensor-parallel 1"

@@ -1,19 +1,37 @@
 """What the pages and slots of a tier were written with, and what those of the arena have now.
 
-A digest (XXH3, 128 bits) is of the bytes of one page or slot, region after region, and not of their
+A digest (128 bits) is of the bytes of one page or slot, region after region, and not of their
 place: what the arena had and what came back from below are equal if their digests are, but for one
-pair of differing pieces in 2^128. A copy from one tier to the next takes the digest along: what
-rotted on its way fails where it is loaded.
+pair of differing pieces in 2^128. Digests are of the arena's bytes alone, and taken where that is.
+A copy from one tier to the next takes the digest along: what rotted on its way fails where it is
+loaded.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
+import torch
 import xxhash
 
 from tasuki.pycache.arena import Arena
 
 from .pieces import page_bytes, slot_bytes
+
+
+class DigestKind(Enum):
+    """Which digest an arena's pages and slots have. Its value is part of the contract of all that
+    outlives a node: what was written with one cannot be compared with another."""
+
+    XXH3 = "xxh3-128"
+    """By the host."""
+    WORDS = "mixed-words-128"
+    """By a GPU (gpu/word_digest.py)."""
+
+    @staticmethod
+    def of(device: torch.device) -> "DigestKind":
+        """device: of the arena."""
+        return DigestKind.XXH3 if device.type == "cpu" else DigestKind.WORDS
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,7 @@ class TierDigests:
 
 
 class ArenaDigests:
-    """Thread rule: any. Holds no interpreter's lock while bytes are read."""
+    """XXH3. Thread rule: any. Holds no interpreter's lock while bytes are read."""
 
     def __init__(self, arena: Arena) -> None:
         """REQUIRES: the arena is in host memory."""

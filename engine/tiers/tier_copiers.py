@@ -3,12 +3,13 @@
 from tasuki.pycache.arena import Arena
 
 from .copy_thread import CopyThread
-from .digests import TierDigests
+from .digests import DigestKind, TierDigests
 from .disk.disk_memory import DiskMemory
 from .piece_copies import HostCopies, PieceCopies
 from .remote.remote_memory import RemoteMemory
 from .store.store_copies import StoreCopies
-from .store.tier_store import HostSource, TierSource
+from .store.store_loads import HostLoads, StoreLoads
+from .store.tier_store import HostSource, TierSource, TierStore
 
 
 def tier_copiers(
@@ -27,16 +28,35 @@ def tier_copiers(
 
 def host_copies(arena: Arena, host: Arena) -> PieceCopies:
     """REQUIRES: on a GPU, host is arena_below()."""
-    if arena.bytes.device.type == "cpu":
-        return HostCopies(arena, host)
-    from .gpu.gpu_copies import GpuCopies
+    match DigestKind.of(arena.bytes.device):
+        case DigestKind.XXH3:
+            return HostCopies(arena, host)
+        case DigestKind.WORDS:
+            from .gpu.gpu_copies import GpuCopies
 
-    return GpuCopies(arena, host)
+            return GpuCopies(arena, host)
+
+
+def store_copies(
+    arena: Arena, above: TierSource, written: TierDigests, store: TierStore
+) -> PieceCopies:
+    """above, written: as of StoreCopies. Raises EngineConfigError."""
+    return StoreCopies(arena.layout, above, written, store, _store_loads(arena, store))
+
+
+def _store_loads(arena: Arena, store: TierSource) -> StoreLoads:
+    match DigestKind.of(arena.bytes.device):
+        case DigestKind.XXH3:
+            return HostLoads(arena, store)
+        case DigestKind.WORDS:
+            from .gpu.gpu_loads import GpuLoads
+
+            return GpuLoads(arena, store)
 
 
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:
     """above: who copies to host memory. Knows what the disk has from before."""
-    pieces = StoreCopies(arena, HostSource(host), above.written, disk.file)
+    pieces = store_copies(arena, HostSource(host), above.written, disk.file)
     copier = CopyThread(pieces, "disk", journal=disk.index)
     if disk.index.standing is not None:
         pages, slots = disk.index.standing.digests()
@@ -49,5 +69,5 @@ def remote_copier(
     arena: Arena, above: TierSource, written: TierDigests, remote: RemoteMemory
 ) -> CopyThread:
     """above: the tier above the remote one, and what it was written with."""
-    pieces = StoreCopies(arena, above, written, remote.objects)
+    pieces = store_copies(arena, above, written, remote.objects)
     return CopyThread(pieces, "remote", journal=remote.objects)

@@ -26,10 +26,14 @@ CPU_LINK = Link(0.5e-3, 3e9, 50e9, 10e-6)
 """Both are the host's memory, and each byte is read once more for its digest."""
 DISK_LINK = Link(5e-3, 1e9, 50e9, 10e-6)
 """A drive, and whatever else is on it."""
-GPU_LINK = Link(0.5e-3, 50e9, 400e12, 1e-6)
-"""PCIe of the fifth generation."""
 REMOTE_LINK = Link(50e-3, 0.2e9, 50e9, 10e-6)
 """A store on a network of a few gigabits, with several requests a load."""
+GPU_LINK = Link(0.5e-3, 50e9, 400e12, 1e-6)
+"""PCIe of the fifth generation."""
+GPU_DISK_LINK = Link(5e-3, 3e9, 400e12, 1e-6)
+"""About half of what one NVMe drive reads."""
+GPU_REMOTE_LINK = Link(50e-3, 1e9, 400e12, 1e-6)
+"""A store on a network of ten gigabits and more."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
 """Copies of a GPU's arena, in pieces of several sizes: what is moved, digested and opened. Without
-a GPU its streams do all as it is asked for."""
-
-from contextlib import nullcontext
-from typing import Any
+a GPU its streams are late."""
 
 import numpy as np
 import pytest
@@ -11,10 +8,10 @@ from numpy.typing import NDArray
 
 from tasuki.engine.tiers.copy_job import CopyJob, Direction
 from tasuki.engine.tiers.gpu import gpu_copies, gpu_copy
-from tasuki.engine.tiers.layer_pieces import run_moves
 from tasuki.engine.tiers.pieces import page_bytes, slot_bytes
 from tasuki.pycache.arena import Arena
 
+from .late_streams import put_in_place
 from .test_word_digest import LAYOUT
 from .word_digest_twin import digest
 
@@ -24,49 +21,21 @@ PAGES = [1, 0, STRIDE, STRIDE + 1, 3 * STRIDE]
 ELSEWHERE = [2 * STRIDE, 2 * STRIDE + 1, 3 * STRIDE, 0, 1]
 
 
-class AtOnce:
-    """A stream, or an event on one, of a device that does all as it is asked for."""
-
-    def __init__(self, *arguments: object, **named: object) -> None:
-        pass
-
-    def record(self) -> None:
-        pass
-
-    def wait_event(self, event: "AtOnce") -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def streams(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
-    if device.type == "cuda":
-        return
-    made = torch.empty
-
-    def empty(*arguments: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
-        return made(*arguments, **named)
-
-    monkeypatch.setattr(torch.cuda, "Stream", AtOnce)
-    monkeypatch.setattr(torch.cuda, "Event", AtOnce)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(gpu_copies, "batched_moves", lambda: run_moves)
+    if device.type == "cpu":
+        put_in_place(monkeypatch)
 
 
 @pytest.fixture
-def arena(streams: None, device: torch.device) -> Arena:
+def arena(device: torch.device) -> Arena:
     arena = Arena(LAYOUT, SLABS, device)
     arena.bytes.copy_(torch.from_numpy(random_bytes(arena.size, 1)))
     return arena
 
 
 @pytest.fixture
-def below(streams: None) -> Arena:
+def below() -> Arena:
     memory = torch.from_numpy(random_bytes(SLABS * LAYOUT.slab_bytes, 2)).pin_memory()
     return Arena(LAYOUT, SLABS, memory=memory)
 

@@ -20,10 +20,8 @@ from tasuki.pycache.arena import Arena
 
 from .batched_moves import batched_moves
 from .gpu_copy import GpuCopy, Lane
+from .streams import FIRST, LAST, stream_of
 from .word_digest import add_rows, rows_of_state
-
-_LAST, _FIRST = 0, -1
-"""Priorities: a smaller one goes first."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,12 @@ class GpuCopies:
         self._arena = arena
         self._below = below
         self._device = arena.bytes.device
-        self._ways = _Ways(self._lane(_LAST), self._lane(_FIRST))
+        self._ways = _Ways(self._lane(LAST), self._lane(FIRST))
         self._run_moves = batched_moves()
         self._warm_up()
 
     def _lane(self, priority: int) -> Lane:
-        streams = [
-            torch.cuda.Stream(self._device, priority=priority)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        ]
-        return Lane(*streams)
+        return Lane(*(stream_of(self._device, priority) for _ in range(2)))
 
     def _warm_up(self) -> None:
         """Nobody waits for a compiler while a prompt is loaded."""

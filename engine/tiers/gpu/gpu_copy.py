@@ -1,8 +1,6 @@
 """`RunningCopy` between a GPU's arena and pinned host memory, either way.
 
-Pieces follow each other on one stream, and the digest of each behind it on another. What the
-digests need from the host is on the GPU before the first piece: a small copy between two pieces
-would make the link wait for it.
+Pieces follow each other on one stream, and the digest of each behind it on another.
 """
 
 from collections import deque
@@ -14,11 +12,12 @@ import torch
 
 from tasuki.engine.tiers.copy_job import CopyJob
 from tasuki.engine.tiers.layer_pieces import Moves, layer_pieces
-from tasuki.engine.tiers.running_copy import StillMoving
 from tasuki.pycache.arena import Arena
 
+from .arena_sums import ArenaSums
 from .batched_moves import RunMoves
-from .word_digest import Rows, add_rows, digests_of, rows_of_job, rows_of_piece
+from .streams import recorded, settle
+from .word_digest import rows_of_piece
 
 _PIECE_BYTES = 32 << 20
 _LEAST_BYTES = 16 << 20
@@ -58,25 +57,16 @@ class GpuCopy:
         run_moves: RunMoves,
     ) -> None:
         """ids: of the arena's pages and of its slot. moved: bytes, from and to."""
-        self._arena = arena
         self._moved = moved
         self._lane = lane
         self._run_moves = run_moves
-        self._has_slot = job.slot is not None
         self._calls = _calls(arena, job)
         self._next = next(self._calls, None)
         self._under_way: deque[tuple[torch.cuda.Event, _Call]] = deque()
         self._bytes = 0
         self.layers = 0
-        self._words = arena.bytes.view(torch.int64)
         with torch.cuda.stream(lane.checks):
-            self._rows = self._on_device(rows_of_job(arena.layout, *ids))
-            units = len(job.pages) + 1
-            self._sums = torch.zeros(units, 2, dtype=torch.int64, device=arena.bytes.device)
-
-    def _on_device(self, rows: Rows) -> torch.Tensor:
-        pinned = torch.from_numpy(rows).pin_memory()
-        return pinned.to(self._arena.bytes.device, non_blocking=True)
+            self._sums = ArenaSums(arena, *ids)
 
     def advance(self) -> bool:
         if self._next is not None and self._bytes < _UNDER_WAY:
@@ -95,25 +85,20 @@ class GpuCopy:
         lane = self._lane
         with torch.cuda.stream(lane.copies):
             self._run_moves(*self._moved, call.moves)
-            copied = _recorded()
+            copied = recorded()
         with torch.cuda.stream(lane.checks):
             lane.checks.wait_event(copied)
-            first, end = call.rows
-            add_rows(self._words, self._rows[:, first:end], self._sums)
-            self._under_way.append((_recorded(), call))
+            self._sums.add(*call.rows)
+            self._under_way.append((recorded(), call))
         self._bytes += call.length
 
     def digests(self) -> tuple[list[int], int | None]:
         with torch.cuda.stream(self._lane.checks):
-            found = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
-            found.copy_(self._sums, non_blocking=True)
-            _recorded().synchronize()
-        *pages, slot = digests_of(found.numpy())
-        return pages, slot if self._has_slot else None
+            return self._sums.digests()
 
     def settle(self) -> None:
-        _settle(self._lane.copies)
-        _settle(self._lane.checks)
+        settle(self._lane.copies)
+        settle(self._lane.checks)
 
 
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
@@ -132,18 +117,3 @@ def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
             moves, first, length = [], end, 0
     if moves:
         yield _Call(layers, np.concatenate(moves, axis=1), (first, end), length)
-
-
-def _recorded() -> torch.cuda.Event:
-    """Behind all that the current stream has; who waits for it sleeps."""
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _settle(stream: torch.cuda.Stream) -> None:
-    try:
-        with torch.cuda.stream(stream):
-            _recorded().synchronize()
-    except Exception as error:
-        raise StillMoving(f"a stream of copies cannot be waited for: {error}") from error

@@ -56,6 +56,22 @@ class _PinnedMap(mmap.mmap):
     pinning: Pinning
     pinned: list[int]
 
+    @staticmethod
+    def of(size: int, pinning: Pinning | None) -> "_PinnedMap":
+        """Nothing of it is pinned yet. Raises OSError."""
+        memory = _PinnedMap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.pinning, memory.pinned = pinning or CudaPinning(), []
+        # Fewer pages to be found, and to be looked up while bytes move; and a process that is
+        # forked off does not make the system copy what a device reads.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(mmap.MADV_DONTFORK)
+        return memory
+
+    def pin(self, address: int, size: int) -> None:
+        """Raises RuntimeError."""
+        self.pinning.pin(address, size)
+        self.pinned.append(address)
+
     def __del__(self) -> None:
         for address in self.pinned:
             self.pinning.let_go(address)
@@ -70,26 +86,19 @@ def pinned(
     """Zeros, uint8 [slabs * slab_bytes]. No slab is in two pieces that were pinned apart, for a
     copy may not cross these. pinning: CUDA's by default. Raises EngineConfigError where the memory
     cannot be had, or not in time."""
-    pinning = pinning or CudaPinning()
     size, piece = slabs * layout.slab_bytes, piece_bytes(layout)
     try:
-        memory = _PinnedMap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = _PinnedMap.of(size, pinning)
     except OSError as error:
         raise EngineConfigError(
             f"host_cache_gib: {size / GIB:.2f} GiB cannot be had ({error}): give less"
         ) from error
-    memory.pinning, memory.pinned = pinning, []
-    # Fewer pages to be found, and to be looked up while bytes move; and a process that is forked
-    # off does not make the system copy what a device reads.
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    memory.madvise(mmap.MADV_DONTFORK)
     found = torch.frombuffer(memory, dtype=torch.uint8)
     began = said = clock()
     for first in range(0, size, piece):
         length = min(piece, size - first)
         try:
-            pinning.pin(found.data_ptr() + first, length)
-            memory.pinned.append(found.data_ptr() + first)
+            memory.pin(found.data_ptr() + first, length)
         except RuntimeError as error:
             raise EngineConfigError(
                 f"host_cache_gib: {first / GIB:.2f} of {size / GIB:.2f} GiB could be pinned "
@@ -105,6 +114,22 @@ def pinned(
             said = now
             log.info("%.0f of %.0f GiB of host memory pinned", (first + length) / GIB, size / GIB)
     log.info("%.2f GiB of host memory pinned in %.1f s", size / GIB, clock() - began)
+    return found
+
+
+def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
+    """Zeros, uint8 [size], from a page of the system's on: a disk reads into them by itself, and a
+    GPU copies from them. Raises EngineConfigError."""
+    try:
+        memory = _PinnedMap.of(size, pinning)
+        found = torch.frombuffer(memory, dtype=torch.uint8)
+        memory.pin(found.data_ptr(), size)
+    except (OSError, RuntimeError) as error:
+        raise EngineConfigError(
+            f"{size / 2**20:.0f} MiB that a GPU loads through from a disk or a remote store could "
+            f"not be pinned ({error}): raise the memory limit of this process's control group, or "
+            "leave disk_cache and remote_cache out"
+        ) from error
     return found
 
 

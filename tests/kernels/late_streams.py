@@ -1,0 +1,83 @@
+"""Streams of a GPU that is not there: a copy is made when somebody waits for it, and no sooner, so
+that whoever does not wait finds what was there before."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from tasuki.engine.tiers.gpu import gpu_copies, gpu_loads, pinned_memory
+from tasuki.engine.tiers.layer_pieces import Moves, run_moves
+
+
+class LateCopies:
+    """All that were asked for, on whatever stream; the oldest is made first."""
+
+    def __init__(self) -> None:
+        self._asked: list[Callable[[], None]] = []
+        self.made = 0
+
+    def ask(self, source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
+        """As run_moves()."""
+        self._asked.append(lambda: run_moves(source, target, moves))
+
+    @property
+    def asked(self) -> int:
+        return len(self._asked)
+
+    def make(self, count: int) -> None:
+        """The first so many."""
+        while self.made < count:
+            self.made += 1
+            self._asked[self.made - 1]()
+
+
+class NoPinning:
+    def pin(self, address: int, size: int) -> None:
+        return
+
+    def let_go(self, address: int) -> None:
+        return
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
+    """Of CUDA's streams, events and pinned memory."""
+    copies = LateCopies()
+
+    class Event:
+        def __init__(self, blocking: bool) -> None:
+            self._behind = 0
+
+        def record(self) -> None:
+            self._behind = copies.asked
+
+        def synchronize(self) -> None:
+            copies.make(self._behind)
+
+    class Stream:
+        def __init__(self, device: torch.device, priority: int) -> None:
+            pass
+
+        def wait_event(self, event: Event) -> None:
+            event.synchronize()
+
+        def synchronize(self) -> None:
+            copies.make(copies.asked)
+
+    made = torch.empty
+
+    def empty(*arguments: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
+        return made(*arguments, **named)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(pinned_memory, "CudaPinning", NoPinning)
+    for module in (gpu_copies, gpu_loads):
+        monkeypatch.setattr(module, "batched_moves", lambda: copies.ask)
+    return copies
