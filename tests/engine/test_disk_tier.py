@@ -27,6 +27,7 @@ from tasuki.engine.tiers.store.rows import PassingRows, Rows
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tasuki.pycache.arena import Arena
 from tests.harness.engines import alone, prompt, submit, tiny_parts
+from tests.harness.kept_goldens import DiskGoldens
 from tests.harness.manual_clock import ManualClock
 from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk, TieredEngine, flip_everything
 from tests.harness.waiting import HANG_SECONDS, until
@@ -35,6 +36,10 @@ PROMPT = prompt(350, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)
 EXPECTED = alone(NEXT, 4)
 KEPT = 351
+
+
+class TestGoldensFromADisk(DiskGoldens):
+    device = "cpu"
 
 
 class DiskEngine(TieredEngine):

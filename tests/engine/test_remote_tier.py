@@ -33,6 +33,7 @@ from tasuki.engine.tiers.remote.remote_objects import RemoteObjects
 from tasuki.engine.tiers.store.patience import MOST_FAILURES, Patience
 from tasuki.engine.tiers.tier_prices import CPU_LINK
 from tests.harness.engines import alone, prompt, submit, tiny_parts
+from tests.harness.kept_goldens import RemoteGoldens
 from tests.harness.manual_clock import ManualClock
 from tests.harness.s3_server import BUCKET, S3Server, running_s3
 from tests.harness.tcp_proxy import TcpProxy
@@ -58,6 +59,10 @@ def near_store(monkeypatch: pytest.MonkeyPatch) -> None:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with running_s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+class TestGoldensOfAnotherNode(RemoteGoldens):
+    device = "cpu"
 
 
 class RemoteEngine(TieredEngine):

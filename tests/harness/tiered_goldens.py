@@ -32,7 +32,7 @@ class CheapLoads(EngineParts):
 
     @property
     def tier_prices(self) -> list[TierPrices]:
-        return [TierPrices(1.0, 0.1, 0.1, 1e-6)]
+        return [TierPrices(1.0, 0.1, 0.1, 1e-6) for _ in super().tier_prices]
 
 
 def tiered_engine(model: str, device: str) -> Lone:

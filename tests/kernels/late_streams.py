@@ -1,6 +1,7 @@
 """Streams of a GPU that is not there: a copy is made when somebody waits for it, and no sooner, so
 that whoever does not wait finds what was there before."""
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +18,8 @@ class LateCopies:
 
     def __init__(self) -> None:
         self._asked: list[Callable[[], None]] = []
-        self.made = 0
+        self._made = 0
+        self._making = threading.Lock()
 
     def ask(self, source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
         """As run_moves()."""
@@ -29,9 +31,10 @@ class LateCopies:
 
     def make(self, count: int) -> None:
         """The first so many."""
-        while self.made < count:
-            self.made += 1
-            self._asked[self.made - 1]()
+        with self._making:
+            while self._made < count:
+                self._asked[self._made]()
+                self._made += 1
 
 
 class NoPinning:
