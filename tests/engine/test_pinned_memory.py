@@ -9,7 +9,12 @@ import pytest
 from scripts.tiers.ids_and_bytes import LAYOUT
 from tasuki.engine.config import EngineConfigError
 from tasuki.engine.tiers.gpu import pinned_memory
-from tasuki.engine.tiers.gpu.pinned_memory import MOST_SECONDS, piece_bytes, pinned
+from tasuki.engine.tiers.gpu.pinned_memory import (
+    MOST_SECONDS,
+    piece_bytes,
+    pinned,
+    pinned_passage,
+)
 
 SLABS = 40
 
@@ -64,3 +69,15 @@ def test_pinning_is_bounded_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), pytest.raises(EngineConfigError, match="give less"):
         pinned(LAYOUT, 8 * SLABS, Pinning(), lambda: next(times))
     assert "of host memory pinned" in caplog.text
+
+
+def test_what_a_disk_reads_into_is_pinned_whole_from_a_page_of_the_systems_on() -> None:
+    pinning, size = Pinning(), 3 * mmap.PAGESIZE
+    memory = pinned_passage(size, pinning)
+    assert pinning.pieces == {memory.data_ptr(): size} and memory.numel() == size
+    assert memory.data_ptr() % mmap.PAGESIZE == 0
+    del memory
+    gc.collect()
+    assert not pinning.pieces
+    with pytest.raises(EngineConfigError, match="leave disk_cache and remote_cache out"):
+        pinned_passage(size, Pinning(most=size - 1))

@@ -13,10 +13,13 @@ from stat import S_IMODE
 
 import numpy as np
 import pytest
+import torch
 
 from scripts.tiers.ids_and_bytes import LAYOUT, Turns
 from tasuki.engine import messages as m
+from tasuki.engine.build import kept_contract
 from tasuki.engine.messages.evictions import LOAD_FAILED
+from tasuki.engine.tiers.digests import DigestKind
 from tasuki.engine.tiers.kept import kept_folder, kept_index
 from tasuki.engine.tiers.kept.disk_failed import DiskFailed
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
@@ -390,6 +393,20 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         KeptIndex(folder, LAYOUT, 4)
     assert outside.read_bytes() == b"others"
     folder.close()
+
+
+def test_nodes_on_a_cpu_and_on_a_gpu_leave_each_others_folder_alone(tmp_path: Path) -> None:
+    """One cannot compare what the other digested."""
+    parts = tiny_parts(slabs=2)
+    folders = [
+        KeptFolder(
+            tmp_path, kept_contract("w", parts.model_config, parts.model.weights, LAYOUT, kind)
+        )
+        for kind in map(DigestKind.of, (torch.device("cpu"), torch.device("cuda", 1)))
+    ]
+    assert len({folder.path for folder in folders}) == 2 and folders[1].others == 1
+    for folder in folders:
+        folder.close()
 
 
 def test_another_contracts_index_is_not_read(tmp_path: Path) -> None:

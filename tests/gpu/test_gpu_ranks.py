@@ -21,7 +21,7 @@ from tests.harness.random_checkpoint import write_random_model
 from tests.harness.rank_engines import rank_engine
 from tests.harness.rank_pairs import handed_over_as_goldens_have_it, on_gpus
 from tests.harness.rank_play import as_goldens_have_it, constrained, golden_cases, play
-from tests.harness.rank_tiers import goldens_come_back
+from tests.harness.rank_tiers import goldens_come_back, goldens_come_back_from_disks
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2 or not torch.cuda.can_device_access_peer(0, 1),
@@ -91,6 +91,12 @@ def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     # So few tokens a GPU would compute rather than load.
     monkeypatch.setattr("tasuki.engine.build.GPU_LINK", CPU_LINK)
     goldens_come_back(device="cuda", max_batch=4)
+
+
+def test_disks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("GPU_LINK", "GPU_DISK_LINK"):
+        monkeypatch.setattr(f"tasuki.engine.build.{name}", CPU_LINK)
+    goldens_come_back_from_disks(tmp_path, device="cuda", max_batch=4)
 
 
 @pytest.fixture(scope="module")

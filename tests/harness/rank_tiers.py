@@ -56,3 +56,20 @@ def goldens_come_back(**more: object) -> None:
         assert host.loads["done"] >= len(long_cases()) > 0 and host.writes["done"] > 0
         engine.assert_at_rest()
         engine.engine.close()
+
+
+def goldens_come_back_from_disks(folder: Path, **more: object) -> None:
+    """Of the ranks of a node before."""
+    for turn in ("first", "again"):
+        with tiered(folder, **more) as engine:  # type: ignore[arg-type]
+            hits = asked(engine, turn)
+            restored = engine.stats().tiers[1].kept["restored"]
+            ended(engine)
+    assert restored >= len(long_cases())
+    assert all(hit.loaded.get("disk", 0) > 0 for hit in hits.values()), hits
+
+
+def ended(engine: Lone) -> None:
+    engine.run()
+    engine.assert_at_rest()
+    engine.engine.close()

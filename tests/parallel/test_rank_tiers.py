@@ -14,8 +14,14 @@ from tasuki.engine.parallel import messages as r
 from tasuki.engine.parallel.tiers.rank_copier import RankCopier
 from tasuki.engine.tiers.copy_job import CopyJob, Direction, JobEnd, WriteLabel
 from tasuki.engine.tiers.tier_prices import CPU_LINK
-from tests.harness.engines import Lone
-from tests.harness.rank_tiers import asked, goldens_come_back, long_cases, tiered
+from tests.harness.rank_tiers import (
+    asked,
+    ended,
+    goldens_come_back,
+    goldens_come_back_from_disks,
+    long_cases,
+    tiered,
+)
 from tests.harness.waiting import until
 from tests.parallel.test_ranks import Cast
 
@@ -100,12 +106,6 @@ def disks(folder: Path) -> list[Path]:
     return sorted(folder.glob("tasuki-*"))
 
 
-def ended(engine: Lone) -> None:
-    engine.run()
-    engine.assert_at_rest()
-    engine.engine.close()
-
-
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     """The folder of two ranks that answered every case."""
@@ -116,12 +116,8 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_ranks_find_what_they_kept(kept: Path) -> None:
-    with tiered(kept) as engine:
-        assert engine.stats().tiers[1].kept["restored"] >= len(long_cases())
-        hits = asked(engine, "again")
-        assert all(hit.loaded.get("disk", 0) > 0 for hit in hits.values()), hits
-        ended(engine)
+def test_ranks_find_what_they_kept(tmp_path: Path) -> None:
+    goldens_come_back_from_disks(tmp_path)
 
 
 def test_another_number_of_ranks_ignores_it(kept: Path) -> None:
