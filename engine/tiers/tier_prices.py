@@ -32,8 +32,8 @@ GPU_LINK = Link(0.5e-3, 50e9, 400e12, 1e-6)
 """PCIe of the fifth generation."""
 GPU_DISK_LINK = Link(5e-3, 3e9, 400e12, 1e-6)
 """About half of what one NVMe drive reads."""
-GPU_REMOTE_LINK = Link(50e-3, 1e9, 400e12, 1e-6)
-"""A store on a network of ten gigabits and more."""
+GPU_REMOTE_LINK = Link(50e-3, 2e9, 400e12, 1e-6)
+"""A store on a network of 25 gigabits: with less the larger models compute sooner."""
 
 
 @dataclass(frozen=True)
