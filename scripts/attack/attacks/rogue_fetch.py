@@ -93,10 +93,13 @@ def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMess
     """A fetch that is sound but for one thing, or for none."""
     rng = attempt.rng
     spelt, salt = held.spelt, held.salt
+    page = len(spelt) // _PAGES
     room, generation = None, _GENERATION
     match rng.randrange(8):
         case 0:
-            spelt = spelt[: rng.randrange(len(spelt))]
+            # Where a page ends a state of the prompt may stand, and is rightly given.
+            cuts = [at for at in range(len(spelt)) if at % page or not at]
+            spelt = spelt[: rng.choice(cuts)]
         case 1:
             spelt += rng.randbytes(rng.choice((1, 4, 256, _LONGEST)))
         case 2:
