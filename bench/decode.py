@@ -68,8 +68,10 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         self.parsed()
-        if self.draft_layer == "auto" and (self.constrained or self.peer):
-            raise ValueError("draft_layer auto measures neither constrained nor peer: leave them")
+        if self.draft_layer == "auto" and (self.constrained or self.peer or self.kernels):
+            raise ValueError(
+                "draft_layer auto measures neither constrained, peer nor kernels: leave them"
+            )
         if self.draft_tokens < 1:
             raise ValueError(f"draft_tokens must be at least 1, not {self.draft_tokens}")
         Script.parse(self.accept, self.draft_tokens)
@@ -106,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
             f"{config.asked_form.name} is measured without draft_layer auto: leave that out, or "
             "quantization and kv_dtype"
         )
+    if own.kernels and config.device == "cpu":
+        raise BenchError("kernels are of a GPU: leave that out, or give --device cuda")
     model = config.model_config()
     report = config.reported(f"decode {config.model}")
     if own.draft_layer == "auto":

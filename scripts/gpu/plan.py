@@ -28,7 +28,8 @@ class Plan:
     def _pairs(self) -> list[Run]:
         """Agents on two GPUs, and on one of them."""
         arena = f"--arena-mib {self.arena_mib}"
-        one = ("--agents", "--node-flags", f"--device cuda:0 {arena}")
+        alone = ("--node-flags", f"--device cuda:0 {arena}")
+        one = ("--agents", *alone)
         decode = ("--pair", "--node-flags", f"--device cuda:1 {arena}")
         prefill = f"--device cuda:0 {arena} --handover-bind 127.0.0.1:0"
         pair = (*decode, "--prefill-flags", prefill)
@@ -38,9 +39,12 @@ class Plan:
             more = (*flags, "--seed", str(sessions))
             return self._figure(name, gpus, 150, "two GPUs are worth two", words, *more)
 
-        def streams(name: str, gpus: int, flags: tuple[str, ...]) -> Run:
-            words = "serving --model 9b --clients 8 --streams 256 --seconds 15"
+        def answers(name: str, gpus: int, load: str, flags: tuple[str, ...]) -> Run:
+            words = f"serving --model 9b --clients 8 {load}"
             return self._figure(name, gpus, 100, "an even pace", words, *flags)
+
+        # A pair has agents: these ask once, all at once, for what a stream asks for.
+        once = "--sessions 256 --turns 1 --warm 0 --prefix 0 --turn-tokens 512 --turn-answer 512"
 
         return [
             agents("serving_gpu_pair_agents64", 2, 64, pair, 3),
@@ -50,8 +54,8 @@ class Plan:
             agents("serving_gpu_pair_agents32", 2, 32, pair, 3),
             agents("serving_gpu_pair_agents128_cold", 2, 128, pair, 0),
             agents("serving_gpu_pair_agents256", 2, 256, pair, 3),
-            streams("serving_gpu_decode256", 1, one[1:]),
-            streams("serving_gpu_pair_decode256", 2, pair),
+            answers("serving_gpu_decode256", 1, "--streams 256 --seconds 15", alone),
+            answers("serving_gpu_pair_decode256", 2, once, pair),
         ]
 
     def _steps(self) -> list[Run]:

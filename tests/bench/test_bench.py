@@ -1,6 +1,7 @@
 """`tasuki bench` on a tiny model on the CPU: what it counts and writes, not how fast it is."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,21 @@ def test_what_is_not_measured_of_ranks_is_refused(
     ):
         assert cli.main(["bench", *flags, "--tensor-parallel", "2"]) != 0
         assert "tensor_parallel is measured " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        ([], "kernels are of a GPU"),
+        (["--draft-layer", "auto"], "draft_layer auto measures neither"),
+    ],
+)
+def test_kernels_that_are_not_seen_are_refused(
+    tiny: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], refusal: str
+) -> None:
+    with suppress(SystemExit):
+        assert cli.main(["bench", "decode", *tiny, "--kernels", *flags]) != 0
+    assert refusal in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -368,7 +384,7 @@ def test_a_row_shows_share_comparison_and_verdict() -> None:
 
 
 def test_gaps_are_where_no_piece_of_work_runs() -> None:
-    spans = [(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (1.2, 1.5), (2.5, 3.0), (5.0, 6.0)]
+    spans = [(5.0, 6.0), (0.0, 1.0), (0.5, 2.0), (2.0, 3.0), (3.5, 4.0)]
     work = [Work("kernel", begin, end) for begin, end in spans]
     assert gaps(work) == [0.5, 1.0]
     assert gaps([]) == []
