@@ -1,13 +1,15 @@
 """A load as pieces in the order in which layers compute, so that whoever computes behind it begins
 at its first layers.
 
-Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once, those of
-layer l before those of layer l + 1; what a page has goes in the order of its regions and the slot's
-bytes from the first on, which is the order that digests take.
+Pure. Invariant: the pieces of a job move each byte of its pages and of its slot once: the slot
+first, all of which is as long as the pages of one layer are or shorter, so that layers that read
+states alone are computed while the pages of the next one land. What a page has goes in the order of
+its regions and the slot's bytes from the first on, which is the order that digests take.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -57,28 +59,35 @@ def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece
     for first in range(0, len(job.pages), at_once):
         end = min(first + at_once, len(job.pages))
         parts.append(_Part(first, end, page_runs(layout, job.pages[first:end])))
+    layers = len(layout.layer_kinds)
+    states, pages = _states(layout, job), _pages(layout, parts)
+    first_pages = next((piece.layers for piece in _pages(layout, parts[:1])), layers)
     held: Piece | None = None
-    for layer in range(len(layout.layer_kinds)):
-        for piece in _pieces_of(layout, layer, job, parts):
-            if held is not None:
-                yield replace(held, layers=layer)
-            held = piece
+    for piece in chain(states, pages):
+        if held is not None:
+            behind = piece.layers if held.region is not None else min(piece.layers, first_pages)
+            yield replace(held, layers=behind)
+        held = piece
     if held is not None:
-        yield replace(held, layers=len(layout.layer_kinds))
+        yield replace(held, layers=layers)
 
 
-def _pieces_of(
-    layout: CacheLayout, layer: int, job: CopyJob, parts: list[_Part]
-) -> Iterator[Piece]:
-    kind = layout.layer_kinds[layer]
-    if kind.keeps_state and job.slot is not None:
-        span = layout.state_span(layer, 0)
-        yield Piece(layer, slot_moves(layout, job.slot, span.offset, span.length))
-    if kind.keeps_pages:
-        region = layout.regions[layout.kind_index(layer)]
-        for part in parts:
-            moves = region_moves(layout, region, part.runs)
-            yield Piece(layer, moves, region.index, (part.first, part.end))
+def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Piece]:
+    """Each as if nothing behind it were to come."""
+    for layer, kind in enumerate(layout.layer_kinds):
+        if kind.keeps_state and job.slot is not None:
+            span = layout.state_span(layer, 0)
+            yield Piece(layer, slot_moves(layout, job.slot, span.offset, span.length))
+
+
+def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Piece]:
+    """As _states()."""
+    for layer, kind in enumerate(layout.layer_kinds):
+        if kind.keeps_pages:
+            region = layout.regions[layout.kind_index(layer)]
+            for part in parts:
+                moves = region_moves(layout, region, part.runs)
+                yield Piece(layer, moves, region.index, (part.first, part.end))
 
 
 def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:

@@ -55,7 +55,6 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
     arena: Arena, below: Arena, monkeypatch: pytest.MonkeyPatch, piece: int, has_slot: bool
 ) -> None:
     monkeypatch.setattr(gpu_copy, "_PIECE_BYTES", piece)
-    monkeypatch.setattr(gpu_copy, "_LEAST_BYTES", piece // 2)
     monkeypatch.setattr(gpu_copy, "_UNDER_WAY", 2 * piece)
     copies = gpu_copies.GpuCopies(arena, below)
     before = on_host(arena)

@@ -36,12 +36,14 @@ class GpuCopies:
         self._arena = arena
         self._below = below
         self._device = arena.bytes.device
+        # Steps go before digests: what is computed behind a load waits for its copies mostly.
         self._ways = _Ways(self._lane(LAST), self._lane(FIRST))
         self._run_moves = batched_moves()
         self._warm_up()
 
     def _lane(self, priority: int) -> Lane:
-        return Lane(*(stream_of(self._device, priority) for _ in range(2)))
+        """priority: of copies."""
+        return Lane(stream_of(self._device, priority), stream_of(self._device, LAST))
 
     def _warm_up(self) -> None:
         """Nobody waits for a compiler while a prompt is loaded."""

@@ -6,12 +6,13 @@ Pieces follow each other on one stream, and the digest of each behind it on anot
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 
 from tasuki.engine.tiers.copy_job import CopyJob
-from tasuki.engine.tiers.layer_pieces import Moves, layer_pieces
+from tasuki.engine.tiers.layer_pieces import Moves, Piece, layer_pieces
 from tasuki.pycache.arena import Arena
 
 from .arena_sums import ArenaSums
@@ -19,13 +20,13 @@ from .batched_moves import RunMoves
 from .streams import recorded, settle
 from .word_digest import rows_of_piece
 
-_PIECE_BYTES = 32 << 20
-_LEAST_BYTES = 16 << 20
-"""Of what goes by one call: the states of layers are a few megabytes each, which take the link less
-time than the host takes for a call."""
-_UNDER_WAY = 128 << 20
-"""Bytes that are under way at a time: two or three milliseconds, so that the link never waits for
-the host, and what nobody wants ends soon."""
+_PIECE_BYTES = 256 << 20
+"""Of what goes by one call: of most jobs all that a layer has. The host's part of a call is taken
+from who launches layers behind a load, and from steps beside a write."""
+_UNDER_WAY = 256 << 20
+"""Bytes that are under way at a time, with the call that passes them: so many milliseconds that the
+link never waits for the host. With all of a load at once each launch of a layer behind it takes
+longer, and what nobody wants ends late."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class GpuCopy:
             self._sums = ArenaSums(arena, *ids)
 
     def advance(self) -> bool:
-        if self._next is not None and self._bytes < _UNDER_WAY:
+        if self._next is not None and self._bytes < self._limit:
             self._begin(self._next)
             self._next = next(self._calls, None)
             return True
@@ -80,6 +81,12 @@ class GpuCopy:
         self._bytes -= call.length
         self.layers = call.layers
         return True
+
+    @property
+    def _limit(self) -> int:
+        """The first call, the state's, goes alone: meanwhile who computes behind a load uploads
+        what it computes on, which would land behind all that had been asked for."""
+        return _UNDER_WAY if self.layers else 1
 
     def _begin(self, call: _Call) -> None:
         lane = self._lane
@@ -102,18 +109,15 @@ class GpuCopy:
 
 
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
-    """The job's pieces in their order, small ones together."""
-    layout = arena.layout
-    moves: list[Moves] = []
-    first = end = length = 0
-    layers = 0
-    for piece in layer_pieces(layout, job, _PIECE_BYTES):
-        moves.append(piece.moves)
-        length += piece.length
-        end += rows_of_piece(piece)
-        layers = piece.layers
-        if length >= _LEAST_BYTES:
-            yield _Call(layers, np.concatenate(moves, axis=1), (first, end), length)
-            moves, first, length = [], end, 0
-    if moves:
-        yield _Call(layers, np.concatenate(moves, axis=1), (first, end), length)
+    """The job's pieces in their order, those of the slot together."""
+    end = 0
+    for _, some in groupby(layer_pieces(arena.layout, job, _PIECE_BYTES), _call_of):
+        pieces = list(some)
+        first, end = end, end + sum(map(rows_of_piece, pieces))
+        moves = np.concatenate([piece.moves for piece in pieces], axis=1)
+        length = sum(piece.length for piece in pieces)
+        yield _Call(pieces[-1].layers, moves, (first, end), length)
+
+
+def _call_of(piece: Piece) -> tuple[int, int] | None:
+    return None if piece.region is None else (piece.region, piece.pages[0])

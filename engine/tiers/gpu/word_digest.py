@@ -60,10 +60,12 @@ def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> 
     those of the slot behind them."""
     unit = len(pages)
     found = [np.empty((_LINES, 0), np.int64)]
-    for layer, kind in enumerate(layout.layer_kinds):
+    kinds = list(enumerate(layout.layer_kinds))
+    for layer, kind in kinds:
         if kind.keeps_state and slot is not None:
             span = layout.state_span(layer, 0)
             found.append(rows_of_state(layout, slot, span.offset, span.length, unit))
+    for layer, kind in kinds:
         if kind.keeps_pages:
             region = layout.regions[layout.kind_index(layer)]
             found.append(rows_of_pages(layout, region.index, pages, 0))
