@@ -106,7 +106,7 @@ def fold_states(
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
         LINE=min(128 // ssm[0].element_size(), config.key_dim),
-        num_warps=warps_of(_WARPS, config),
+        num_warps=warps_of(_WARPS, config.value_dim, config.key_dim),
     )
 
 
@@ -208,6 +208,8 @@ def _states_kernel(
             mixed + at * CHANNELS,
             scalars + at * NUMBERS,
             head,
+            0,
+            VALUE_DIM,
             KEY_HEADS,
             VALUE_HEADS,
             KEY_DIM,

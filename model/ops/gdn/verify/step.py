@@ -1,20 +1,19 @@
 """One token of the recurrence, on a head's state in registers: shared by rows with drafts and by
 folds, so that a state goes through the very same arithmetic in both.
 
-A head's state [value_dim, key_dim] is held as [value_dim, lines, line], a line of 128 bytes: as in
-`gdn_decode`, whose arithmetic this is.
+Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], a line of 128 bytes: as
+in `gdn_decode`, whose arithmetic this is.
 """
 
 import triton
 import triton.language as tl
 
-from tasuki.model.config import ModelConfig
 
-
-def warps_of(most: int, config: ModelConfig) -> int:
-    """At most that many, and so few that every thread holds four keys of a line, as those of large
-    heads do: a thread sums its own first, so that with fewer keys the sum has another order."""
-    return max(1, min(most, config.value_dim * config.key_dim // (32 * 4)))
+def warps_of(most: int, rows: int, key_dim: int) -> int:
+    """Of a program with so many rows of a state: at most that many, and so few that every thread
+    holds four keys of a line, as those of large heads do: a thread sums its own first, so that with
+    fewer keys the sum has another order."""
+    return max(1, min(most, rows * key_dim // (32 * 4)))
 
 
 @triton.jit
@@ -22,13 +21,16 @@ def inputs_of(
     mixed,
     scalars,
     head,
+    first,
+    ROWS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     LINE: tl.constexpr,
 ):
-    """q, k [lines, line], v [value_dim], decay and beta of one head of the token kept there."""
+    """q, k [lines, line], v [ROWS] from value `first` on, decay and beta of one head of the token
+    kept there."""
     LINES: tl.constexpr = KEY_DIM // LINE
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -39,7 +41,7 @@ def inputs_of(
     q *= tl.load(scalars + key_head, cache_modifier=".cg")
     k = tl.load(key + KEYS, cache_modifier=".cg").to(tl.float32)
     k *= tl.load(scalars + KEY_HEADS + key_head, cache_modifier=".cg")
-    value = mixed + 2 * KEYS + head * VALUE_DIM + tl.arange(0, VALUE_DIM)
+    value = mixed + 2 * KEYS + head * VALUE_DIM + first + tl.arange(0, ROWS)
     v = tl.load(value, cache_modifier=".cg").to(tl.float32)
     decay = tl.load(scalars + 2 * KEY_HEADS + head, cache_modifier=".cg")
     beta = tl.load(scalars + 2 * KEY_HEADS + VALUE_HEADS + head, cache_modifier=".cg")
@@ -48,15 +50,16 @@ def inputs_of(
 
 @triton.jit
 def step(state, k, v, decay, beta):
-    """(The state [value_dim, lines, line] behind the token, its update [value_dim])."""
+    """(The state [rows, lines, line] behind the token, its update [rows])."""
     read = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
     delta = beta * (v - decay * read)
     return state * decay + delta[:, None, None] * k[None, :, :], delta
 
 
 @triton.jit
-def places_of_state(KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, LINE: tl.constexpr):
-    """Where the elements of a head's state lie in it, [value_dim, lines, line]."""
-    row = tl.arange(0, VALUE_DIM)[:, None, None] * KEY_DIM
+def places_of_state(KEY_DIM: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr):
+    """Where the elements of so many rows of a head's state lie behind the first, [rows, lines,
+    line]."""
+    row = tl.arange(0, ROWS)[:, None, None] * KEY_DIM
     line = tl.arange(0, KEY_DIM // LINE)[None, :, None] * LINE
     return row + line + tl.arange(0, LINE)[None, None, :]
