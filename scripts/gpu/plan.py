@@ -62,11 +62,12 @@ class Plan:
         """Whole models on one GPU."""
         drafted = "--kernels --points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
-        large = f"{both} --alone --arena-mib 8192 --max-batch 4 --points 4x50000"
+        large = f"{both} --alone --kernels --arena-mib 8192 --max-batch 4 --points 4x50000"
         drafted_fp8 = f"{both} --alone --speculate mtp --points 1x50000,16x8192"
         experts_drafted = "--model 35b-a3b --speculate mtp --points 1x8192,64x8192"
         wide = "--arena-mib 16000 --kernels --points 1x50000,16x8192"
-        nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --points 16x8192"
+        experts_fp8 = "--model 35b-a3b --quantization fp8 --kernels"
+        nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --kernels --points 16x8192"
         figure = self._figure
         return [
             figure("speculation", 1, 220, "drafts", f"decode --speculate mtp {drafted}"),
@@ -76,7 +77,7 @@ class Plan:
             figure("gpu_kernels_fp8_rows", 1, 60, "turned rows", "kernels --families attention"),
             figure("speculation_fp8", 1, 100, "FP8 and drafts", f"decode {drafted_fp8}"),
             figure("gpu_tiers", 1, 150, "host memory below a GPU", "tiers"),
-            figure("gpu_decode_35b_fp8", 1, 150, "experts", "decode --model 35b-a3b " + both),
+            figure("gpu_decode_35b_fp8", 1, 150, "experts", f"decode {experts_fp8}"),
             figure("gpu_prefill_35b", 1, 120, "experts", "prefill --model 35b-a3b " + both),
             figure("gpu_decode_35b_nvfp4", 1, 70, "NVFP4", f"decode {nvfp4}"),
             figure("gpu_decode_122b", 1, 150, "122B alone", f"decode --model 122b-a10b {large}"),
