@@ -326,7 +326,7 @@ def pair_with(
     faults = in_the_tenth_window(Fault.HOLD) if hold else no_faults
     with engine_pair(tiny_parts(), parts, faults) as pair:
         steps: EarlySteps = pair.early._steps
-        steps._stream = lambda: stream
+        steps._stream = stream
         try:
             yield pair
         finally:
@@ -399,15 +399,24 @@ def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
         assert pair.decode.tokens(NAME) == alone(prompt(150), 5), "others are served without them"
 
 
+def test_steps_share_a_stream() -> None:
+    stream = BusyStream()
+    stream.go.set()
+    with pair_with(stream) as pair:
+        for number in range(2):
+            pair.join(pair.begin(submit(str(number), prompt(90 + number, number), 4)))
+    assert stream.did == ["entered", "left", "waited"] * 2
+
+
 def test_the_end_of_an_earlier_step_joins_no_room_whose_own_step_still_runs() -> None:
     """The word of a step's end may come after the next step has begun."""
     first, second = BusyStream(), BusyStream()
     first.go.set()
-    streams = iter((first, second))
     with pair_with(second) as pair:
-        pair.early._steps._stream = lambda: next(streams)
+        pair.early._steps._stream = first
         one = pair.begin(submit("one", prompt(90), 4))
         ended = pair.said_by_steps.get(timeout=HANG_SECONDS)
+        pair.early._steps._stream = second
         two = pair.begin(submit("two", prompt(91, 1), 4))
         assert second.waiting.wait(HANG_SECONDS)
         pair.done(two)

@@ -103,7 +103,7 @@ class _Gate(LayerHooks):
 
 class EarlySteps:
     """prepare: once on the thread of the steps, before the first. on_end: called there after each;
-    must return at once. stream: makes the stream of a step; the arena's device's own by default."""
+    must return at once. stream: makes the one of all steps; the arena's device's own by default."""
 
     def __init__(
         self,
@@ -113,7 +113,8 @@ class EarlySteps:
         prepare: Callable[[], None] = lambda: None,
         stream: Callable[[], OwnStream] | None = None,
     ) -> None:
-        self._stream = stream or (lambda: own_stream(arena.bytes.device))
+        self._new_stream = stream or (lambda: own_stream(arena.bytes.device))
+        self._stream: OwnStream | None = None
         self._model = model
         self._arena = arena
         self._on_end = on_end
@@ -152,10 +153,12 @@ class EarlySteps:
         return True
 
     def _run(self, step: EarlyStep) -> None:
-        stream = None
         try:
-            stream = self._stream()
-            with stream.entered():
+            # One for all steps: what is allocated belongs to its stream, and each new one takes as
+            # much memory again, in as many calls that wait for the device.
+            if self._stream is None:
+                self._stream = self._new_stream()
+            with self._stream.entered():
                 self._compute(step)
         except _Shut:
             pass
@@ -163,12 +166,12 @@ class EarlySteps:
             # The request decodes in the batch instead.
             log.exception("an early step broke")
         finally:
-            self._end(step, stream)
+            self._end(step)
 
-    def _end(self, step: EarlyStep, stream: OwnStream | None) -> None:
+    def _end(self, step: EarlyStep) -> None:
         try:
-            if stream is not None:
-                stream.synchronize()
+            if self._stream is not None:
+                self._stream.synchronize()
         except Exception:
             log.exception("an early step's stream cannot be waited for: its ids are kept for good")
         else:

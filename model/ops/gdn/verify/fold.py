@@ -21,7 +21,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .kept_inputs import KeptInputs, KeptTurns
 from .step import inputs_of, places_of_state, step, warps_of
 
-_WARPS = 8
+FOLD_WARPS = 8
 _CHANNELS = 256
 _CHANNEL_WARPS = 4
 
@@ -106,7 +106,7 @@ def fold_states(
         KEY_DIM=config.key_dim,
         VALUE_DIM=config.value_dim,
         LINE=min(128 // ssm[0].element_size(), config.key_dim),
-        num_warps=warps_of(_WARPS, config.value_dim, config.key_dim),
+        num_warps=warps_of(FOLD_WARPS, config.value_dim, config.key_dim),
     )
 
 
@@ -229,7 +229,7 @@ def compile_specs() -> list[KernelSpec]:
     tables = "places counts read_slots write_slots"
     return [
         KernelSpec.of(
-            "gdn_fold_states", _states_kernel, heads, _WARPS, fp32="scalars ssm", i32=tables
+            "gdn_fold_states", _states_kernel, heads, FOLD_WARPS, fp32="scalars ssm", i32=tables
         ),
         KernelSpec.of(
             "gdn_fold_columns",

@@ -25,6 +25,7 @@ from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 from tasuki.utils.triton.prefetch import prefetch
 
+from .fold import FOLD_WARPS
 from .gated_rows import gated_rows
 from .inputs import verify_inputs
 from .kept_inputs import LayerInputs
@@ -33,6 +34,7 @@ from .step import inputs_of, places_of_state, step, warps_of
 # Of 16 and 64 rows of 9B on an H200 0.57 times what whole heads take in programs of 16 warps, which
 # wait for each other: in every token, for its norm.
 _ROWS = 64
+_KEYS = 128
 _WARPS = 4
 
 
@@ -98,10 +100,17 @@ def gdn_verify(
         LINE=min(128 // ssm.element_size(), config.key_dim),
         ROWS=tile,
         AHEAD=tile * config.key_dim * ssm.element_size(),
-        num_warps=warps_of(_WARPS, tile, config.key_dim),
+        num_warps=_warps_of(tile, config.key_dim),
         **dependent(projected),
     )
     return gated_rows(projected, read, weights.norm, config, counts, rows)
+
+
+def _warps_of(rows: int, key_dim: int) -> int:
+    """Of smaller heads, which no published model has, as many as folds have, whose sums then have
+    the same order."""
+    is_whole = rows * key_dim >= _ROWS * _KEYS
+    return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 
 
 @triton.jit(do_not_specialize=["kept_tokens", "tokens", "turn_size", "turn_numbers"])
