@@ -224,7 +224,7 @@ def kept_contract(
 ) -> dict[str, str]:
     """What two nodes must have equal, one after the other, to mean the same bytes and to compare
     the same digests of them. digest: of the weights. kind: of the digests of pages and slots."""
-    whole = Contract(digest, layout, angles=model.angles, weights_format=weights.formats)
+    whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
     return {**whole.flat(), "page_digests": kind.value}
 
 

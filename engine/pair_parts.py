@@ -53,17 +53,17 @@ def _plane(
     wire: WireSettings,
 ) -> DataPlane:
     digest = digest_of_weights(config.model, config.disk_cache)
-    angles, formats = parts.model_config.angles, parts.model.weights.formats
+    constants, formats = parts.model_config.constants, parts.model.weights.formats
     shared = parts.shared
     if shared is None:
         memory = parts.arena.bytes
         return DataPlane.over(
             *(memory, parts.layout, digest, mover, transport, name, wire),
-            angles=angles,
+            constants=constants,
             weights_format=formats,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
-        angles=angles,
+        constants=constants,
         weights_format=formats,
     )

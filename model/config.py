@@ -112,10 +112,15 @@ class ModelConfig:
         return len(self.layer_kinds)
 
     @property
-    def angles(self) -> str:
-        """All that decides the angles of a position, to be compared with another node's."""
+    def constants(self) -> str:
+        """All of the config that changes what the same weights compute, and that neither they nor
+        the cache's layout show: to be compared with another node's."""
         stretched = "as trained" if self.yarn is None else str(self.yarn)
-        return f"{self.rotary_dim} elements of base {self.rope_theta:g}, {stretched}"
+        found = f"{self.rotary_dim} elements of base {self.rope_theta!r}, {stretched}"
+        found += f"; norms beyond {self.norm_eps!r}"
+        if isinstance(self.feed_forward, MoeShape):
+            found += f"; {self.feed_forward.chosen} experts a token"
+        return found
 
     @property
     def conv_channels(self) -> int:

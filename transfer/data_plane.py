@@ -69,7 +69,7 @@ class DataPlane:
         transport: Transport,
         kind: str,
         name: str,
-        angles: str = NOT_USED,
+        constants: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
         """As over(), of the memory in which the arenas of several ranks lie; the wire is exact.
@@ -89,7 +89,7 @@ class DataPlane:
                 tensor_parallel=spans.ranks,
                 nixl=transport.libraries.get("nixl", NOT_USED),
                 ucx=transport.libraries.get("ucx", NOT_USED),
-                angles=angles,
+                constants=constants,
                 weights_format=weights_format,
             ),
             NodeIdentity.new(name, kind, transport, spans.slabs, ranks=spans.ranks),
@@ -107,12 +107,12 @@ class DataPlane:
         name: str,
         wire: WireSettings | None = None,
         arena: ArenaKey = ONLY_ARENA,
-        angles: str = NOT_USED,
+        constants: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
         """memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device, registered here and
         nothing else. wire: exact by default. arena: which of the node's it is, by default its only
-        one. angles: of the model's positions, weights_format: of its weights, for the contract.
+        one. constants: of the model, weights_format: of its weights, for the contract.
 
         Raises TransportError, WireError.
         """
@@ -145,7 +145,7 @@ class DataPlane:
                 wire_state=wire.precision.state.value,
                 nixl=transport.libraries.get("nixl", NOT_USED),
                 ucx=transport.libraries.get("ucx", NOT_USED),
-                angles=angles,
+                constants=constants,
                 weights_format=weights_format,
             ),
             NodeIdentity.new(name, kind, transport, slabs, arena),

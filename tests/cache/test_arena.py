@@ -135,7 +135,7 @@ def test_a_contract_names_the_shapes_and_not_the_lists() -> None:
         "wire_state": "exact",
         "nixl": "(not used)",
         "ucx": "(not used)",
-        "angles": "(not used)",
+        "constants": "(not used)",
         "weights_format": "(not used)",
         "layer_kinds": "linear_attention,full_attention",
         "kv_heads": "1",

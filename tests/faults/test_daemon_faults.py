@@ -245,7 +245,7 @@ def test_a_node_of_another_contract_is_refused_by_name(
         differing = [{item.field for item in node.differences} for node in seen]
         assert differing[0] == {"weights_digest"}
         assert {"kv_dtype", "conv_dtype"} <= differing[1] and "weights_digest" not in differing[1]
-        assert differing[2] == {"angles"}
+        assert differing[2] == {"constants"}
         assert differing[3] == {"weights_digest", "weights_format"}
         formats = {(i.ours, i.theirs) for i in seen[3].differences if i.field == "weights_format"}
         assert formats == {("plain", "fp8_block+plain")}

@@ -7,6 +7,8 @@ from dataclasses import fields, replace
 import grpc
 import pytest
 
+from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.rope_settings import Yarn
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
@@ -14,6 +16,7 @@ from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.protocol.messages import node_to_wire
 from tests.harness.handover_nodes import Nodes, nodes
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
+from tests.harness.model_shapes import MOE
 from tests.harness.waiting import HANG_SECONDS
 
 STRANGER = "decode-1"
@@ -22,7 +25,7 @@ OURS = Contract("weights", small_layout())
 
 def other(value: object) -> object:
     """Another value of the same kind."""
-    if isinstance(value, int):
+    if isinstance(value, (int, float)):
         return value + 1
     if isinstance(value, tuple):
         return tuple({FULL: GDN, GDN: FULL}[kind] for kind in value)
@@ -59,6 +62,46 @@ async def differing(both: Nodes, contract: dict[str, str], transport: str = "loo
 def test_the_matrix_has_every_field_of_the_contract() -> None:
     assert set(mismatches()) == set(OURS.flat())
     assert {"wire_version", "weights_digest", "page_tokens", "ssm_dtype"} <= set(OURS.flat())
+
+
+WEIGHTS_SHOW = {
+    *("model_type", "vocab", "hidden", "query_heads", "tied", "head_block"),
+    *("experts", "intermediate", "shared_intermediate"),
+}
+"""By the shapes of tensors, or by which there are."""
+CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held"}
+"""Or else is of one rank of several."""
+
+
+def contract_of(model: ModelConfig) -> dict[str, str]:
+    layout = model.cache_layout("float32", "float32", "float32")
+    return Contract("weights", layout, constants=model.constants).flat()
+
+
+def other_models() -> dict[str, ModelConfig]:
+    """By the field that differs, a config like MOE in all others."""
+    experts = MOE.feed_forward
+    assert isinstance(experts, MoeShape)
+    made = {
+        field.name: replace(MOE, feed_forward=replace(experts, **{field.name: 1}))
+        for field in fields(MoeShape)
+    }
+    by_hand: dict[str, object] = {"yarn": Yarn(4.0, 4096, 32.0, 1.0, 1.0, True)}
+    for field in fields(ModelConfig):
+        if field.name not in CHANGES_NO_STATE | {"feed_forward"}:
+            changed = by_hand.get(field.name) or other(getattr(MOE, field.name))
+            made[field.name] = replace(MOE, **{field.name: changed})
+    return made
+
+
+@pytest.mark.parametrize("field", sorted(other_models().keys() - WEIGHTS_SHOW - CHANGES_NO_STATE))
+def test_a_config_that_makes_other_state_of_the_same_weights_is_another(field: str) -> None:
+    assert contract_of(other_models()[field]) != contract_of(MOE)
+
+
+def test_a_constant_counts_to_its_last_digit() -> None:
+    near = replace(MOE, rope_theta=MOE.rope_theta * (1 + 1e-9))
+    assert contract_of(near) != contract_of(MOE)
 
 
 @pytest.mark.parametrize("field", sorted(OURS.flat()))

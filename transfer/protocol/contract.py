@@ -37,9 +37,10 @@ class Contract:
     """weights_digest: hex digest of the weights in use. layout: of one rank that has all.
     tensor_parallel: ranks that share one model, which may differ. wire_kv, wire_state: names of the
     wire's precisions. nixl, ucx: versions, where the transport uses them; UCX of another version
-    may read an address differently, and abort. angles: of positions, which a config may stretch
-    while the weights stay. weights_format: how the weights are stored, all kinds that occur: the
-    digest differs with it, and this names why."""
+    may read an address differently, and abort. constants: of the model, which a config may change
+    while the weights stay: angles of positions, epsilon of norms, experts a token. weights_format:
+    how the weights are stored, all kinds that occur: the digest differs with it, and this names
+    why."""
 
     weights_digest: str
     layout: CacheLayout
@@ -52,7 +53,7 @@ class Contract:
     wire_state: str = Precision.EXACT.value
     nixl: str = NOT_USED
     ucx: str = NOT_USED
-    angles: str = NOT_USED
+    constants: str = NOT_USED
     weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
