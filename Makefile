@@ -165,7 +165,8 @@ lint-proto:
 # The pictures that the documents show, from a real browser.
 screenshots: $(VENV)/dev-installed
 	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/dashboard/test_page.py \
-		tests/dashboard/test_page_of_recording.py tests/dashboard/test_fleet_page.py
+		tests/dashboard/test_page_of_recording.py tests/dashboard/test_page_of_tiers.py \
+		tests/dashboard/test_fleet_page.py
 
 # Boards for Grafana and the reference of metrics, from the code.
 boards: $(VENV)/dev-installed

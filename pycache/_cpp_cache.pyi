@@ -189,6 +189,9 @@ class TierStats:
     abandoned_writes: Final[int]
     """Whose source went meanwhile."""
     failed_transfers: Final[int]
+    budget_pages: Final[float | None]
+    """That may be written now, below 0 where a transfer took more than there were; None: any
+    number."""
 
 class Match:
     """A read-only answer of the tree; holds nothing."""

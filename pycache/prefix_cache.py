@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import Allocation, PrefixCache, TierConfig, TreeConfig
+from ._cpp_cache import Allocation, PrefixCache, TierConfig, TierWrite, TreeConfig
 from .arena import Arena
 from .copies import CopyKind, CopyOp
 
@@ -125,6 +125,12 @@ class HybridPrefixCache(PrefixCache):
         if allocation is not None and allocation.load is None:
             self._fork(allocation)
         return allocation
+
+    def next_write(self) -> TierWrite | None:
+        """The next copy to be made downwards, begun by this call; None: none waits, or there is no
+        room or no budget yet, which time fills."""
+        self.advance_to(self._clock())
+        return super().next_write()
 
     def _fork(self, allocation: Allocation) -> None:
         """Let it start from its checkpoint, or from nothing."""

@@ -16,8 +16,10 @@ def more_host(text: str) -> tuple[float, ...]:
         sizes = tuple(float(part) for part in text.split(","))
     except ValueError:
         sizes = ()
-    if not sizes or not all(0 < size < float("inf") for size in sizes):
-        raise ReplayError(f"--more-host {text}: give sizes above 0, GiB, as 256,1024")
+    if not sizes or not all(0 < size < 1 << 20 for size in sizes):
+        raise ReplayError(
+            f"--more-host {text}: give sizes above 0 and below 2^20, GiB, as 256,1024"
+        )
     return sizes
 
 

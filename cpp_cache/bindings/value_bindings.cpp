@@ -167,7 +167,8 @@ void bind_values(py::module_& module, const CheckpointKinds& kinds) {
       .def_readonly("dropped_slots", &TierCounts::dropped_slots)
       .def_readonly("refused_writes", &TierCounts::refused_writes)
       .def_readonly("abandoned_writes", &TierCounts::abandoned_writes)
-      .def_readonly("failed_transfers", &TierCounts::failed_transfers);
+      .def_readonly("failed_transfers", &TierCounts::failed_transfers)
+      .def_readonly("budget_pages", &TierCounts::budget_pages);
 
   py::class_<CacheStats>(module, "TreeStats")
       .def_readonly("pages", &CacheStats::pages)

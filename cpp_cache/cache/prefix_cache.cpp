@@ -251,6 +251,7 @@ void PrefixCache::leave_void(Allocation& allocation) {
 std::optional<TierWrite> PrefixCache::next_write() {
   if (!tiers_) return std::nullopt;
   ++clock_;
+  tiers_->advance(now_ms_);
   return tiers_->next_write(clock_);
 }
 

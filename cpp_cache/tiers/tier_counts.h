@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "alloc/pool_counts.h"
 
@@ -22,6 +23,9 @@ struct TierCounts {
   std::int64_t refused_writes = 0;    // that never began: no room, or not worth it
   std::int64_t abandoned_writes = 0;  // whose source went meanwhile
   std::int64_t failed_transfers = 0;
+  // Of a tier with a write budget: pages that may be written now; below 0 where a transfer took
+  // more than there were.
+  std::optional<double> budget_pages{};
 };
 
 }  // namespace tasuki::cache

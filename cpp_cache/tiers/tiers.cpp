@@ -44,6 +44,7 @@ TierCounts Tiers::counts(TierId tier) const {
   counts.slots = allocator.slot_counts();
   counts.slabs_free = allocator.slabs_free();
   counts.slabs_total = at(tier).config().slabs;
+  counts.budget_pages = budgets_[raw(tier)].left();
   return counts;
 }
 

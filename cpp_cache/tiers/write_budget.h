@@ -25,6 +25,8 @@ class WriteBudget {
     now_ms_ = now_ms;
   }
   bool is_bounded() const { return rate_.has_value(); }
+  // nullopt: any number.
+  std::optional<double> left() const { return rate_ ? std::optional(pages_) : std::nullopt; }
   bool is_open() const { return !rate_ || pages_ > 0; }
   // May leave less than nothing, by one transfer: later ones make up for it.
   void spend(std::int64_t pages) {

@@ -100,7 +100,7 @@ def _report() -> NodeReport:
         policies={_LABEL_ONLY: 0.0},
         steps=m.StepReport(_NO_TIMES, _NO_TIMES, {_LABEL_ONLY: 0}),
         early=one,
-        tiers=(m.TierReport(_LABEL_ONLY, 0, *(one for _ in range(8))),),
+        tiers=(m.TierReport(_LABEL_ONLY, 0, *(one for _ in range(9))),),
     )
     return NodeReport(
         stats,

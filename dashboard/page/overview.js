@@ -112,11 +112,12 @@ function roomBelow({ slots }, pools) {
   return tiers.length ? ` So would +${bytes(slots * slab)} of host memory.` : ` So would ${bytes((arena + slots) * slab)} of host memory below the arena.`;
 }
 
-function tierWords({ held, loads, writes, dropped }) {
+function tierWords({ held, loads, writes, dropped, budget_bytes: budget = {} }) {
   const failed = Object.entries({ loads, writes }).flatMap(([kind, ends]) =>
     Object.entries(ends).filter(([end, number]) => number && end !== "done").map(([end, number]) => `${count(number)} ${kind} ${spoken(end)}`));
   return [`${count(held.pages ?? 0)} pages and ${count(held.slots ?? 0)} states of use`, `${count(loads.done ?? 0)} loads, ${count(writes.done ?? 0)} writes`,
-    ...failed, `${count(dropped.pages ?? 0)} pages and ${count(dropped.slots ?? 0)} states given up`].join(", ");
+    ...failed, `${count(dropped.pages ?? 0)} pages and ${count(dropped.slots ?? 0)} states given up`,
+    ...(budget.a_second === undefined ? [] : [`${bytes(Math.max(0, budget.left))} may be written now, ${bytes(budget.a_second)} more a second`])].join(", ");
 }
 
 // A node that drafts nothing has nothing to say, nor has a recording from before there were drafts.

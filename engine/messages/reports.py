@@ -173,7 +173,8 @@ class TierReport(Message):
     again at its start and those whose path was not whole, records that were torn, and those that
     it did not take. In a remote store: states that others may find from now on, and that were
     found there; manifests that were torn; requests that failed; lookups, and those that were
-    late."""
+    late. budget_bytes: of a tier with a write budget: left, that may be written now, below 0 where
+    a write took more than there were; a_second, that it is filled by."""
 
     name: str
     slab_bytes: int
@@ -185,3 +186,4 @@ class TierReport(Message):
     moving: dict[str, int]
     dropped: dict[str, int]
     kept: dict[str, int] = field(default_factory=dict)
+    budget_bytes: dict[str, int] = field(default_factory=dict)

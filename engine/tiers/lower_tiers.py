@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
-from tasuki.pycache._cpp_cache import Allocation, TierWrite
+from tasuki.pycache._cpp_cache import Allocation, TierStats, TierWrite
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .copy_job import CopyJob, JobEnd, WriteLabel, parts_of_load
@@ -320,9 +320,16 @@ class LowerTiers:
                     },
                     {"pages": held.dropped_pages, "slots": held.dropped_slots},
                     {} if tier.outlives is None else tier.outlives.counters,
+                    self._budget(tier, held),
                 )
             )
         return tuple(found)
+
+    def _budget(self, tier: LowerTier, held: TierStats) -> dict[str, int]:
+        if held.budget_pages is None or tier.outlives is None:
+            return {}
+        page, filled = self._cache.arena.layout.page_bytes, tier.outlives.pages_a_second
+        return {"left": int(held.budget_pages * page), "a_second": int((filled or 0) * page)}
 
     def wait(self, seconds: float) -> None:
         """Until a copy has ended, or what is computed behind one, at most so long; not while one is

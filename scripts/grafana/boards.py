@@ -1,11 +1,25 @@
-"""The boards: what an operator looks at first, then the cache, hand-overs and faults. Data only.
+"""The boards: what an operator looks at first, then the cache, the
+tiers below it, hand-overs and faults. Data only.
 
 Metrics are named without the `tasuki_` that they all begin with.
 """
 
 from dataclasses import dataclass
 
-from .panel import NODES, Panel, Query, by_label, gauge, rate, rates, share, spread, times
+from .panel import (
+    NODES,
+    Panel,
+    Query,
+    by_label,
+    by_tier,
+    gauge,
+    of_tiers,
+    rate,
+    rates,
+    share,
+    spread,
+    times,
+)
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,51 @@ CACHE = Board(
                 Query(gauge("cache_nodes", "instance"), "nodes {{instance}}"),
             ),
             "Of the radix trees.",
+        ),
+    ),
+)
+
+_FREE_SLABS, _ALL_SLABS = (of_tiers("slabs", where=f'use="{use}", ') for use in ("free", "total"))
+
+TIERS = Board(
+    "tiers",
+    (
+        Panel(
+            "In use",
+            "percentunit",
+            (Query(f"1 - {_FREE_SLABS} / {_ALL_SLABS}", "{{tier}}"),),
+            "Of each tier below the arena.",
+        ),
+        Panel(
+            "Moved",
+            "Bps",
+            tuple(
+                Query(of_tiers("bytes_total", where=f'direction="{way}", '), f"{{{{tier}}}} {way}")
+                for way in ("loaded", "written")
+            ),
+            "Between each tier and the arena, of what was of use.",
+        ),
+        by_tier(
+            "Loads",
+            "loads_total",
+            "end",
+            "A second, by how they ended; all but those that are done were computed. A mismatch is "
+            "memory or a disk that returned something else.",
+        ),
+        by_tier("Writes", "writes_total", "end", "A second, by how they ended."),
+        by_tier("Under way", "moving", "what", "Copies now, and writes that wait."),
+        by_tier("Given up", "dropped_total", "kind", "A second; rising: the tier is small."),
+        by_tier(
+            "Kept beyond a node",
+            "kept_total",
+            "what",
+            "Of a disk and a remote store, a second; torn, lost and failed: it is ill or full.",
+        ),
+        Panel(
+            "Write budget",
+            "bytes",
+            (Query(of_tiers("budget_bytes", "what"), "{{tier}} {{what}}"),),
+            "What may be written now, and what is gained a second, where a budget is given.",
         ),
     ),
 )
@@ -243,4 +302,4 @@ FAULTS = Board(
     ),
 )
 
-BOARDS = (OVERVIEW, CACHE, HANDOVER, FAULTS)
+BOARDS = (OVERVIEW, CACHE, TIERS, HANDOVER, FAULTS)

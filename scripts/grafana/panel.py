@@ -55,6 +55,21 @@ def by_label(
     return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
 
 
+def of_tiers(metric: str, by: str = "", where: str = "") -> str:
+    """Of memory below the arena, tier by tier. by: another label to keep. where: what other labels
+    are to be, as PromQL, with a comma behind it."""
+    kept = f"tier, {by}" if by else "tier"
+    chosen = f"tasuki_tier_{metric}{{{where}{NODES}}}"
+    if metric.endswith("_total"):
+        chosen = f"rate({chosen}[$rate])"
+    return f"sum by ({kept}) ({chosen})"
+
+
+def by_tier(title: str, metric: str, by: str, text: str) -> Panel:
+    """Each tier's by the values of one label."""
+    return Panel(title, "short", (Query(of_tiers(metric, by), f"{{{{tier}}}} {{{{{by}}}}}"),), text)
+
+
 def times(title: str, metric: str, text: str) -> Panel:
     """How a histogram of seconds is spread, named without its `_seconds`."""
     return spread(title, f"{metric}_seconds", text, "s")

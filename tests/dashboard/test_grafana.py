@@ -36,8 +36,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A pair under Prometheus to which happened, once each, what boards tell of. One request still
     runs."""
     with ExitStack() as stack:
+        disk = ("--disk-cache", str(tmp_path_factory.mktemp("disk")), "--disk-cache-gib", "0.05")
         pair = node_pair(
             *(*CHUNKS, *HTTP),
+            prefill=("--host-cache-gib", "0.05", *disk, "--disk-write-budget", "50"),
             decode=("--speculate", "mtp", "--draft-count", "most"),
             environment=resting_at(1),
         )

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Opened, opened
+from tests.harness.pages import Opened, opened, picture
 from tests.harness.running_nodes import HTTP, fused_node
 from tests.harness.waiting import until
 
@@ -17,9 +17,11 @@ RIGHTMOST = """Math.max(...[...document.querySelectorAll("#tiers td")]
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """What it was asked is more than its arena has room for."""
-    with fused_node(*TIERED, arena_mib=15) as node:
+    folder = str(tmp_path_factory.mktemp("disk"))
+    disk = ("--disk-cache", folder, "--disk-cache-gib", "0.1", "--disk-write-budget", "60")
+    with fused_node(*TIERED, *disk, arena_mib=15) as node:
         for seed in range(6):
             asked(node, random_prompt(400, seed), b"", 2).result()
         until(lambda: is_kept(node), "nothing is kept, or never all of it")
@@ -65,9 +67,16 @@ def test_a_node_shows_its_arena_and_tiers_in_bytes(node: Node, width: int, schem
         assert shown(seen, "host", 2) == (total - free) * slab > 0
         assert shown(seen, "host", 3) == total * slab <= 0.06 * 2**30
         assert "states of use" in seen.text("#tiers")
+        assert "may be written now" in seen.text("#tiers")
+        # A page's bytes are whole.
+        gained = found["tasuki_tier_budget_bytes{tier=disk,what=a_second}"]
+        assert 59e6 < gained <= 60e6
         seen.assert_fits(width)
         until(lambda: seen.page.evaluate(RIGHTMOST) <= width, "a number is cut off")
         assert not seen.complaints
+        if (width, scheme) == (1280, "light"):
+            seen.page.locator("#tiers").scroll_into_view_if_needed()
+            picture(seen, "tiers")
 
 
 def test_a_node_without_tiers_shows_its_arena_alone() -> None:

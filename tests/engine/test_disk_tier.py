@@ -25,7 +25,10 @@ from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.lower_tiers import LATE_SECONDS
 from tasuki.engine.tiers.store.rows import PassingRows, Rows
 from tasuki.engine.tiers.tier_prices import CPU_LINK
+from tasuki.pycache._cpp_cache import CheckpointKind, TierConfig
 from tasuki.pycache.arena import Arena
+from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.kept_goldens import DiskGoldens
 from tests.harness.manual_clock import ManualClock
@@ -343,3 +346,29 @@ def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
     assert ends[1] == (4, JobEnd.DONE)
     assert np.array_equal(*(pieces._arena.ssm[0][slot].numpy() for slot in (0, 3)))
     assert thread.close(HANG_SECONDS)
+
+
+def test_a_write_budget_fills_while_nobody_asks() -> None:
+    """One state takes more than there is, and time makes up for it."""
+    now = [0]
+    tiers = [TierConfig(slabs=40), TierConfig(slabs=60, pages_a_second=0.05, filling="ahead")]
+    cache = HybridPrefixCache(Arena(LAYOUT, 12), tiers=tiers, clock=lambda: now[0])
+    for seed in (1, 2):
+        now[0] += 1000
+        asked = np.asarray(prompt(4 * PAGE_TOKENS, seed), np.int32)
+        allocation = cache.allocate(asked, capacity_tokens=len(asked), working_slots=2)
+        assert allocation is not None
+        slot = allocation.working_slots[1]
+        cache.insert(allocation, len(asked), slot, CheckpointKind.TURN_END)
+        cache.release(allocation)
+
+    def written() -> int:
+        while (write := cache.next_write()) is not None:
+            cache.acknowledge(write.id, True)
+        return cache.stats().tiers[1].written_slots
+
+    assert written() == 1
+    left = cache.stats().tiers[1].budget_pages
+    assert left is not None and left < 0 and cache.stats().tiers[0].budget_pages is None
+    now[0] += 3_600_000
+    assert written() == 2

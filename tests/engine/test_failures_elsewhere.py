@@ -1,4 +1,4 @@
-"""What went wrong in other engines' tiers (docs/tiers.md#what-went-wrong-elsewhere), where no test
+"""What went wrong in other engines' tiers (docs/faults.md#memory-below-the-arena), where no test
 of a part says it."""
 
 import os

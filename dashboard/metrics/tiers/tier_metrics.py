@@ -10,6 +10,11 @@ _GAUGES = (
     ("slabs", "use", "Slabs of a tier below the arena: free, and all."),
     ("held", "kind", "Pages and slots in a tier that are of use."),
     ("moving", "what", "Copies under way between a tier and the arena, and writes that wait."),
+    (
+        "budget_bytes",
+        "what",
+        "Of a tier with a write budget: what may be written now, and what it gains a second.",
+    ),
 )
 _COUNTERS = (
     ("loads", "end", "Loads from a tier by how they ended; those that are done were of use."),
@@ -29,14 +34,12 @@ def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
     """None of a node without tiers."""
     if not tiers:
         return
-    for name, label, text in _GAUGES:
-        gauge = GaugeMetricFamily(f"tasuki_tier_{name}", text, labels=["tier", label])
-        yield _filled(gauge, tiers, name)
-    for name, label, text in _COUNTERS:
-        if not any(getattr(tier, name) for tier in tiers):
-            continue
-        counter = CounterMetricFamily(f"tasuki_tier_{name}", text, labels=["tier", label])
-        yield _filled(counter, tiers, name)
+    kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))
+    for kind, families in kinds:
+        for name, label, text in families:
+            if any(getattr(tier, name) for tier in tiers):
+                family = kind(f"tasuki_tier_{name}", text, labels=["tier", label])
+                yield _filled(family, tiers, name)
 
 
 def _filled(
