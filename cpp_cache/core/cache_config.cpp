@@ -45,6 +45,14 @@ std::string_view name_of(PolicyKind policy) {
   return {};
 }
 
+TierBits shelters_of(std::span<const TierConfig> tiers, std::int64_t slabs) {
+  TierBits found = 0;
+  for (std::size_t place = 0; place < tiers.size(); ++place) {
+    if (tiers[place].slabs > slabs) found |= bit_of(static_cast<TierId>(place));
+  }
+  return found;
+}
+
 void CacheConfig::validate() const {
   constexpr std::int64_t kMaxIds = INT32_MAX;
   if (slabs < 1) throw InvalidArgument("slabs must be at least 1, not " + std::to_string(slabs));

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
+
+#include "core/ids.h"
 
 namespace tasuki::cache {
 
@@ -34,6 +37,10 @@ struct TierConfig {
   std::optional<double> pages_a_second{};
   Filling filling = Filling::kAsDropped;  // from the tier above
 };
+
+// Of these, the tiers that have longer than a place of so many slabs what it gives up: the larger
+// ones. A smaller one drops it sooner than that place would have.
+TierBits shelters_of(std::span<const TierConfig> tiers, std::int64_t slabs);
 
 struct CacheConfig {
   std::int64_t slabs;

@@ -307,6 +307,19 @@ TEST_CASE("the arena gives up what a tier has before what it would compute again
   CHECK(cache.match(prompt({1, 2, 3}), "", std::nullopt).stored.size() == 1);
 }
 
+TEST_CASE("the arena keeps what a smaller tier would drop sooner") {
+  CacheConfig config = tiered(5, {TierConfig{4, 1, 0.1, 1}});
+  config.policy = PolicyKind::kValue;
+  PrefixCache cache = make_prefix_cache(config);
+  const auto kept = prompt({1, 2, 3});
+  serve(cache, kept, 192);
+  write_all(cache);
+  serve(cache, prompt({4}), 64);
+  const AllocationId id = cache.allocate(prompt({7}), "", {192, 1, std::nullopt}).value();
+  cache.release(id);
+  CHECK(cache.match(kept, "", std::nullopt).usable_tokens == 192);
+}
+
 TEST_CASE("a host that is full passes on to the disk what is worth it") {
   PrefixCache cache = make_prefix_cache(tiered(12, {TierConfig{4}, TierConfig{40}}));
   const auto first = prompt({1, 2, 3});
@@ -358,6 +371,32 @@ TEST_CASE("a tier that is filled ahead gets what the one above keeps") {
   cache.flush();
   cache.check_integrity();
   CHECK(cache.stats().tiers[1].slots.tree == 0);
+}
+
+TEST_CASE("a budget lets one of a short answer's two ends be written, and what is used later") {
+  CacheConfig config = kept(12);
+  config.policy = PolicyKind::kValue;
+  config.tiers[1].pages_a_second = 100;
+  PrefixCache cache = make_prefix_cache(config);
+  const auto tokens = prompt({1, 2, 3});
+  const AllocationId id = cache.allocate(tokens, "", terms(tokens, 2)).value();
+  const std::vector<SlotId> slots = cache.allocation(id).working_slots;
+  cache.insert(id, 192, slots[0], CheckpointKind::kPromptEnd);
+  cache.insert(id, 193, slots[1], CheckpointKind::kTurnEnd);
+  cache.release(id);
+  write_all(cache);
+  CHECK(cache.stats().tiers[0].written_slots == 2);
+  CHECK(cache.stats().tiers[1].written_slots == 1);
+
+  // A page is less than a slot is worth, until somebody comes back for it.
+  const auto brief = prompt({7});
+  serve(cache, brief, 64);
+  write_all(cache);
+  CHECK(cache.stats().tiers[1].written_slots == 1);
+  cache.release(cache.allocate(brief, "", terms(brief)).value());
+  write_all(cache);
+  CHECK(cache.stats().tiers[1].written_slots == 2);
+  CHECK(cache.stats().tiers[1].budget_pages.value() < 6000);
 }
 
 TEST_CASE("what was labelled stands again in a cache that begins, and nothing twice") {

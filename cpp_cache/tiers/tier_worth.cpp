@@ -6,6 +6,11 @@
 
 namespace tasuki::cache {
 
+TierBits TierWorth::shelters_below(const CacheConfig& config, TierId tier) {
+  const auto nearer = static_cast<TierBits>((1U << (raw(tier) + 1)) - 1);
+  return static_cast<TierBits>(shelters_of(config.tiers, config.tiers[raw(tier)].slabs) & ~nearer);
+}
+
 std::optional<StateKey> TierWorth::state_above(const StateKey& key) const {
   const Node* below = &tree_.node(key.node);
   if (key.tail && copies_.state({key.node, std::nullopt}) != nullptr) {
@@ -59,10 +64,9 @@ Worth TierWorth::of(const StateKey& key) const {
   worth.paths_below = key.tail ? 0 : others;
   worth.pages = config_.pages_per_slab + pages;
   worth.gain = prefill_between(config_.attention_cost, from, copy.held.boundary);
-  const auto nearer = static_cast<TierBits>((1U << (raw(tier_) + 1)) - 1);
-  const auto further = static_cast<TierBits>(tree_.state_below(key).tiers & ~nearer);
-  if (further != 0) {
-    const TierConfig& next = config_.tiers[raw(nearest_of(further))];
+  const auto kept = static_cast<TierBits>(tree_.state_below(key).tiers & shelters_);
+  if (kept != 0) {
+    const TierConfig& next = config_.tiers[raw(nearest_of(kept))];
     worth.gain = std::min(
         worth.gain, next.fixed_cost + next.slot_cost + next.page_cost * static_cast<double>(pages));
   }

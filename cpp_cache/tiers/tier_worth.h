@@ -12,11 +12,12 @@
 namespace tasuki::cache {
 
 // As StateWorth, of what one tier holds: the loss of a state costs a load from the next place below
-// that has it, or the prefill from the nearest state above that this tier has. Owns nothing.
+// that has it and keeps it longer, or the prefill from the nearest state above that this tier has.
+// Owns nothing.
 class TierWorth {
  public:
   TierWorth(const RadixTree& tree, const CopyTable& copies, const CacheConfig& config, TierId tier)
-      : tree_(tree), copies_(copies), config_(config), tier_(tier) {}
+      : tree_(tree), copies_(copies), config_(config), shelters_(shelters_below(config, tier)) {}
 
   // REQUIRES: the tier holds the state.
   Worth of(const StateKey& key) const;
@@ -24,6 +25,7 @@ class TierWorth {
   std::optional<StateKey> heir_of(const StateKey& key) const;
 
  private:
+  static TierBits shelters_below(const CacheConfig& config, TierId tier);
   // The deepest state of the tier from which a request for the state's path could resume instead.
   std::optional<StateKey> state_above(const StateKey& key) const;
   std::int64_t paths_below(const StateKey& key) const;
@@ -33,7 +35,7 @@ class TierWorth {
   const RadixTree& tree_;
   const CopyTable& copies_;
   const CacheConfig& config_;
-  TierId tier_;
+  TierBits shelters_;
 };
 
 }  // namespace tasuki::cache

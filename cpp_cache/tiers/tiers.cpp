@@ -134,6 +134,13 @@ void Tiers::abandon(WriteInFlight& write) {
 
 void Tiers::used(const StateKey& state, Tick now) {
   for (const auto& tier : tiers_) tier->touch(state, now);
+  for (std::size_t place = 1; place < tiers_.size(); ++place) {
+    // It was refused as long as nothing was known of it.
+    if (config_.tiers[place].filling != Filling::kAhead || !budgets_[place].is_bounded()) continue;
+    if (tiers_[place - 1]->copies().state(state) == nullptr) continue;
+    if (tiers_[place]->copies().state(state) != nullptr) continue;
+    ahead_[place].push({state, tree_.node(state.node).serial});
+  }
 }
 
 void Tiers::put_on_probation(const StateKey& state) {
@@ -281,7 +288,8 @@ bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) c
   const WriteBudget& budget = budgets_[raw(to)];
   if (!budget.is_open() || transfers_.size() >= kMostDemotions) return false;
   // Where writes are counted, none goes to what a state behind it, or near it, serves as well.
-  if (budget.is_bounded() && (item.probationary || lives_.is_superseded({item.node, item.tail}))) {
+  if (budget.is_bounded() &&
+      (item.probationary || is_served_deeper(to, from, {item.node, item.tail}))) {
     return false;
   }
   const auto displaced = at(to).victim();
@@ -289,6 +297,35 @@ bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) c
   const auto worth = at(from).policy().score(item);
   const auto price = at(to).policy().score(*displaced);
   return !worth || !price || *worth > *price;
+}
+
+// The one that superseded it may itself be on probation, as the end of a short answer is beside the
+// prompt's: then neither would be written.
+bool Tiers::is_served_deeper(TierId to, TierId from, const StateKey& state) const {
+  if (!lives_.is_superseded(state)) return false;
+  std::vector<NodeId> order{state.node};
+  for (std::size_t next = 0; next < order.size(); ++next) {
+    const NodeId id = order[next];
+    for (const TierId tier : {from, to}) {
+      const NodeCopies* const held = at(tier).copies().find(id);
+      if (held == nullptr) continue;
+      if (next > 0 && held->checkpoint && !held->checkpoint->held.probationary) return true;
+      for (const auto& [tail, copy] : held->tails) {
+        if (StateKey{id, tail} != state && !copy.held.probationary) return true;
+      }
+    }
+    const auto follow = [&](const ChildList& children) {
+      for (const ChildEntry child : children) {
+        if (order.size() >= static_cast<std::size_t>(kMostLooked)) return;
+        if ((tree_.node(child.node).kv_below & (bit_of(from) | bit_of(to))) != 0) {
+          order.push_back(child.node);
+        }
+      }
+    };
+    follow(tree_.node(id).children);
+    follow(tree_.node(id).ghost_children);
+  }
+  return false;
 }
 
 bool Tiers::is_last_place(TierId tier, const EvictionItem& item) const {

@@ -102,6 +102,8 @@ class Tiers {
   // Begins to write a state that would be dropped to the next tier; false: it is not worth that.
   bool demote(TierId tier, const EvictionItem& item, Tick now);
   bool is_worth_writing(TierId to, TierId from, const EvictionItem& item) const;
+  // Whether a deeper state, which one of them has or is to get, has superseded it.
+  bool is_served_deeper(TierId to, TierId from, const StateKey& state) const;
   void drop(TierId tier, const EvictionItem& item, Tick now);
   // Whether only this tier holds the item.
   bool is_last_place(TierId tier, const EvictionItem& item) const;

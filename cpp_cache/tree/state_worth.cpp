@@ -26,8 +26,9 @@ std::int64_t StateWorth::boundary_above(const Node& node) const {
 }
 
 double StateWorth::cost_of_loss(double prefill, TierBits below, std::int64_t pages) const {
-  if (below == 0) return prefill;
-  const TierConfig& next = tiers_[raw(nearest_of(below))];
+  const auto kept = static_cast<TierBits>(below & shelters_);
+  if (kept == 0) return prefill;
+  const TierConfig& next = tiers_[raw(nearest_of(kept))];
   return std::min(prefill,
                   next.fixed_cost + next.slot_cost + next.page_cost * static_cast<double>(pages));
 }

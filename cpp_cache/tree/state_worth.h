@@ -18,7 +18,8 @@ class StateWorth {
       : nodes_(nodes),
         pages_per_slab_(shape.pages_per_slab),
         attention_cost_(shape.attention_cost),
-        tiers_(shape.tiers) {}
+        tiers_(shape.tiers),
+        shelters_(shelters_of(shape.tiers, shape.slabs)) {}
 
   // What the loss of the state would cost and free. REQUIRES: the node has one at its end.
   Worth of_checkpoint(const Node& node) const;
@@ -35,7 +36,7 @@ class StateWorth {
  private:
   std::optional<StateKey> state_above(const Node& node) const;
   std::int64_t boundary_above(const Node& node) const;
-  // What it takes to have the state again: from the next place, or computed.
+  // What it takes to have the state again: from the next place that keeps it longer, or computed.
   double cost_of_loss(double prefill, TierBits below, std::int64_t pages) const;
   std::int64_t pages_alone(const Node& node) const;
   std::optional<StateKey> heir_above(const Node& node) const;
@@ -44,6 +45,7 @@ class StateWorth {
   std::int64_t pages_per_slab_;
   double attention_cost_;
   std::vector<TierConfig> tiers_;
+  TierBits shelters_;
 };
 
 }  // namespace tasuki::cache

@@ -46,9 +46,9 @@ def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class KeepingEngine(TieredEngine):
-    def __init__(self, folder: Path, slabs: int = SLABS) -> None:
+    def __init__(self, folder: Path, slabs: int = SLABS, budget: float | None = None) -> None:
         self.disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, slabs)
-        super().__init__(slabs=40, host_slabs=60, disk=self.disk.memory())
+        super().__init__(slabs=40, host_slabs=60, disk=self.disk.memory(budget))
 
     def close(self) -> None:
         self.lone.run()
@@ -95,6 +95,19 @@ def test_a_restarted_node_has_the_hits_of_before(
     assert restarted.lone.hit("next-0").loaded["disk"] > 0
     kept = restarted.reports[1].kept
     assert kept["restored"] >= len(PROMPTS) and kept["torn"] == kept["lost"] == 0
+
+
+def test_a_write_budget_that_is_not_used_up_costs_no_hits(tmp_path: Path) -> None:
+    first = KeepingEngine(tmp_path, budget=1e6)
+    for turn, prompts in enumerate((PROMPTS, NEXT)):
+        for number, each in enumerate(prompts):
+            first.lone.ask(f"{turn}-{number}", each, 2)
+    first.lone.run()
+    found = first.begins_with()
+    first.close()
+    again = KeepingEngine(tmp_path, budget=1e6)
+    assert sum(again.begins_with()) >= 0.95 * sum(found) > 0
+    again.close()
 
 
 def test_it_keeps_what_it_kept_and_what_came_later(tmp_path: Path, before: list[int]) -> None:

@@ -221,9 +221,9 @@ class FaultyDisk(DiskFile):
         self._open.set()
         self.hangs = threading.Event()
 
-    def memory(self) -> DiskMemory:
+    def memory(self, pages_a_second: float | None = None) -> DiskMemory:
         """With what it kept."""
-        return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs))
+        return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs), pages_a_second)
 
     def hang(self) -> None:
         """From the next piece on, until let_go()."""
