@@ -250,7 +250,7 @@ def test_more_host_memory_recovers_what_a_replay_with_it_saves(
     assert "+8 GiB host would recover" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("sizes", ["", "x", "0", "8,-1", "inf"])
+@pytest.mark.parametrize("sizes", ["", "x", "0", "8,-1", "inf", "1e19"])
 def test_odd_sizes_of_more_host_memory_are_refused(
     trace_file: Path, capsys: pytest.CaptureFixture[str], sizes: str
 ) -> None:
