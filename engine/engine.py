@@ -227,7 +227,8 @@ class Engine:
         ever."""
         if self._grammars.compiling:
             return _COMPILING_SECONDS
-        return self._queue.idle_seconds
+        ends = (self._queue.idle_seconds, None if self._tiers is None else self._tiers.idle_seconds)
+        return min((each for each in ends if each is not None), default=None)
 
     def _end_overdue(self) -> None:
         for request in self._queue.passed(self._scheduler.waiting):

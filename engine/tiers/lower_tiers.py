@@ -42,6 +42,8 @@ MOST_WRITES = 2
 lower tiers the tree bounds."""
 LATE_SECONDS = 2.0
 """At least, before a load is given up: a busy machine is no broken one."""
+_FILLING_SECONDS = 5.0
+"""Between looks at a write budget that is used up."""
 _LATE_TIMES = 8
 """So often what it was to take."""
 
@@ -183,6 +185,17 @@ class LowerTiers:
     def is_busy(self) -> bool:
         """Whether a copy is under way, or a lookup that somebody waits for."""
         return bool(self._loads or self._writes) or self._is_looking_up
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long nothing is to be begun here if nobody asks: time fills a write budget that is
+        used up. None: for ever."""
+        places = (tier.outlives for tier in self._tiers)
+        if all(place is None or place.pages_a_second is None for place in places):
+            return None
+        budgets = (tier.budget_pages for tier in self._cache.stats().tiers)
+        used_up = any(pages is not None and pages <= 0 for pages in budgets)
+        return _FILLING_SECONDS if used_up else None
 
     @property
     def _is_looking_up(self) -> bool:

@@ -110,6 +110,16 @@ def test_a_write_budget_that_is_not_used_up_costs_no_hits(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_node_with_nothing_to_do_looks_again_at_a_budget_that_is_used_up(tmp_path: Path) -> None:
+    engine = KeepingEngine(tmp_path, budget=0.05)
+    assert engine.lone.engine.idle_seconds is None
+    engine.lone.ask("first", PROMPTS[0], 2)
+    engine.lone.run()
+    assert engine.reports[1].budget_bytes["left"] < 0
+    assert engine.lone.engine.idle_seconds is not None
+    engine.close()
+
+
 def test_it_keeps_what_it_kept_and_what_came_later(tmp_path: Path, before: list[int]) -> None:
     other = prompt(150, seed=77)
     second = KeepingEngine(tmp_path)
