@@ -167,6 +167,8 @@ def build_leader_parts(
             raise
     assert parts.collectives is not None
     ranks.abandon_by(parts.collectives.abandon)
+    collectives = parts.collectives
+    ranks.compare_exchanges(lambda: collectives.begun)
     return replace(
         parts,
         grammars=GrammarCompiler(source.vocabulary(config, leader.config)),
@@ -335,6 +337,11 @@ class RankInMemory:
         kind = DigestKind.of(self._device)
         whole = kept_contract(weights, self.config, self._weights, self._layout, kind)
         return {**whole, "rank": f"{shard.rank}/{shard.ranks}"}
+
+    @property
+    def begun(self) -> int:
+        assert self._parts.collectives is not None
+        return self._parts.collectives.begun
 
     @property
     def kept(self) -> bytes:

@@ -30,6 +30,11 @@ class Collectives(Protocol):
     def of_leader(self, own: Tensor) -> Tensor:
         """Rank 0's."""
 
+    @property
+    def begun(self) -> int:
+        """Exchanges so far that this rank came to, so that one that stands still in a forward is
+        seen to; 0 where the carrier bounds each wait by itself. From any thread."""
+
     def check(self) -> None:
         """Once what was exchanged has been computed: raises RankSilent where a rank did not come,
         and the carrier did not raise before."""

@@ -24,13 +24,13 @@ from tasuki.utils.os_threads import name_this_thread
 
 from . import messages as r
 from .agreed_steps import Report
+from .leader_watch import LeaderWatch
 from .results import ReportedResults
 from .tiers.follower_tiers import FollowerTiers
 
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
-BEATS_A_TIMEOUT = 10
 _END_SECONDS = 0.2
 
 
@@ -53,6 +53,10 @@ class LoadedRank(Protocol):
         """Below its arena, once it has joined."""
 
     @property
+    def begun(self) -> int:
+        """As of Collectives, once it has joined. From any thread."""
+
+    @property
     def kept(self) -> bytes:
         """As of Joined."""
 
@@ -63,8 +67,11 @@ class LoadedRank(Protocol):
 class LeaderLink:
     """The follower's end of the socket. send() from any thread."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
+        """timeout: as of LeaderWatch."""
         self._socket = connection
+        self._watch = LeaderWatch(connection, timeout)
+        self._exchanges: Callable[[], int] = lambda: 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -98,30 +105,53 @@ class LeaderLink:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
-    def beat(self, period: float) -> None:
-        """Every `period` seconds from now on, on a thread of its own."""
-        thread = threading.Thread(target=self._beat, args=(period,), name="tasuki-beats")
-        thread.daemon = True
-        thread.start()
+    def beat(self) -> None:
+        """From now on, on a thread of its own, which ends the leader where that stands still."""
+        self._beats = threading.Thread(target=self._beat, name="tasuki-beats", daemon=True)
+        self._beats.start()
+
+    def plans_may_come(self, exchanges: Callable[[], int]) -> None:
+        """exchanges: as Collectives.begun."""
+        self._exchanges = exchanges
+        self._watch.plans_may_come()
 
     def close(self) -> None:
         self._ended.set()
+        self._beats.join()
+        self._watch.close()
+        self._socket.close()
 
-    def _beat(self, period: float) -> None:
+    def _beat(self) -> None:
         name_this_thread()
+        while not self._ended.wait(self._watch.period):
+            silent = self._watch.lost()
+            if silent is not None:
+                log.error(
+                    "a rank ends its node: the leader (process %d) has read nothing for %g s "
+                    "(--rank-timeout)",
+                    *(self._watch.pid, silent),
+                )
+                self._watch.kill()
+                return
+            self._send_beat()
+
+    def _send_beat(self) -> None:
+        """Waits for nobody: where the socket is full, what lies there says as much."""
+        if not self._lock.acquire(blocking=False):
+            return  # Something is being sent.
         try:
-            self.send(r.Beat())
-            while not self._ended.wait(period):
-                self.send(r.Beat())
-        except LeaderGone:
-            return  # Whoever reads sees it too.
+            # So few bytes leave as a whole, or not at all.
+            with suppress(OSError):  # Whoever reads sees it too.
+                self._socket.send(r.frame(r.Beat(self._exchanges())), socket.MSG_DONTWAIT)
+        finally:
+            self._lock.release()
 
 
 def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: float) -> int:
     """The process's main; returns its exit status. timeout: seconds of silence after which the
-    leader gives this rank up."""
-    link = LeaderLink(connection)
-    link.beat(timeout / BEATS_A_TIMEOUT)
+    leader gives this rank up, and this rank the leader."""
+    link = LeaderLink(connection, timeout)
+    link.beat()
     try:
         rank = load()
         link.send(r.Loaded(rank.slabs))
@@ -139,7 +169,6 @@ def follow(connection: socket.socket, load: Callable[[], LoadedRank], timeout: f
         return 1
     finally:
         link.close()
-        connection.close()
     return 0
 
 
@@ -170,6 +199,7 @@ def _run_plans(link: LeaderLink, rank: LoadedRank, results: ReportedResults) -> 
                 runner.prepare()
                 kept = rank.kept
                 tiers = rank.tiers(link.send)
+                link.plans_may_come(lambda: rank.begun)
                 link.send(r.Joined(kept))
             case r.RunPlan(data):
                 assert runner is not None, "a plan came before the ranks had met"

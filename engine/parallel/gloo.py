@@ -30,6 +30,7 @@ class GlooCollectives:
         store = FileStore(str(meeting), ranks)
         self._group = ProcessGroupGloo(store, rank, ranks, options)
         self._ranks = ranks
+        self.begun = 0
         self._options = AllgatherOptions()
         self._options.timeout = timedelta(seconds=timeout)
 
@@ -59,6 +60,7 @@ class GlooCollectives:
 
     def _all(self, mine: Tensor) -> list[Tensor]:
         """Every rank's, in rank order."""
+        self.begun += 1
         mine = mine.contiguous()
         found = mine.new_empty((self._ranks, *mine.shape))
         # As bytes: gloo knows fewer dtypes than models have.

@@ -41,6 +41,7 @@ class LeaderForward:
         except Exception as error:
             self.ranks.blame(error)
             raise
+        self.ranks.ended(self.number)
         if len(drawn):
             self.ranks.drew(self.number, checksum(drawn))
         return drawn

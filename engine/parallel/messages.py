@@ -11,6 +11,10 @@ from tasuki.engine.messages.packing import reader_of
 from tasuki.engine.messages.types import Message
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
+START_SECONDS = 120.0
+"""Of silence, at least, until a rank waits for plans: an interpreter starts and imports torch, and
+what reads a checkpoint may hold the interpreter's lock, on a busy machine."""
+
 
 class Join(Message):
     """To a follower that has loaded: every rank has so many slabs, and so many in host memory
@@ -63,7 +67,9 @@ TierMessage = BeginCopy | CancelCopy | EmptyTier
 
 
 class Beat(Message):
-    """The follower's process runs."""
+    """The follower's process runs. exchanges: as its Collectives.begun."""
+
+    exchanges: int = 0
 
 
 class Loaded(Message):

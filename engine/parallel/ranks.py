@@ -27,9 +27,6 @@ from .agreed_steps import AgreedSteps
 from .rank_process import RankProcess
 
 _READ_BYTES = 1 << 16
-_START_SECONDS = 120.0
-"""Of silence, at least, until a rank waits for plans: an interpreter starts and imports torch, and
-what reads a checkpoint may hold the interpreter's lock, on a busy machine."""
 _MEETING_SECONDS = 90.0
 """Until the slowest rank waits for plans, once this one has all that takes them together."""
 _VERDICT_SECONDS = 1.0
@@ -46,6 +43,8 @@ class _Follower:
         self.rank = rank
         self.process = process
         self.silence = silence
+        self.still: Silence | None = None
+        self.exchanges = 0
         self.reader = r.frame_reader()
         self.slabs: int | None = None
         self.joined = False
@@ -70,13 +69,15 @@ class Ranks:
         self._timeout = timeout
         now = clock()
         self._followers = [
-            _Follower(rank, process, Silence(max(timeout, _START_SECONDS), now))
+            _Follower(rank, process, Silence(max(timeout, r.START_SECONDS), now))
             for rank, process in enumerate(processes, 1)
         ]
         self._changed = threading.Condition()
         self._reason: str | None = None
         self._on_loss: Callable[[str], None] | None = None
         self._abandon: Callable[[], None] = lambda: None
+        self._begun: Callable[[], int] = lambda: 0
+        self._over = 0
         self._closing = False
         self.agreed = AgreedSteps(1 + len(processes))
         self._checksums: dict[int, dict[int, int]] = {}
@@ -101,6 +102,10 @@ class Ranks:
             reason = self._reason
         if reason is not None:
             call(reason)
+
+    def compare_exchanges(self, begun: Callable[[], int]) -> None:
+        """begun: as of this rank's Collectives. Before any forward."""
+        self._begun = begun
 
     def abandon_by(self, call: Callable[[], None]) -> None:
         """What lets this rank's forward end once another one is lost; from any thread. Before any
@@ -154,6 +159,10 @@ class Ranks:
     def have_run(self, plans: int) -> bool:
         """Whether every follower has run that many plans to their ends."""
         return all(follower.plans >= plans for follower in self._followers)
+
+    def ended(self, number: int) -> None:
+        """The leader's forward of that plan has; the others' are to, within the timeout."""
+        self._over = number + 1
 
     def drew(self, number: int, checksum: int) -> None:
         """What the leader drew in that plan, to be compared with what the others did."""
@@ -251,6 +260,12 @@ class Ranks:
                 if follower.silence.tick(now):
                     limit = follower.silence.limit
                     self.lose(f"{follower.name} has said nothing for {limit:g} s (--rank-timeout)")
+                if follower.still is not None and follower.still.tick(now):
+                    limit = follower.still.limit
+                    self.lose(
+                        f"{follower.name} beats, and is no further in a forward for {limit:g} s "
+                        "than when this rank began to wait for it (--rank-timeout)"
+                    )
 
     def _read(self, follower: _Follower, now: float) -> bool:
         """Whether more may come."""
@@ -272,8 +287,15 @@ class Ranks:
         match message:
             case r.Ticked(value, ended):
                 self.agreed.report(follower.rank, value, ended)
+            case r.Beat(exchanges):
+                behind = exchanges < self._begun() or follower.plans < self._over
+                if follower.still and (exchanges > follower.exchanges or not behind):
+                    follower.still.received(self._clock())
+                follower.exchanges = exchanges
             case r.PlanRun(number, checksum):
                 follower.plans = number + 1
+                if follower.still:
+                    follower.still.received(self._clock())
                 if checksum is not None:
                     self._compare(follower.rank, number, checksum)
             case r.RankFailed(reason):
@@ -288,4 +310,5 @@ class Ranks:
                 with self._changed:
                     follower.joined, follower.kept = True, kept
                     follower.silence = Silence(self._timeout, self._clock())
+                    follower.still = Silence(self._timeout, self._clock())
                     self._changed.notify_all()

@@ -85,6 +85,15 @@ def test_a_follower_that_stands_still_ends_its_node_within_the_bound() -> None:
 
 
 @pytest.mark.slow
+def test_a_leader_that_stands_still_ends_its_node_within_the_bound() -> None:
+    """Its followers see that it reads nothing; nobody else would."""
+    with node_of_ranks("--rank-timeout", "2") as (node, engine, _):
+        taken = ends_in_order(node, "SIGKILL; restart", lambda: os.kill(engine, signal.SIGSTOP))
+        assert taken < HANG_SECONDS
+        assert any("has read nothing for 2 s (--rank-timeout)" in line for line in node.last_words)
+
+
+@pytest.mark.slow
 def test_a_node_of_ranks_drains_and_leaves_nothing() -> None:
     with node_of_ranks() as (node, _, _):
         stream = asked(node, random_prompt(80, 1), b"", 40)

@@ -21,6 +21,7 @@ from tasuki.engine.parallel.checksum import checksum
 from tasuki.engine.parallel.collectives import RankSilent
 from tasuki.engine.parallel.follower import LeaderGone, LeaderLink, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
+from tasuki.engine.parallel.leader_watch import _unread
 from tasuki.engine.parallel.rank_process import RankProcess
 from tasuki.engine.parallel.ranks import RankLost, Ranks
 from tasuki.engine.runner.base import Event
@@ -144,6 +145,31 @@ def test_silence_ends_all_and_beats_do_not(cast: Callable[..., Cast]) -> None:
         seen += 1
         found.known.wait(0.01)
     assert f"rank 2 (process {found.pids[1]}) has said nothing for 1 s" in found.loss()
+
+
+@pytest.mark.parametrize("stands", ["before an exchange", "behind the last one", "nowhere"])
+def test_a_rank_that_beats_and_gets_no_further_ends_all(
+    cast: Callable[..., Cast], stands: str
+) -> None:
+    """One rank waits in its second exchange, or has ended the plan; the other one has not."""
+    found = cast(count=1, timeout=1.0)
+    (puppet,) = found.puppets
+    puppet.say(r.Beat(), r.Loaded(8), r.Joined())
+    found.ranks.joined()
+    found.ranks.compare_exchanges(lambda: 0 if stands == "behind the last one" else 2)
+    if stands == "behind the last one":
+        found.ranks.ended(0)
+    for beat in range(40 if stands == "nowhere" else 100_000):
+        if found.lost:
+            break
+        puppet.say(r.Beat(beat if stands == "nowhere" else 1))
+        until(lambda: not _unread(puppet.theirs), "it was not read")
+        found.clock.now += 0.05
+        found.known.wait(0.01)
+    if stands == "nowhere":
+        assert not found.lost
+    else:
+        assert "rank 1" in found.loss() and "is no further in a forward for 1 s" in found.lost[0]
 
 
 def test_start_and_meeting(cast: Callable[..., Cast]) -> None:
@@ -431,7 +457,7 @@ def test_a_loss_lets_the_leaders_forward_end(cast: Callable[..., Cast]) -> None:
 def test_a_follower_sees_that_its_leader_ends() -> None:
     leader, follower = socket.socketpair()
     with leader, follower:
-        link = LeaderLink(follower)
+        link = LeaderLink(follower, 100.0)
         link.stop_reading()
         assert not link.leader_ends()
         leader.close()

@@ -40,6 +40,10 @@ class PeerCollectives:
     def of_leader(self, own: Tensor) -> Tensor:
         return self.gather(own.view(1, -1))[0, : own.numel()].view(own.shape)
 
+    @property
+    def begun(self) -> int:
+        return 0
+
     def check(self) -> None:
         self._mailboxes.check()
 
