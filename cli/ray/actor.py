@@ -14,6 +14,7 @@ from tasuki.cli.planner.node_access import NodeAccess
 from tasuki.cli.planner.placed_nodes import Standing
 from tasuki.cli.role import change_role
 from tasuki.client.channel import bearing, open_channel
+from tasuki.server.bind import join_address
 from tasuki.utils.tls import ClientTls
 
 
@@ -45,10 +46,11 @@ class RayNode:
         self._other.write_text(f'prefill_file = "{self._members}"\n', encoding="utf-8")
         self._daemon: Daemon | None = None
         self._address = ""
+        """Of its front."""
 
     def address(self) -> str:
-        """HOST:PORT of a daemon that takes calls; starts one where there is none. Raises
-        LaunchError."""
+        """HOST:PORT of a daemon that takes calls, of decode nodes where it prefills; starts one
+        where there is none. Raises LaunchError."""
         if self._daemon is not None and self._daemon.exit_status is not None:
             self._daemon.stop()
             self._daemon = None
@@ -56,7 +58,7 @@ class RayNode:
             flags = [*self._flags, *self._role_flags()]
             self._daemon = Daemon(self._role, flags, bind=f"{self._host}:0")
             self._address = self._daemon.wait_ready()
-        return self._address
+        return self._daemon.handover_address or self._address
 
     def stand(self) -> Standing:
         """As address(). Raises LaunchError."""
@@ -105,7 +107,12 @@ class RayNode:
     def _role_flags(self) -> list[str]:
         if self._role == "decode":
             return ["--prefill-file", str(self._members)]
-        return ["--other-role-config", str(self._other)] if self._access is not None else []
+        if self._access is not None:
+            return ["--other-role-config", str(self._other)]
+        if any(flag.startswith("--handover-bind") for flag in self._flags):
+            return []
+        # An engine of several ranks, or on a GPU, has a process of its own, which this needs.
+        return ["--handover-bind", join_address(self._host, 0)]
 
 
 def _own_address() -> str:

@@ -29,8 +29,8 @@ class RayFleet:
         """flags: of every daemon. Blocks until the cluster has room for all nodes."""
         self._config = config
         roles = ["prefill"] * config.prefill + ["decode"] * config.decode
-        bundle = {"CPU": config.cpus, **({"GPU": config.gpus} if config.gpus else {})}
-        self._group = placement_group([bundle] * len(roles), strategy=config.strategy)
+        bundles = [_bundle(config, role) for role in roles]
+        self._group = placement_group(bundles, strategy=config.strategy)
         ray.get(self._group.ready())
         self.nodes: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
@@ -39,11 +39,12 @@ class RayFleet:
             name = f"{role}-{index if role == 'prefill' else index - config.prefill}"
             actor = ray.remote(RayNode).options(
                 num_cpus=config.cpus,
-                num_gpus=config.gpus,
+                num_gpus=config.gpus_of(role),
                 max_restarts=-1,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
             )
-            self.nodes[name] = actor.remote(role, name, list(flags), config.host)
+            own = config.flags_of(role, flags)
+            self.nodes[name] = actor.remote(role, name, own, config.host)
 
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
         """Get every node's address, which also starts daemons that died, and give decode nodes the
@@ -88,6 +89,12 @@ class RayFleet:
         for node in self.nodes.values():
             ray.kill(node)
         remove_placement_group(self._group)
+
+
+def _bundle(config: RayConfig, role: str) -> dict[str, float]:
+    """One node's: of one machine, since a bundle is."""
+    gpus = config.gpus_of(role)
+    return {"CPU": config.cpus, **({"GPU": gpus} if gpus else {})}
 
 
 def _answered(call: Any) -> str | None:
