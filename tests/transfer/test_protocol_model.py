@@ -94,6 +94,8 @@ def name(value: Path | str | tuple[list[str], list[str]]) -> str:
         (RETRY, "", ENDS),
         (RANKS, "SENDERS=1 RECEIVERS=2", SAFETY),
         (RANKS, "SENDERS=2 RECEIVERS=1", SAFETY),
+        (RANKS, "SENDERS=2 RECEIVERS=3", SAFETY),
+        (RANKS, "SENDERS=3 RECEIVERS=2", SAFETY),
         (RANKS, "", SAFETY),
         (RANKS, "", ENDS),
         (RANKS, "", always("nothing_before_all_landed")),

@@ -42,15 +42,20 @@ bool receiver_dead;
 #if SENDERS == 1
 #define EACH_SENDER(counts, least) (counts[0] >= least)
 #define SOME_DEAD dead[0]
-#else
+#elif SENDERS == 2
 #define EACH_SENDER(counts, least) (counts[0] >= least && counts[1] >= least)
 #define SOME_DEAD (dead[0] || dead[1])
+#else
+#define EACH_SENDER(counts, least) (counts[0] >= least && counts[1] >= least && counts[2] >= least)
+#define SOME_DEAD (dead[0] || dead[1] || dead[2])
 #endif
 
 #if RECEIVERS == 1
 #define EACH_EXECUTED (executed[0] == planned)
-#else
+#elif RECEIVERS == 2
 #define EACH_EXECUTED (executed[0] == planned && executed[1] == planned)
+#else
+#define EACH_EXECUTED (executed[0] == planned && executed[1] == planned && executed[2] == planned)
 #endif
 
 #define NEXT (room * WINDOWS + posted + 1)      /* layers behind which the next window stands */
