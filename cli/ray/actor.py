@@ -5,6 +5,7 @@ rule: Ray calls one method at a time. Invariants: a child never outlives its act
 ends with it; the address of a child that died is its successor's, which has the role that it had.
 """
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from tasuki.client.channel import bearing, open_channel
 from tasuki.server.bind import join_address
 from tasuki.utils.tls import ClientTls
 
+_SHOWN = "CUDA_VISIBLE_DEVICES"
+
 
 class RayNode:
     """Made an actor by fleet.py. role: prefill or decode."""
@@ -28,9 +31,13 @@ class RayNode:
         flags: Sequence[str],
         host: str,
         access: NodeAccess | None = None,
+        gpus: float = 0.0,
     ) -> None:
         """flags: the daemon's, without --bind and --name; host: to bind, empty for Ray's address of
-        this machine. access: of a planner, for nodes that it places."""
+        this machine. access: of a planner, for nodes that it places. gpus: that Ray gives it."""
+        if gpus:
+            shown = os.environ.get(_SHOWN, "")
+            os.environ[_SHOWN] = own_first(shown, _machines_gpus())
         self._role = role
         self._folder = tempfile.TemporaryDirectory(prefix="tasuki-")
         folder = Path(self._folder.name)
@@ -113,6 +120,24 @@ class RayNode:
             return []
         # An engine of several ranks, or on a GPU, has a process of its own, which this needs.
         return ["--handover-bind", join_address(self._host, 0)]
+
+
+def own_first(own: str, gpus: int) -> str:
+    """The GPUs that Ray gave a node, which computes on the first that it sees, and behind them the
+    machine's others: it hands over by writing to their memory. own: as Ray shows them; names
+    instead of numbers stay as they are."""
+    numbers = own.split(",")
+    if not all(number.isdecimal() for number in numbers):
+        return own
+    return ",".join([*numbers, *(str(i) for i in range(gpus) if str(i) not in numbers)])
+
+
+def _machines_gpus() -> int:
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    (machine,) = [node for node in ray.nodes() if node["NodeID"] == here]
+    return int(machine["Resources"].get("GPU", 0))
 
 
 def _own_address() -> str:

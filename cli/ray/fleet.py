@@ -44,7 +44,8 @@ class RayFleet:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, index),
             )
             own = config.flags_of(role, flags)
-            self.nodes[name] = actor.remote(role, name, own, config.host)
+            gpus = config.gpus_of(role)
+            self.nodes[name] = actor.remote(role, name, own, config.host, gpus=gpus)
 
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
         """Get every node's address, which also starts daemons that died, and give decode nodes the

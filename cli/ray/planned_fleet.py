@@ -86,7 +86,11 @@ class RayNodes:
             max_restarts=-1,
             scheduling_strategy="SPREAD",
         )
-        return _ActorHandle(actor.remote(role.value, name, self._flags, config.host, self._access))
+        return _ActorHandle(
+            actor.remote(
+                *(role.value, name, self._flags, config.host, self._access), gpus=config.gpus
+            )
+        )
 
 
 def supervise(config: RayConfig, planner: PlannerConfig, flags: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from tasuki.cli.ray.actor import RayNode
+from tasuki.cli.ray.actor import RayNode, own_first
 from tasuki.cli.ray.main import RayConfig, main
 from tasuki.cli.ray.node_size import RayNodeError, check_nodes
 from tasuki.client.prompt import Prompt
@@ -52,6 +52,14 @@ def test_the_command_refuses_too() -> None:
         main(["--gpus", "1", "--", *CUDA, "--tensor-parallel", "2"])
     with pytest.raises(SystemExit):
         main(["--plan", "--prefill-gpus", "1", "--", *CUDA])
+
+
+def test_a_node_sees_its_own_gpus_first_and_the_machines_others_behind_them() -> None:
+    assert own_first("2,3", 4) == "2,3,0,1"
+    assert own_first("0", 1) == "0"
+    # What is seen beside is not computed on.
+    assert own_first("5", 2) == "5,0,1"
+    assert own_first("GPU-1f,GPU-2e", 4) == "GPU-1f,GPU-2e" and own_first("", 4) == ""
 
 
 @pytest.mark.slow
