@@ -205,8 +205,7 @@ class EngineConfig:
     tensor_parallel: int = option(
         1,
         "ranks that share the model out among them, each a process with its own slices of the "
-        "weights and its own arena, and on GPUs one of those that are visible; `tasuki serve` and "
-        "`tasuki generate`",
+        "weights and its own arena, and on GPUs one of those that are visible",
         aliases=("--tensor-parallel-size", "--tp-size"),
     )
     expert_parallel: bool = option(
