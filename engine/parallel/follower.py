@@ -10,6 +10,7 @@ import logging
 import select
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -142,7 +143,8 @@ class LeaderLink:
         try:
             # So few bytes leave as a whole, or not at all.
             with suppress(OSError):  # Whoever reads sees it too.
-                self._socket.send(r.frame(r.Beat(self._exchanges())), socket.MSG_DONTWAIT)
+                beat = r.Beat(self._exchanges(), time.process_time())
+                self._socket.send(r.frame(beat), socket.MSG_DONTWAIT)
         finally:
             self._lock.release()
 

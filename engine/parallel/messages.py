@@ -67,9 +67,11 @@ TierMessage = BeginCopy | CancelCopy | EmptyTier
 
 
 class Beat(Message):
-    """The follower's process runs. exchanges: as its Collectives.begun."""
+    """The follower's process runs. exchanges: as its Collectives.begun. worked: processor time that
+    it has had, seconds."""
 
     exchanges: int = 0
+    worked: float = 0.0
 
 
 class Loaded(Message):

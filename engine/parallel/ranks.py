@@ -27,6 +27,8 @@ from .agreed_steps import AgreedSteps
 from .rank_process import RankProcess
 
 _READ_BYTES = 1 << 16
+_WORKS = 0.05
+"""Of the time between beats: more than beats themselves take."""
 _MEETING_SECONDS = 90.0
 """Until the slowest rank waits for plans, once this one has all that takes them together."""
 _VERDICT_SECONDS = 1.0
@@ -44,7 +46,7 @@ class _Follower:
         self.process = process
         self.silence = silence
         self.still: Silence | None = None
-        self.exchanges = 0
+        self.last = r.Beat()
         self.reader = r.frame_reader()
         self.slabs: int | None = None
         self.joined = False
@@ -55,6 +57,11 @@ class _Follower:
     @property
     def name(self) -> str:
         return f"rank {self.rank} (process {self.process.pid})"
+
+    def gets_on(self, beat: r.Beat) -> bool:
+        """Since the last one. What computes for long is slow and not stuck: the watchdog's case."""
+        worked = beat.worked - self.last.worked
+        return beat.exchanges > self.last.exchanges or worked > _WORKS * self.silence.period
 
 
 class Ranks:
@@ -267,6 +274,10 @@ class Ranks:
                         "than when this rank began to wait for it (--rank-timeout)"
                     )
 
+    def _waits_for(self, follower: _Follower) -> bool:
+        """This rank came to an exchange that the other one did not, or has ended a plan before."""
+        return follower.last.exchanges < self._begun() or follower.plans < self._over
+
     def _read(self, follower: _Follower, now: float) -> bool:
         """Whether more may come."""
         try:
@@ -287,11 +298,10 @@ class Ranks:
         match message:
             case r.Ticked(value, ended):
                 self.agreed.report(follower.rank, value, ended)
-            case r.Beat(exchanges):
-                behind = exchanges < self._begun() or follower.plans < self._over
-                if follower.still and (exchanges > follower.exchanges or not behind):
+            case r.Beat():
+                gets_on, follower.last = follower.gets_on(message), message
+                if follower.still and (gets_on or not self._waits_for(follower)):
                     follower.still.received(self._clock())
-                follower.exchanges = exchanges
             case r.PlanRun(number, checksum):
                 follower.plans = number + 1
                 if follower.still:
