@@ -221,10 +221,10 @@ def as_json(answer: Answer) -> dict[str, Any]:
 
 
 def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
-    """Of an empty prediction, which a node takes for none, no token was accepted."""
+    """Of an empty prediction, which a node takes for none, no token was accepted or rejected."""
     for answer in answers:
-        accepted = answer["usage"]["accepted_prediction_tokens"]
-        answer["usage"]["accepted_prediction_tokens"] = accepted or 0
+        for field in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+            answer["usage"][field] = answer["usage"][field] or 0
 
 
 def as_text(index: int, answer: Answer) -> str:

@@ -18,16 +18,27 @@ log = logging.getLogger(__name__)
 _CODED = re.compile(r"scale|zero_point|qzeros|qweight|packed|g_idx|bitmask|absmax|weight_shape")
 _OF_CACHE = re.compile(r"(^|[._])([qkv]|kv|attn|prob|output)_scale$")
 """Scales of keys, values and queries: the cache is kept in the model's own dtype."""
+_OF_LAYER = re.compile(r"(^|\.)(language_model|model)\.layers\.\d+\.")
+"""Of a text model's layer, under whatever prefix: one that is not this checkpoint's is read by
+nobody."""
 
 
 def check_left_over(
-    tensors: StoredTensors, prefix: str, elsewhere: Callable[[str], bool] = lambda name: False
+    tensors: StoredTensors,
+    prefix: str,
+    elsewhere: Callable[[str], bool] = lambda name: False,
+    *,
+    drafts: bool,
 ) -> None:
-    """prefix: of the text model's names. elsewhere: whether another rank reads it. Call it after
-    everything was read. Raises WeightsError."""
+    """prefix: of the text model's names. elsewhere: whether another rank reads it. drafts: the
+    draft layer was read too. Call it after everything was read. Raises WeightsError."""
     of_cache = 0
     for name in tensors.unread():
-        if not is_of_text_model(name, prefix) or elsewhere(name):
+        if elsewhere(name) or not (
+            is_of_text_model(name, prefix)
+            or _OF_LAYER.search(name)
+            or (drafts and is_of_draft_layer(name))
+        ):
             continue
         leaf = name.rpartition(".")[2]
         if _OF_CACHE.search(leaf):
@@ -50,6 +61,10 @@ def is_of_text_model(name: str, prefix: str) -> bool:
         return True
     inner = name.removeprefix(prefix)
     return inner != name and not inner.startswith(("visual.", "vision", "mtp.", "language_model."))
+
+
+def is_of_draft_layer(name: str) -> bool:
+    return name.startswith(("mtp.", "language_model.mtp."))
 
 
 def _beside(tensors: StoredTensors, name: str) -> str:

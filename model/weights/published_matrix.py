@@ -244,7 +244,10 @@ class PublishedMatrix:
     def _finite(self, name: str) -> Tensor:
         scales = self._tensors.read(name).to(torch.float32)
         self._tensors.checks.finite(
-            scales, lambda: self._error(f"has a scale {name} that is not finite", _PUBLISHED_AGAIN)
+            scales,
+            lambda: self._error(
+                f"has a scale {name} that is not finite, or is negative", _PUBLISHED_AGAIN
+            ),
         )
         return scales
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.config import ModelConfig
+from tasuki.model.draft_layer_config import check_draft_layer_config
 from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.utils.progress import Progress, no_progress
 
@@ -29,7 +30,7 @@ from .companions import Companions
 from .files.stacked_tensors import StackedTensors
 from .files.stored_tensors import StoredTensors
 from .layers import ModelWeights, assemble, tensors
-from .left_over import check_left_over, is_of_text_model
+from .left_over import check_left_over, is_of_draft_layer, is_of_text_model
 from .matrix import Matrix
 from .part import WHOLE, Part, WeightsError
 from .published_matrix import MissingWeight, PublishedMatrix, is_coded
@@ -72,11 +73,12 @@ def load_weights(
         begun = time.monotonic()
         if shard is None:
             weights = assemble(config, source, dtype, device, progress)
-            source.check_left_over()
+            source.check_left_over(drafts=config.draft_layers > 0)
         else:
             own = ShardedSource(source, config, shard)
             weights = assemble(shard.part(config), own, dtype, device, progress)
-            source.check_left_over(partial(is_elsewhere, config, shard))
+            elsewhere = partial(is_elsewhere, config, shard)
+            source.check_left_over(elsewhere, drafts=config.draft_layers > 0)
         taken = time.monotonic() - begun
         if taken >= _NOTED_SECONDS:
             size = sum(tensor.nbytes for tensor in tensors(weights)) / 2**30
@@ -120,9 +122,9 @@ def _named(device: torch.device) -> str:
 
 
 def has_draft_layer(directory: Path | str) -> bool:
-    """Whether the folder holds the weights of a layer that drafts tokens; not where it holds none
-    at all. Raises WeightsError, also where there are several such layers, or one with an embedding
-    of its own; ModelConfigError."""
+    """Whether the folder holds weights of a layer that drafts tokens, all of them or some, so that
+    one that is missing is found when they are read. Raises WeightsError and ModelConfigError, also
+    where there are several such layers, or one with an embedding of its own."""
     if not any(Path(directory).glob("*.safetensors")):
         return False
     with Checkpoint(Path(directory)) as source:
@@ -132,7 +134,10 @@ def has_draft_layer(directory: Path | str) -> bool:
                     f"{directory}: tensor {name} is of a draft layer that is not served, which is "
                     "one layer over the model's own embedding; give --draft-layer off"
                 )
-        return source.has("mtp.fc.weight")
+        found = source.has_any(is_of_draft_layer)
+    if found:
+        check_draft_layer_config(Path(directory))
+    return found
 
 
 def rows_together(directory: Path | str, config: ModelConfig) -> int:
@@ -233,6 +238,10 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return Companions(self._name_of(name), self._tensors).values() is not None
 
+    def has_any(self, wanted: Callable[[str], bool]) -> bool:
+        """Whether a tensor's published name is wanted."""
+        return any(map(wanted, self._tensors))
+
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
@@ -276,11 +285,14 @@ class Checkpoint:
             return error
         return None
 
-    def check_left_over(self, elsewhere: Callable[[str], bool] = lambda name: False) -> None:
-        """Once everything was read: raises WeightsError where values are damaged, and where a scale
-        is left, or codes are, of what is not read elsewhere."""
+    def check_left_over(
+        self, elsewhere: Callable[[str], bool] = lambda name: False, *, drafts: bool
+    ) -> None:
+        """Once everything was read, the draft layer too where `drafts`: raises WeightsError where
+        values are damaged, and where a scale is left, or codes are, of what is not read
+        elsewhere."""
         self._tensors.checks.done()
-        check_left_over(self._tensors, self._prefix, elsewhere)
+        check_left_over(self._tensors, self._prefix, elsewhere, drafts=drafts)
 
     def check_kernels(self, device: torch.device) -> None:
         """Raises UnservedKind."""

@@ -169,6 +169,7 @@ def test_generate_drafts_as_many_as_it_is_asked_for(
     answer, undrafted = json.loads(capsys.readouterr().out)
     assert answer["token_ids"] == undrafted["token_ids"] == case["greedy"]
     assert undrafted["usage"]["accepted_prediction_tokens"] == 0
+    assert undrafted["usage"]["rejected_prediction_tokens"] == 0
     usage = answer["usage"]
     assert usage["drafted_tokens"] == usage["accepted_prediction_tokens"]
     assert usage["accepted_tokens"] >= 3 * ((length - 1) // 4)

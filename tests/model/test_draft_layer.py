@@ -1,16 +1,21 @@
 """The draft layer's guess equals the published head's, and its entries and what is carried over are
 the same however a prompt came in: whole, in chunks, token by token, or resumed at a checkpoint."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.config_fields import ModelConfigError
+from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import NoDraftLayer, Qwen35Model
 from tasuki.model.weights.part import WeightsError
 from tasuki.model.weights.safetensors_folder import has_draft_layer, load_weights
@@ -191,3 +196,36 @@ def test_a_checkpoint_says_by_its_tensors_whether_it_drafts(
     )
     with pytest.raises(WeightsError, match=r"mtp\.layers\.1.*--draft-layer off"):
         has_draft_layer(reference_dir("small-dense"))
+
+
+def test_a_draft_layer_that_lacks_its_first_tensor_is_refused_and_not_left_out(
+    tmp_path: Path,
+) -> None:
+    folder = copied(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["mtp.fc.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    config = with_draft_layer(ModelConfig.load(folder), str(folder), "auto")
+    assert config.draft_layers == 1
+    with pytest.raises(WeightsError, match=r"mtp\.fc\.weight is missing"):
+        load_weights(folder, config, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("mtp_num_hidden_layers", 2), ("mtp_use_dedicated_embeddings", True)]
+)
+def test_a_config_that_says_more_than_its_tensors_show_is_refused(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    folder = copied(tmp_path)
+    raw = json.loads((folder / "config.json").read_text())
+    raw.get("text_config", raw)[field] = value
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = ModelConfig.load(folder)
+    with pytest.raises(ModelConfigError, match=rf"{field} is .*--draft-layer off"):
+        with_draft_layer(config, str(folder), "auto")
+    assert not with_draft_layer(config, str(folder), "off").draft_layers
+
+
+def copied(tmp_path: Path) -> Path:
+    return Path(copytree(reference_dir("small-dense"), tmp_path / "copy"))

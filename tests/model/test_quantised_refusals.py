@@ -3,6 +3,7 @@ does not fit."""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree
@@ -133,6 +134,13 @@ def poison(name: str, code: int) -> Change:
             (f"{UP}.weight has a scale", "not finite"),
         ),
         ("nvfp4", put(f"{UP}.weight_scale_2", torch.tensor(torch.inf)), ("not finite",)),
+        ("fp8", put(f"{UP}.weight_scale_inv", torch.full((1, 1), -0.5)), ("is negative",)),
+        # A layer under another prefix than the model's own.
+        (
+            "fp8",
+            put("model.layers.0.mlp.gate.weight_scale_inv", torch.ones(1, 1)),
+            ("model.layers.0.mlp.gate.weight_scale_inv (F32) is read by nobody",),
+        ),
         ("nvfp4-ct", put(f"{UP}.weight_global_scale", torch.zeros(1)), ("which is 0",)),
         (
             "fp8",
@@ -232,6 +240,19 @@ def test_the_draft_head_and_the_vision_tower_are_nobodys(made: Make) -> None:
         tensors["model.language_model.layers.0.position_ids"] = torch.arange(4)
 
     assert load(made("fp8", change)).formats == "fp8_block+plain"
+
+
+@pytest.mark.parametrize("stray", ["weight_scale", "pre_quant_scale", "qweight"])
+def test_a_draft_layer_that_is_read_is_read_wholly(stray: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    quantise_folder(reference_dir("small-dense"), made, RECIPES["fp8"])
+    tensors = load_file(made / FILE)
+    name = f"mtp.layers.0.mlp.up_proj.{stray}"
+    save_file(tensors | {name: torch.ones(1)}, made / FILE)
+    config = ModelConfig.load(made)
+    assert load(made).formats == "fp8_block+plain"
+    with pytest.raises(WeightsError, match=rf"{name} \(F32\) is read by nobody"):
+        load_weights(made, replace(config, draft_layers=1), torch.float32)
 
 
 def configured(folder: Path, **fields: Any) -> None:

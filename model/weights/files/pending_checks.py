@@ -31,7 +31,7 @@ class PendingChecks:
         self._bytes = 0
 
     def finite(self, scales: Tensor, error: Error) -> None:
-        """scales: float32."""
+        """And not negative. scales: float32."""
         self._add(self._scales, scales, error)
 
     def without_nan(self, codes: Tensor, error: Error) -> None:
@@ -60,7 +60,8 @@ def _check(waiting: _Waiting, holds: Callable[[Sequence[Tensor]], bool]) -> None
 
 
 def _are_finite(scales: Sequence[Tensor]) -> bool:
-    return bool(_joined(scales).isfinite().all())
+    joined = _joined(scales)
+    return bool(((joined >= 0) & (joined < torch.inf)).all())
 
 
 def _are_numbers(codes: Sequence[Tensor]) -> bool:
