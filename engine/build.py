@@ -388,7 +388,12 @@ def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     most = most_drafts(config, parts)
     if parts.speculation is not None:
         return parts.speculation
-    return Speculation(most, from_tree=config.drafts_from_tree, by_layer=config.drafts_by_layer)
+    return Speculation(
+        most,
+        from_tree=config.drafts_from_tree,
+        by_layer=config.drafts_by_layer,
+        grammars=parts.grammars,
+    )
 
 
 def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:

@@ -108,8 +108,8 @@ class PrefillChoice(Message):
 
 class DraftUse(Message):
     """Drafts of an answer from one source, counted by their place in a forward's drafts, the first
-    one's first. source: prediction, mtp or tree. drafted: that were computed before they were
-    drawn; accepted: of these the answer's."""
+    one's first. source: prediction, mtp, tree or grammar. drafted: that were computed before they
+    were drawn; accepted: of these the answer's."""
 
     source: str
     drafted: tuple[int, ...]

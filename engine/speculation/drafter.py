@@ -8,11 +8,13 @@ from typing import Protocol
 
 class DraftSource(Enum):
     """What a draft was taken from. prediction: what the request said its answer would be. mtp:
-    the model's own draft layer. tree: tokens that stand elsewhere behind the same ones."""
+    the model's own draft layer. tree: tokens that stand elsewhere behind the same ones. grammar:
+    text that the answer's grammar leaves no choice of."""
 
     PREDICTION = "prediction"
     MTP = "mtp"
     TREE = "tree"
+    GRAMMAR = "grammar"
 
 
 class Drafter(Protocol):

@@ -8,6 +8,7 @@ from tasuki.engine.forward_plan import Ints
 from .chances import Chances
 from .drafter import Drafter, DraftSource
 from .drafting import Drafting
+from .grammar_drafter import AllowedDrafter, AnswerGrammar, ForcedDrafter, Grammars
 from .mtp_drafter import MtpDrafter
 from .prediction import PredictionDrafter
 from .suffix_index import ANCHOR_TOKENS, SuffixIndex
@@ -23,12 +24,18 @@ class Speculation:
     engine loop's."""
 
     def __init__(
-        self, draft_tokens: int = 0, *, from_tree: bool = False, by_layer: bool = False
+        self,
+        draft_tokens: int = 0,
+        *,
+        from_tree: bool = False,
+        by_layer: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         """draft_tokens: of a forward and request at most; 0: nothing is drafted. from_tree,
         by_layer: also of requests that say nothing of their answers, the latter by the model's
-        draft layer."""
+        draft layer. grammars: that answers may be under; None: none is."""
         self._draft_tokens = draft_tokens
+        self._grammars = grammars
         self._by_layer = by_layer
         self._chances = {source: Chances() for source in DraftSource}
         """Of all requests that are drafted from it before all else."""
@@ -49,6 +56,10 @@ class Speculation:
             drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left, least))
         if mtp is not None:
             drafters.append(mtp)
+        if message.sampling.grammar is not None and self._grammars is not None:
+            grammar = AnswerGrammar(message.sampling.grammar, self._grammars)
+            drafters = [AllowedDrafter(drafter, grammar) for drafter in drafters]
+            drafters.append(ForcedDrafter(grammar, self._grammars))
         if not drafters or not self._draft_tokens:
             return None
         prior = self._chances[drafters[0].source]

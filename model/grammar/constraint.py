@@ -5,7 +5,7 @@ has the same one. Owns the matcher; one thread at a time. Naive twin:
 tests/model/grammar_twin.py, which tries every token.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import numpy as np
@@ -67,6 +67,18 @@ class Constraint:
         """The grammar says nothing any more: a bound was passed, or a token came that it did not
         allow."""
         return bool(self._matcher.is_error())
+
+    def forced(self) -> bytes:
+        """Text that the answer goes on with whatever is drawn; empty where none is known."""
+        if self._phase is not _Phase.HOLDS or self.failed:
+            return b""
+        return bytes(self._matcher.compute_ff_bytes())
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, may follow; all where it does not hold yet."""
+        if self._phase is not _Phase.HOLDS:
+            return len(tokens)
+        return int(self._matcher.validate_tokens(list(tokens)))
 
     def mask(self) -> Mask | None:
         """Of the next token; None where every one is allowed. An end token alone is allowed where

@@ -126,6 +126,16 @@ class GrammarCompiler:
             made.append(token)
         return made
 
+    def tokens_of(self, text: bytes) -> list[int]:
+        """That make up the text, each as long as there is one; of what is no text the part before.
+        Raises GrammarsUnavailable."""
+        self._require_tree()
+        try:
+            known = text.decode()
+        except UnicodeDecodeError as error:
+            known = text[: error.start].decode()
+        return list(self._tree.greedy_tokenize(known))
+
     def _require_tree(self) -> None:
         self.prepare()
         if self._unavailable:

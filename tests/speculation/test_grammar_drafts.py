@@ -1,0 +1,83 @@
+"""Answers under a grammar: text that has to come is drafted whatever node or request says nothing
+else of it, what a prediction or the tree proposes is computed only as far as it is allowed, and the
+answer is that without drafts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tasuki.model.grammar.compiled_grammar import compiled, token_tree
+from tasuki.model.grammar.constraint import Constraint
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tests.harness.drafted_answers import DRAWN, NEW, answered, assert_same
+from tests.harness.engines import LETTERS, prompt, submit, tiny_engine
+
+KEYS = Grammar(GrammarKind.REGEX, "(celsius: [0-9], fahrenheit: [0-9]; ){9}")
+SAMPLING = replace(DRAWN, grammar=KEYS, stop_token_ids=(127,))
+TOKENS = prompt(70)
+
+
+def constraint(grammar: Grammar) -> Constraint:
+    tree = token_tree(LETTERS)
+    return Constraint(compiled(tree, grammar).deep_copy(), grammar, (127,), len(LETTERS.tokens))
+
+
+def test_what_has_to_come_is_known_where_the_grammar_holds() -> None:
+    held = constraint(KEYS)
+    assert held.forced() == b"celsius: "
+    assert held.allowed(list(b"celsius: 4, fahr")) == 16
+    assert held.allowed(list(b"celsius: x")) == 9
+    for token in b"celsius: ":
+        held.append(token)
+    assert held.forced() == b"" and held.allowed(list(b"7, f")) == 4
+    held.append(ord("x"))
+    assert held.failed and held.forced() == b"" and not held.allowed([ord("7")])
+    thinking = constraint(replace(KEYS, opening=1, closing=2))
+    assert thinking.forced() == b"" and thinking.allowed([1, 99]) == 2
+    for token in (1, 99, 2):
+        thinking.append(token)
+    assert thinking.forced() == b"celsius: "
+
+
+def test_the_text_before_what_is_none_is_tokens_too() -> None:
+    grammars = GrammarCompiler(LETTERS)
+    assert grammars.tokens_of(b"ab\xc3") == list(b"ab")
+    assert grammars.tokens_of(b"") == []
+
+
+@pytest.mark.parametrize("speculate", ["prediction", "tree"])
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_keys_are_drafted_and_change_nothing(speculate: str, most: int) -> None:
+    plain = tiny_engine(speculate="off")
+    engine = tiny_engine(speculate=speculate, draft_tokens=most)
+    answered(plain, TOKENS, SAMPLING)
+    answered(engine, TOKENS, SAMPLING)
+    usage = engine.finished("r").usage
+    forced = {use.source: use for use in usage.drafts}["grammar"]
+    assert sum(forced.drafted) == sum(forced.accepted)
+    # Of 30 letters two are drawn freely; the first is drawn before anything is drafted.
+    assert usage.accepted_tokens >= (NEW - 3) * most // (most + 1) - 2
+    assert usage.accepted_prediction_tokens is None
+    assert_same(engine, plain, TOKENS)
+
+
+def test_of_a_prediction_only_what_is_allowed_is_computed() -> None:
+    plain, engine = tiny_engine(speculate="off"), tiny_engine(draft_tokens=4)
+    answer = np.array([token.token for token in answered(plain, TOKENS, SAMPLING)], dtype=np.int32)
+    wrong = answer.copy()
+    wrong[3:9] = ord("#")
+    engine.post(submit("r", TOKENS, NEW, sampling=SAMPLING, prediction=wrong))
+    engine.run()
+    assert engine.tokens("r") == answer.tolist()
+    usage = engine.finished("r").usage
+    assert usage.rejected_prediction_tokens == 0 and usage.accepted_prediction_tokens > 10
+    assert sum(use.source == "grammar" for use in usage.drafts) == 1
+    assert_same(engine, plain, TOKENS)
+
+
+def test_nothing_is_drafted_where_nothing_is_to_be() -> None:
+    engine = tiny_engine(speculate="off")
+    answered(engine, TOKENS, SAMPLING)
+    assert not engine.finished("r").usage.drafts
