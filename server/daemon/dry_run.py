@@ -32,7 +32,9 @@ class DryRunConfig:
 
     dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
     gpu: str = option(
-        "", f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's"
+        "",
+        f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's, and "
+        "without one a plan of each of these",
     )
     quantization: str = option(
         "",
@@ -69,9 +71,17 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         shard = shard_of(engine_config, 0)
         share = partial(ShardedSource, config=model, shard=shard)
         model = shard.part(model)
-    device = engine_config.usable_of(*gpu_bytes(config.gpu))
-    plan = MemoryPlan.of(model, engine_config, device, Role.FUSED, config.quantization, share)
-    return as_text(plan, engine_config)
+
+    def planned(free: int, total: int) -> str:
+        device = engine_config.usable_of(free, total)
+        plan = MemoryPlan.of(model, engine_config, device, Role.FUSED, config.quantization, share)
+        return as_text(plan, engine_config)
+
+    if config.gpu or torch.cuda.is_available():
+        return planned(*gpu_bytes(config.gpu))
+    # Where none is here to ask for, whoever asks wants to know of which GPU it would fit.
+    plans = [f"{name}\n{planned(*gpu_bytes(name))}" for name in GPUS]
+    return "\n\n".join(["no GPU is here: a plan of each that is known, one with --gpu", *plans])
 
 
 def _check_folder(folder: Path) -> None:
@@ -90,15 +100,13 @@ def _check_folder(folder: Path) -> None:
 
 def gpu_bytes(name: str) -> tuple[int, int]:
     """Free and total of the named GPU, where all is free, or of this machine's. Raises
-    EngineConfigError."""
+    EngineConfigError. REQUIRES: a name, or a GPU here."""
     if name.lower() in GPUS:
         return (GPUS[name.lower()] * MIB,) * 2
     if name.isdecimal():
         return (int(name) * MIB,) * 2
     if name:
         raise EngineConfigError(f"gpu {name!r} is not known: use {', '.join(GPUS)}, or its MiB")
-    if not torch.cuda.is_available():
-        raise EngineConfigError("no GPU is here to plan for: name one with --gpu")
     return torch.cuda.mem_get_info()
 
 

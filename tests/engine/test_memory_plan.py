@@ -298,6 +298,22 @@ def test_the_dry_run_says_what_fits_with_fp8_keys_and_values(
         found.append((int(pages), int(requests)))
     assert found[1][0] >= 1.9 * found[0][0]
     assert found[0][1] >= 4 and found[1][1] > found[0][1]
+    documented = Path(__file__).parents[2].joinpath("docs/quantisation.md").read_text()
+    (fewer, fewer_requests), (more, more_requests) = found
+    assert f"{more:,} pages" in documented and f"{more_requests} requests" in documented
+    assert f"pages are {fewer:,} and {fewer_requests}" in documented
+
+
+def test_the_dry_run_plans_for_each_gpu_where_none_is_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli.main(["serve", "--dry-run", "--model", "122b-a10b", "--quantization", "fp8"]) == 0
+    printed = capsys.readouterr().out
+    of_each = printed.split("\n\n")[1:]
+    assert [text.partition("\n")[0] for text in of_each] == list(GPUS)
+    fits = ["the plan fits" in text for text in of_each]
+    assert fits == [False, True, True]
 
 
 @pytest.mark.parametrize(
