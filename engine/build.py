@@ -488,6 +488,7 @@ def _assemble(
         wire=wire,
         drafts=parts.drafts or draft_limit(config, sizes.drafts, on_gpu=on_gpu),
         max_batch=sizes.batch,
+        weights=parts.model.weights.formats,
         per_token=per_token,
         clock=parts.clock,
         tiers=build_tiers(parts),

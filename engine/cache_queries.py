@@ -11,6 +11,7 @@ from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
+from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.packed_events import pack_events
 from tasuki.pycache.packed_tree import pack_tree
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -33,6 +34,15 @@ def _counts(holder: PoolCounts | TreeStats, names: Sequence[str]) -> dict[str, i
     return {name: getattr(holder, name) for name in names}
 
 
+def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
+    return {
+        "weights": weights,
+        "kv": layout.kv_dtype,
+        "states": layout.ssm_dtype,
+        "draft_layers": str(layout.draft_layers),
+    }
+
+
 class CacheQueries:
     def __init__(
         self,
@@ -42,13 +52,16 @@ class CacheQueries:
         room: AnsweringRoom,
         emit: Callable[[m.Outbox], None],
         tiers: LowerTiers | None,
+        weights: str,
     ) -> None:
+        """weights: how they are stored."""
         self._cache = cache
         self._handover = handover
         self._times = times
         self._room = room
         self._emit = emit
         self._tiers = tiers
+        self._stored = _stored(weights, cache.arena.layout)
         self._integrity = "ok"
 
     def handle(self, message: m.CacheQuery) -> None:
@@ -126,6 +139,7 @@ class CacheQueries:
                 slab_pages=layout.pages_per_slab,
                 slab_bytes=layout.slab_bytes,
                 each_bytes={"page": layout.page_bytes, "slot": layout.slot_bytes},
+                stored=self._stored,
                 steps=self._times.report(),
                 early=self._handover.early_counters,
                 tiers=() if self._tiers is None else self._tiers.report(),

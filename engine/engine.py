@@ -74,16 +74,18 @@ class Engine:
         wire: UnitSizes,
         drafts: DraftLimit,
         max_batch: int,
+        weights: str,
         per_token: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         tiers: MakeTiers | None = None,
         behind: PrefillsBehind | None = None,
     ) -> None:
         """side: makes the role's part. grammars: the runner's. wire: lengths in bytes of what
-        travels. drafts: of an answer in a step. max_batch: requests in one forward. per_token:
-        seconds between two tokens that answers were promised; None: nothing was. clock: of the time
-        that requests wait, seconds. tiers: below the arena, where the cache has some; behind:
-        computes behind their loads, and is this engine's from here on."""
+        travels. drafts: of an answer in a step. max_batch: requests in one forward. weights: how
+        they are stored, as counters name it. per_token: seconds between two tokens that answers
+        were promised; None: nothing was. clock: of the time that requests wait, seconds. tiers:
+        below the arena, where the cache has some; behind: computes behind their loads, and is this
+        engine's from here on."""
         self.max_batch = max_batch
         self._cache = cache
         self._outbox: list[m.Outbox] = []
@@ -123,7 +125,7 @@ class Engine:
         self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
         self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
         self._queries = CacheQueries(
-            cache, self._handover, self._times, self._room, emit, self._tiers
+            cache, self._handover, self._times, self._room, emit, self._tiers, weights
         )
 
     def prepare(self) -> None:

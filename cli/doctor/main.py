@@ -19,6 +19,7 @@ from tasuki.utils.config.options import option
 from tasuki.utils.tls import ClientTls, TlsError
 
 from .machine_checks import MACHINE, Finding, Verdict, failure, ok
+from .weights_check import weights
 
 _PEER_SECONDS = 3.0
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 def checks(config: DoctorConfig) -> list[Callable[[], Finding]]:
     asked: list[Callable[[], Finding]] = [*MACHINE, lambda: port(config.bind)]
     if config.model:
-        asked.append(lambda: model(config.model))
+        asked += [lambda: model(config.model), lambda: weights(config.model)]
     for target in filter(None, (part.strip() for part in config.peers.split(","))):
         asked.append(lambda target=target: peer(target, config.peers_ca))  # type: ignore[misc]
     return asked

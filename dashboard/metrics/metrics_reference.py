@@ -97,6 +97,7 @@ def _report() -> NodeReport:
         lost=one,
         requests={m.RequestPhase.WAITING: 0},
         each_bytes=one,
+        stored={_LABEL_ONLY: ""},
         policies={_LABEL_ONLY: 0.0},
         steps=m.StepReport(_NO_TIMES, _NO_TIMES, {_LABEL_ONLY: 0}),
         early=one,

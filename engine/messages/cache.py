@@ -100,8 +100,8 @@ class StatsReply(Message):
     behind the layer barrier (EarlyCounters), where this engine takes them. The rest are
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
     without shadows. policy: the one that is followed. slab_pages, slab_bytes: of one slab.
-    each_bytes: of one page and of one slot, by these names. tiers: below the arena, the nearest
-    first."""
+    each_bytes: of one page and of one slot, by these names. stored: how weights, kv and states are,
+    and for how many draft_layers, by these names. tiers: below the arena, the nearest first."""
 
     query_id: int
     pages: dict[str, int]
@@ -116,6 +116,7 @@ class StatsReply(Message):
     slab_pages: int = 1
     slab_bytes: int = 0
     each_bytes: dict[str, int] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)
     tiers: tuple[TierReport, ...] = ()

@@ -7,13 +7,19 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tasuki.cli.doctor import machine_checks
 from tasuki.cli.doctor.machine_checks import Verdict
 from tasuki.cli.doctor.main import main, model, peer, port
+from tasuki.cli.doctor.weights_check import weights
 from tasuki.cli.embedded import embedded_model
+from tasuki.model.quantise.folder import quantise_folder
+from tasuki.model.quantise.recipe import RECIPES
 from tasuki.server.config import ServerConfig
 from tests.harness.certificates import Authority
+from tests.harness.goldens import reference_dir
 from tests.harness.grpc_fixtures import running_front
 
 
@@ -22,7 +28,18 @@ def test_this_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(capsys.readouterr().out)
     assert status == 0, rows
     subjects = {row["subject"] for row in rows}
-    assert subjects >= {"python", "tree", "gpu", "nixl", "shm", "files", "clock", "port", "model"}
+    assert subjects >= {
+        "python",
+        "tree",
+        "gpu",
+        "nixl",
+        "shm",
+        "files",
+        "clock",
+        "port",
+        "model",
+        "weights",
+    }
 
 
 def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +70,26 @@ def test_a_peer_answers_drains_or_is_not_there(tmp_path: Path) -> None:
 def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
     found = model(str(tmp_path))
     assert found.verdict is Verdict.FAILURE and "config.json" in found.found
+    assert weights(str(tmp_path)).verdict is Verdict.FAILURE
+
+
+def test_how_weights_are_stored_and_what_they_lack_is_seen_by_their_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    quantise_folder(reference_dir("small-dense"), made, RECIPES["fp8"])
+    found = weights(str(made))
+    assert found.verdict is Verdict.OK
+    assert "as fp8_block+plain, with a draft layer" in found.found
+    file = made / "model.safetensors"
+    tensors = load_file(file)
+    name = "mtp.layers.0.mlp.up_proj"
+    stray = {f"{name}.pre_quant_scale": torch.ones(1)}
+    lost = {key: value for key, value in tensors.items() if key != f"{name}.weight_scale_inv"}
+    for damaged, said in ((tensors | stray, "read by nobody"), (lost, "its scale")):
+        save_file(damaged, file)
+        found = weights(str(made))
+        assert found.verdict is Verdict.FAILURE and name in found.found and said in found.found
 
 
 def test_rdma_cards_need_memory_that_may_be_locked(

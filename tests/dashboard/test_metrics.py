@@ -44,6 +44,12 @@ REPORT = NodeReport(
         requests={RequestPhase.DECODING: 2, RequestPhase.WAITING: 5},
         policy="lru",
         policies={"lru": 10.0, "value": 20.0},
+        stored={
+            "weights": "fp8_block",
+            "kv": "fp8",
+            "states": "float32",
+            "draft_layers": "1",
+        },
         steps=StepTimes().report(),
     ),
     {"connected": 1},
@@ -94,6 +100,11 @@ def test_requests_are_told_as_their_clients_were() -> None:
     assert seen["tasuki_handover_window_seconds_count"] == 2
     assert seen["tasuki_handover_window_seconds_sum"] == pytest.approx(0.5)
     assert seen["tasuki_time_per_output_token_seconds_sum"] == pytest.approx(2 * 0.8 / 4)
+
+
+def test_how_a_node_stores_what_it_has_is_labels() -> None:
+    name = "tasuki_stored_info{draft_layers=1,kv=fp8,states=float32,weights=fp8_block}"
+    assert samples(exposition().text(REPORT))[name] == 1
 
 
 def test_drafts_are_counted_by_drafter_and_place() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_parts, torch_device
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.tier_prices import CPU_LINK
@@ -59,6 +60,15 @@ def test_pages_are_of_fp8_and_the_draft_layers_too(model: str) -> None:
     assert (layout.kv_dtype, layout.conv_dtype) == (FP8_ROWS, "float32")
     assert {region.dtype for region in layout.regions} == {"uint8"}
     assert len(layout.regions) == layout.full_layers + layout.draft_layers
+
+
+def test_counters_say_how_a_node_stores_what_it_has() -> None:
+    lone = engine("small-dense")
+    lone.post(m.StatsQuery(1))
+    lone.run()
+    (reply,) = lone.all_said(m.StatsReply)
+    wanted = {"weights": "plain", "kv": FP8_ROWS, "states": "float32", "draft_layers": "1"}
+    assert reply.stored == wanted
 
 
 @pytest.mark.parametrize("chunk", [64, 128])

@@ -8,6 +8,7 @@ from tasuki.dashboard.metrics.families import gauge
 from tasuki.dashboard.metrics.node_report import NodeReport
 
 _ABOUT = ("node", "role", "model", "version")
+_STORED = ("weights", "kv", "states", "draft_layers")
 
 
 def node_families(report: NodeReport) -> Iterator[Metric]:
@@ -18,6 +19,15 @@ def node_families(report: NodeReport) -> Iterator[Metric]:
     if about:
         info.add_metric([about.get(name, "") for name in _ABOUT], 1)
     yield info
+    stored = GaugeMetricFamily(
+        "tasuki_stored_info",
+        "1; its labels say how weights, keys and values, and states are stored, and for how many "
+        "draft layers.",
+        labels=_STORED,
+    )
+    if report.stats.stored:
+        stored.add_metric([report.stats.stored.get(name, "") for name in _STORED], 1)
+    yield stored
     if "started_at" in about:
         yield gauge(
             "node_start_time_seconds",
