@@ -1,9 +1,9 @@
-"""A prefill and a decode daemon as separate processes: the same tokens as one process, and nothing
-left behind."""
+"""A prefill and a decode daemon as separate processes: the same tokens as one process, drafted or
+not, and nothing left behind."""
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,21 +68,26 @@ class Turn:
     leaves_after: int | None
 
 
-def ask(client: Client, turn: Turn) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Tokens and margins that the client saw."""
+def ask(
+    client: Client, turn: Turn, prediction: Sequence[int] = ()
+) -> tuple[tuple[int, ...], tuple[float, ...], int]:
+    """Tokens and margins that the client saw, and how many tokens were drafts that held."""
     stream = client.generate(
-        Prompt(token_ids=turn.prompt), max_new_tokens=turn.new_tokens, ignore_eos=True
+        Prompt(token_ids=turn.prompt),
+        max_new_tokens=turn.new_tokens,
+        ignore_eos=True,
+        prediction=prediction,
     )
     if turn.leaves_after is None:
         answer = stream.result()
-        return answer.token_ids, answer.margins
+        return answer.token_ids, answer.margins, answer.usage.accepted_tokens
     seen: list[int] = []
     for piece in stream:
         seen.extend(piece.token_ids)
         if len(seen) >= turn.leaves_after:
             stream.cancel()
             break
-    return tuple(seen), ()
+    return tuple(seen), (), 0
 
 
 def conversation(number: int, client: Client) -> list[tuple[Turn, tuple[int, ...], list[float]]]:
@@ -95,7 +100,7 @@ def conversation(number: int, client: Client) -> list[tuple[Turn, tuple[int, ...
         log += [rng.randrange(1024) for _ in range(rng.randrange(3, 260))]
         leaves = rng.randrange(1, 4) if rng.random() < 0.2 else None
         turn = Turn(tuple(log), rng.randrange(4, 10), leaves)
-        tokens, margins = ask(client, turn)
+        tokens, margins, _ = ask(client, turn)
         turns.append((turn, tokens, list(margins)))
         log += tokens
     return turns
@@ -118,13 +123,24 @@ def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_mod
     turns = [turn for turns in expected for turn in turns]
     assert len(turns) == 200
     assert sum(turn.leaves_after is not None for turn, _, _ in turns) > 20
-    with pair(random_model, 96) as (prefill, decode):
+    drafting = ("--speculate", "tree", "--draft-tokens", "3", "--draft-count", "most")
+    with pair(random_model, 96, *drafting) as (prefill, decode):
 
-        def replay(turns: list[tuple[Turn, tuple[int, ...], list[float]]]) -> list[tuple[int, ...]]:
-            return [ask(decode.client, turn)[0] for turn, _, _ in turns]
+        def replay(
+            turns: list[tuple[Turn, tuple[int, ...], list[float]]],
+        ) -> list[tuple[tuple[int, ...], int]]:
+            found = []
+            for number, (turn, want, _) in enumerate(turns):
+                # Of every other turn the answer is said before, wrong in one place.
+                said = [*want[:2], *(token ^ 1 for token in want[2:3]), *want[3:]] * (number % 2)
+                tokens, _, held = ask(decode.client, turn, said)
+                found.append((tokens, held))
+            return found
 
         with ThreadPoolExecutor(6) as pool:
-            replayed = [tokens for each in pool.map(replay, expected) for tokens in each]
+            each = [answer for answers in pool.map(replay, expected) for answer in answers]
+        replayed = [tokens for tokens, _ in each]
+        assert sum(held for _, held in each) > 100
         leased = prefill.stats().tree["leased_requests"]
     assert leased > 50, "too few went through the prefill node"
     ties = 0

@@ -4,6 +4,7 @@ the model's own in either case; memory that changes owner is NaN until it is wri
 from dataclasses import replace
 from itertools import cycle, pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,6 +123,60 @@ def test_an_answer_never_has_more_tokens_than_it_may(most: int) -> None:
     draft(engine, {"r": longer}, 4, cycle([4]))
     answered(engine, tokens, sampling)
     assert_same(engine, plain, tokens)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3, 6])
+def test_drafts_end_where_the_models_context_does(left: int) -> None:
+    """vllm#38711: rows behind the last position read and write nothing."""
+    tokens, known = (
+        prompt(150),
+        [token.token for token in answered(tiny_engine(), prompt(150), DRAWN)],
+    )
+    parts = tiny_parts()
+    # The last token drawn is never forwarded.
+    config = replace(parts.model_config, max_position=149 + left)
+    plain, engine = (
+        tiny_engine(parts=replace(tiny_parts(), model_config=config)) for _ in range(2)
+    )
+    sampling = replace(DRAWN, max_new_tokens=left)
+    draft(engine, {"r": known}, 4, cycle([4]))
+    for node in (plain, engine):
+        answered(node, tokens, sampling)
+        assert node.tokens("r") == known[:left]
+        assert node.finished("r").reason is m.FinishReason.LENGTH
+    assert engine.tree() == plain.tree()
+    longer = replace(DRAWN, max_new_tokens=left + 1)
+    engine.post(submit("longer", tokens, left + 1, sampling=longer))
+    engine.run()
+    assert engine.rejected("longer").kind is m.ErrorKind.TOO_LONG
+    engine.assert_at_rest()
+
+
+@pytest.mark.parametrize("place", [1, 2, 7])
+def test_an_end_token_among_drafts_ends_nothing_that_is_not_drawn(place: int) -> None:
+    tokens = prompt(90)
+    drawn = [token.token for token in answered(tiny_engine(), tokens, DRAWN)]
+    end = next(token for token in range(128) if token not in drawn)
+    sampling = replace(DRAWN, stop_token_ids=(end,))
+    plain, engine = tiny_engine(), tiny_engine(draft_tokens=4)
+    answered(plain, tokens, sampling)
+    prediction = np.array([*drawn[:place], end, *drawn[place + 1 :]], dtype=np.int32)
+    engine.post(submit("r", tokens, NEW, sampling=sampling, prediction=prediction))
+    engine.run()
+    assert engine.tokens("r") == drawn and engine.finished("r").usage.accepted_tokens > 10
+    assert engine.finished("r").usage.rejected_prediction_tokens
+    assert_same(engine, plain, tokens)
+
+
+def test_a_long_answer_is_folded_as_it_is_computed() -> None:
+    """sglang#28695: states that drift let long answers degenerate, and drafts hold ever more."""
+    tokens, long = prompt(70), replace(DRAWN, max_new_tokens=700)
+    plain, engine = tiny_engine(speculate="off"), tiny_engine()
+    answer = [token.token for token in answered(plain, tokens, long)]
+    draft(engine, {"r": answer}, 4, any_pattern(7))
+    answered(engine, tokens, long)
+    assert_same(engine, plain, tokens)
+    assert len(set(answer[-100:])) > 20
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
