@@ -10,8 +10,9 @@ import gc
 import hashlib
 import json
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 _OUTER = {"model.language_model.": "", "language_model.model.": "language_model.", "model.": ""}
 """By what the text model's names begin with, what those of its head do."""
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+_UNSERVED_DRAFT_LAYER = re.compile(r"mtp\.(layers\.[1-9]\d*|embed_tokens)\.")
 INDEX = "model.safetensors.index.json"
 _NOTED_SECONDS = 1.0
 
@@ -125,19 +127,19 @@ def has_draft_layer(directory: Path | str) -> bool:
     """Whether the folder holds weights of a layer that drafts tokens, all of them or some, so that
     one that is missing is found when they are read. Raises WeightsError and ModelConfigError, also
     where there are several such layers, or one with an embedding of its own."""
-    if not any(Path(directory).glob("*.safetensors")):
+    folder = Path(directory)
+    if not any(folder.glob("*.safetensors")):
         return False
-    with Checkpoint(Path(directory)) as source:
-        for name in ("mtp.layers.1.input_layernorm.weight", "mtp.embed_tokens.weight"):
-            if source.has(name):
-                raise WeightsError(
-                    f"{directory}: tensor {name} is of a draft layer that is not served, which is "
-                    "one layer over the model's own embedding; give --draft-layer off"
-                )
-        found = source.has_any(is_of_draft_layer)
+    found = [name for name in _tensor_names(folder) if is_of_draft_layer(name)]
+    for name in found:
+        if _UNSERVED_DRAFT_LAYER.search(name):
+            raise WeightsError(
+                f"{directory}: tensor {name} is of a draft layer that is not served, which is "
+                "one layer over the model's own embedding; give --draft-layer off"
+            )
     if found:
-        check_draft_layer_config(Path(directory))
-    return found
+        check_draft_layer_config(folder)
+    return bool(found)
 
 
 def rows_together(directory: Path | str, config: ModelConfig) -> int:
@@ -183,16 +185,29 @@ def weight_files(directory: Path) -> list[Path]:
     """The files that hold the weights, by name: those the index lists, else all there are."""
     index = directory / INDEX
     if index.exists():
-        try:
-            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = sorted({directory / name for name in where.values()})
-        except _UNREADABLE as error:
-            raise WeightsError(f"{index}: has no readable weight_map; fetch it again") from error
+        files = sorted({directory / name for name in _weight_map(index).values()})
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{directory}: holds no *.safetensors file; give a checkpoint folder")
     return files
+
+
+def _tensor_names(directory: Path) -> Iterable[str]:
+    """By the index where there is one, so that no file is opened for them. Raises WeightsError."""
+    index = directory / INDEX
+    return _weight_map(index) if index.exists() else StoredTensors(weight_files(directory))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """In which file a tensor is, by name. Raises WeightsError."""
+    try:
+        found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+        if all(isinstance(file, str) for file in found.values()):
+            return found
+        raise TypeError("a file is no name")
+    except _UNREADABLE as error:
+        raise WeightsError(f"{index}: has no readable weight_map; fetch it again") from error
 
 
 class Checkpoint:
@@ -237,10 +252,6 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         return Companions(self._name_of(name), self._tensors).values() is not None
-
-    def has_any(self, wanted: Callable[[str], bool]) -> bool:
-        """Whether a tensor's published name is wanted."""
-        return any(map(wanted, self._tensors))
 
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE

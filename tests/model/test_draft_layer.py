@@ -185,17 +185,22 @@ def test_without_a_draft_layer_nothing_is_kept_and_nothing_computed() -> None:
         Request(Workspace(mixed), 3).forward([1, 2, 3])
 
 
-def test_a_checkpoint_says_by_its_tensors_whether_it_drafts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_checkpoint_says_by_its_tensors_whether_it_drafts(tmp_path: Path) -> None:
     assert has_draft_layer(reference_dir("small-dense"))
     assert not has_draft_layer(reference_dir("small-moe"))
     assert not has_draft_layer(tmp_path), "there are no weights to look at"
-    monkeypatch.setattr(
-        "tasuki.model.weights.safetensors_folder.Checkpoint.has", lambda self, name: True
-    )
-    with pytest.raises(WeightsError, match=r"mtp\.layers\.1.*--draft-layer off"):
-        has_draft_layer(reference_dir("small-dense"))
+    for name in ("mtp.layers.1.mlp.up_proj.weight", "mtp.embed_tokens.weight"):
+        save_file({name: torch.zeros(2)}, tmp_path / "model.safetensors")
+        with pytest.raises(WeightsError, match=rf"{name} .*--draft-layer off"):
+            has_draft_layer(tmp_path)
+
+
+def test_an_index_says_it_without_opening_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model-1.safetensors").write_bytes(b"")
+    for name, drafts in (("mtp.norm.weight", True), ("model.norm.weight", False)):
+        index = {"weight_map": {name: "model-1.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert has_draft_layer(tmp_path) is drafts
 
 
 def test_a_draft_layer_that_lacks_its_first_tensor_is_refused_and_not_left_out(
