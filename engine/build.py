@@ -378,12 +378,15 @@ def build_answers(config: EngineConfig, parts: EngineParts, context: HandoverCon
         parts.model_config.eos_ids,
         tool_call_ids,
         Targets(config.ttft_target, config.max_itl_seconds),
-        _speculation(config, parts),
+        build_speculation(config, parts),
     )
 
 
-def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
+def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """What is drafted of the answers. Raises EngineConfigError."""
+    on_gpu = parts.arena.bytes.device.type != "cpu"
+    # No GPU has shown it yet, so it is left out where nobody asked for drafts.
+    forced = config.speculate != "auto" or not on_gpu
     config = _drafting(config, parts)
     most = most_drafts(config, parts)
     if parts.speculation is not None:
@@ -392,7 +395,7 @@ def _speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
         most,
         from_tree=config.drafts_from_tree,
         by_layer=config.drafts_by_layer,
-        grammars=parts.grammars,
+        grammars=parts.grammars if forced else None,
     )
 
 

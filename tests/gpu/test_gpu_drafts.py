@@ -10,6 +10,7 @@ import pytest
 
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.speculation.draft_limit import FixedLimit
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tests.gpu.shapes import CONFIGS, parts_of
 from tests.harness.drafted_answers import (
     DRAWN,
@@ -176,3 +177,21 @@ def test_a_stop_among_accepted_drafts_ends_the_answer_there() -> None:
         answered(engine, tokens, sampling)
         assert engine.tokens("r") == drawn[: place + 1]
         assert_same(engine, plain, tokens)
+
+
+@pytest.mark.parametrize("speculate", ["prediction", "tree"])
+def test_text_that_a_grammar_forces_is_drafted_and_changes_nothing(speculate: str) -> None:
+    """Beside rows without a grammar."""
+    words = Grammar(GrammarKind.REGEX, "(celsius: [0-9], fahrenheit: [0-9]; ){40}")
+    sampling, tokens = replace(DRAWN, grammar=words), prompt(70)
+    others = {f"other {number}": prompt(40 + number, seed=number) for number in range(3)}
+    found = []
+    for engine in (cold("dense", "off"), cold("dense", speculate)):
+        for name, other in others.items():
+            engine.post(submit(name, other, NEW, sampling=DRAWN))
+        answered(engine, tokens, sampling)
+        found.append({name: engine.tokens(name) for name in ("r", *others)})
+    assert found[0] == found[1]
+    (use,) = (use for use in engine.finished("r").usage.drafts if use.source == "grammar")
+    assert sum(use.drafted) > 5
+    engine.assert_at_rest()

@@ -6,13 +6,16 @@ import pytest
 import torch
 
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
-from tasuki.engine.build import EngineParts, most_drafts
+from tasuki.engine.build import EngineParts, build_speculation, most_drafts
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
+from tasuki.engine.speculation.drafter import DraftSource
 from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, kept_bytes
-from tests.harness.engines import tiny_parts
+from tasuki.model.ops.sampling.params import SamplingParams
+from tests.harness.engines import submit, tiny_parts
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,21 @@ def test_what_a_gpu_cannot_verify_is_refused_by_name() -> None:
     config = EngineConfig(speculate="tree")
     with pytest.raises(EngineConfigError, match="verifies no drafts"):
         most_drafts(config, replace(tiny_parts(), runner=lambda parts, hands_on: None))
+
+
+@pytest.mark.parametrize(
+    ("speculate", "of_gpu", "of_cpu"), [("auto", False, True), ("mtp", True, True)]
+)
+def test_what_a_grammar_forces_a_gpu_drafts_where_drafts_were_asked_for(
+    speculate: str, of_gpu: bool, of_cpu: bool
+) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "abc")
+    asked = submit("r", [1, 2, 3], 4, sampling=SamplingParams(max_new_tokens=4, grammar=grammar))
+    config, there = EngineConfig(speculate=speculate, draft_tokens=5), on_gpu(draft_layers=1)
+    here = replace(tiny_parts(), arena=OnGpu(there.layout, torch.empty(0)))  # type: ignore[arg-type]
+    for parts, drafts in ((there, of_gpu), (here, of_cpu)):
+        drafting = build_speculation(config, parts).drafting(asked)
+        assert (drafting is not None and DraftSource.GRAMMAR in drafting.counts) is drafts
 
 
 def test_their_room_is_planned() -> None:
