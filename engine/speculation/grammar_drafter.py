@@ -18,9 +18,6 @@ class Grammars(Protocol):
     def constraint(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
         """As far as an answer has come. REQUIRES: the grammar was ready before."""
 
-    def tokens_of(self, text: bytes) -> list[int]:
-        """That make up the text, as long ones as there are."""
-
 
 class AnswerGrammar:
     """Where one answer is in its grammar."""
@@ -44,16 +41,15 @@ class AnswerGrammar:
 class ForcedDrafter:
     """Proposes the text that has to come, in the longest tokens there are."""
 
-    def __init__(self, grammar: AnswerGrammar, grammars: Grammars) -> None:
+    def __init__(self, grammar: AnswerGrammar) -> None:
         self._grammar = grammar
-        self._grammars = grammars
 
     @property
     def source(self) -> DraftSource:
         return DraftSource.GRAMMAR
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        return self._grammars.tokens_of(self._grammar.behind(output).forced())[:most]
+        return self._grammar.behind(output).forced(most)
 
     def verified(self, drafted: int, accepted: int) -> None:
         """The answer shows it."""

@@ -59,7 +59,7 @@ class Speculation:
         if message.sampling.grammar is not None and self._grammars is not None:
             grammar = AnswerGrammar(message.sampling.grammar, self._grammars)
             drafters = [AllowedDrafter(drafter, grammar) for drafter in drafters]
-            drafters.append(ForcedDrafter(grammar, self._grammars))
+            drafters.append(ForcedDrafter(grammar))
         if not drafters or not self._draft_tokens:
             return None
         prior = self._chances[drafters[0].source]

@@ -17,6 +17,9 @@ from .grammar import Grammar
 Mask = NDArray[np.int32]
 """[-(-vocab // 32)]: bit t % 32 of word t // 32 says whether token t is allowed."""
 
+_FEW = 64
+"""Tokens that are allowed where the text has to be one, each the beginning of a longer one."""
+
 
 class _Phase(Enum):
     """START: of an answer that may begin with thinking. GAP: behind it, or at the start of an
@@ -30,14 +33,15 @@ class _Phase(Enum):
 
 class Constraint:
     def __init__(
-        self, matcher: Matcher, grammar: Grammar, eos_ids: Iterable[int], vocab: int
+        self, matcher: Matcher, grammar: Grammar, eos_ids: Iterable[int], tokens: Sequence[bytes]
     ) -> None:
-        """matcher: its own, at its beginning. eos_ids: tokens that end an answer. REQUIRES: all ids
-        are in [0, vocab)."""
+        """matcher: its own, at its beginning. eos_ids: tokens that end an answer. tokens: the
+        vocabulary's. REQUIRES: all ids are of it."""
         self._matcher = matcher
         self._grammar = grammar
         self._eos_ids = tuple(eos_ids)
-        self._words = -(-vocab // 32)
+        self._tokens = tokens
+        self._words = -(-len(tokens) // 32)
         self._gap_passed = 0
         if grammar.closing is None:
             self._phase = _Phase.HOLDS
@@ -68,11 +72,43 @@ class Constraint:
         allow."""
         return bool(self._matcher.is_error())
 
-    def forced(self) -> bytes:
-        """Text that the answer goes on with whatever is drawn; empty where none is known."""
-        if self._phase is not _Phase.HOLDS or self.failed:
-            return b""
-        return bytes(self._matcher.compute_ff_bytes())
+    def forced(self, most: int) -> list[int]:
+        """At most so many tokens that the answer is likely to go on with, since those that are
+        allowed leave no choice, as long ones as there are. Takes a mask each: to have the whole of
+        a text that has to come may take a second, of a grammar of ten letters."""
+        found: list[int] = []
+        if self._phase is not _Phase.HOLDS:
+            return found
+        matcher = self._matcher
+        while len(found) < most and not matcher.is_error():
+            token = self._only_way(matcher)
+            if token is None:
+                break
+            matcher = matcher.deep_copy() if matcher is self._matcher else matcher
+            matcher.consume_token(token)
+            found.append(token)
+        return found
+
+    def _only_way(self, matcher: Matcher) -> int | None:
+        """The longest token that all others that are allowed begin with, or begin it."""
+        mask = np.zeros(self._words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if np.count_nonzero(mask) > _FEW:
+            return None
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = sorted(np.flatnonzero(bits).tolist(), key=lambda token: len(self._tokens[token]))
+        if not allowed or len(allowed) > _FEW or not self._tokens[allowed[0]]:
+            return None
+        found = None
+        for token in allowed:
+            text = self._tokens[token]
+            if not all(
+                text.startswith(other) or other.startswith(text)
+                for other in (self._tokens[each] for each in allowed)
+            ):
+                break
+            found = token
+        return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
         """How many of these, from the first on, may follow; all where it does not hold yet."""

@@ -121,20 +121,10 @@ class GrammarCompiler:
             self._keep(key, matcher)
         vocabulary = self._vocabulary
         assert vocabulary is not None
-        made = Constraint(matcher.deep_copy(), grammar, vocabulary.eos_ids, len(vocabulary.tokens))
+        made = Constraint(matcher.deep_copy(), grammar, vocabulary.eos_ids, vocabulary.tokens)
         for token in output:
             made.append(token)
         return made
-
-    def tokens_of(self, text: bytes) -> list[int]:
-        """That make up the text, each as long as there is one; of what is no text the part before.
-        Raises GrammarsUnavailable."""
-        self._require_tree()
-        try:
-            known = text.decode()
-        except UnicodeDecodeError as error:
-            known = text[: error.start].decode()
-        return list(self._tree.greedy_tokenize(known))
 
     def _require_tree(self) -> None:
         self.prepare()
