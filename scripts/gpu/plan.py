@@ -91,12 +91,18 @@ class Plan:
         """Models that two GPUs share."""
         small = "decode --tensor-parallel 2 --points 1x50000,64x8192"
         large = "--model 27b --tensor-parallel 2 --arena-mib 16000"
+        experts = "decode --model 35b-a3b --tensor-parallel 2 --points 1x50000"
+        largest = "--model 122b-a10b --tensor-parallel 2 --alone --arena-mib 8192 --max-batch 16"
         nodes = "transfer --tensor-parallel 2 --parts nodes"
         figure = self._figure
         return [
             figure("gpu_collectives", 2, 140, "all-reduce", "collectives --seconds 60"),
             figure("gpu_decode_tp2", 2, 140, "ranks", small),
             figure("gpu_decode_27b_tp2", 2, 150, "ranks", f"decode {large} --points 1x50000"),
+            figure("gpu_decode_35b_tp2", 2, 150, "ranks", experts),
+            figure(
+                "gpu_decode_122b_tp2", 2, 200, "ranks", f"decode {largest} --points 1x50000,16x8192"
+            ),
             figure("gpu_prefill_27b_tp2", 2, 150, "ranks", f"prefill {large}"),
             figure("gpu_transfer_ranks", 2, 200, "hand-overs of ranks", nodes),
         ]
