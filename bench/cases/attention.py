@@ -11,6 +11,7 @@ from torch.nn import functional
 from tasuki.model.ops.attention.decode import DecodeWorkspace, paged_attention_decode
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
+from tasuki.model.ops.attention.verify import paged_attention_verify
 from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS
 
 from .case import Case
@@ -18,6 +19,9 @@ from .stage import Stage, turns_to_overflow
 
 _DECODE = ((1, 50_000), (4, 50_000), (16, 50_000), (32, 50_000), (64, 8_192))
 _DECODE_ROWS = ((1, 50_000), (16, 50_000), (64, 8_192))
+_DRAFTED = ((1, 50_000), (16, 8_192), (64, 8_192))
+_TOKENS = 4
+"""Of a row with three drafts."""
 # Tokens of this forward, tokens before them.
 _PREFILL = ((800, 50_000), (8_192, 0), (8_192, 41_808), (50_000, 0))
 
@@ -27,6 +31,8 @@ def cases(stage: Stage) -> Iterator[Case]:
     for of, points in ((stage, _DECODE), (rows, _DECODE_ROWS)):
         for batch, context in points:
             yield _decode(of, batch, context)
+        for batch, context in _DRAFTED:
+            yield _verify(of, batch, context)
     for tokens, context in _PREFILL:
         yield _prefill(stage, tokens, context)
         yield _prefill(rows, tokens, context)
@@ -64,6 +70,37 @@ def _decode(stage: Stage, batch: int, context: int) -> Case:
         turns,
         bytes=moved + 3 * q.nbytes,
         share=0.85,
+    )
+
+
+def _verify(stage: Stage, batch: int, context: int) -> Case:
+    config, arena = stage.model, stage.arena
+    pages = -(-context // PAGE_TOKENS)
+    table = stage.page_ids(batch * pages).view(batch, pages)
+    lengths = torch.full((batch,), context, device=stage.device, dtype=torch.int32)
+    counts = torch.full((batch,), _TOKENS, device=stage.device, dtype=torch.int32)
+    workspace = DecodeWorkspace.of(config, batch, stage.device).of_tokens(_TOKENS)
+    moved = batch * context * arena.layout.block_bytes / PAGE_TOKENS
+    q, projected = _queries(stage, batch * _TOKENS)
+    turns = [
+        partial(
+            paged_attention_verify,
+            q,
+            projected,
+            config,
+            kv,
+            table,
+            lengths,
+            counts,
+            stage.rows(batch),
+            workspace,
+        )
+        for kv in arena.kv[: turns_to_overflow(moved)]
+    ]
+    return Case(
+        f"attention of rows with drafts{_of(stage)}, {batch} of {_TOKENS} tokens, {context} tokens",
+        turns,
+        bytes=moved + 3 * q.nbytes,
     )
 
 

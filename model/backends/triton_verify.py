@@ -42,13 +42,7 @@ class VerifyScratch:
     def of(
         config: ModelConfig, batch: int, tokens: int, dtype: torch.dtype, device: torch.device
     ) -> "VerifyScratch":
-        one = DecodeWorkspace.of(config, batch, device)
-        places, heads, dim = one.outputs.shape
-        workspace = DecodeWorkspace(
-            one.shares,
-            one.outputs.new_empty(places, tokens * heads, dim),
-            one.weights.new_empty(places, tokens * heads),
-        )
+        workspace = DecodeWorkspace.of(config, batch, device).of_tokens(tokens)
         layers = config.layer_kinds.count(LayerKind.GDN)
         kept = KeptTurns.empty(config, layers, batch, tokens, dtype, device)
         hidden = None

@@ -61,6 +61,15 @@ class DecodeWorkspace:
         """Programs a key head of what the pages hold."""
         return self.shares * (_FP8_PROGRAMS if holds_fp8(kv) else 1)
 
+    def of_tokens(self, tokens: int) -> "DecodeWorkspace":
+        """Of as many rows with so many tokens each: a row's tokens are so many heads more."""
+        places, heads, dim = self.outputs.shape
+        return DecodeWorkspace(
+            self.shares,
+            self.outputs.new_empty(places, tokens * heads, dim),
+            self.weights.new_empty(places, tokens * heads),
+        )
+
     @staticmethod
     def sized(
         config: ModelConfig, batch: int, device: torch.device, shares: int
