@@ -55,14 +55,15 @@ def test_sums_are_in_rank_order_and_the_same_bits_on_every_rank(tmp_path: Path) 
 
 def half(connection: Connection, meeting: Path) -> None:
     torch.set_num_threads(1)
-    GlooCollectives(meeting, 1, 2, HANG_SECONDS)
-    connection.send("met")
+    _met = GlooCollectives(meeting, 1, 2, HANG_SECONDS)
+    # Until the other one has met it too: its connection is closed with it.
+    connection.recv()
 
 
 def test_a_rank_that_is_gone_is_an_error_and_no_wait(tmp_path: Path) -> None:
     process, connection = forked_peer(half, tmp_path / "meeting")
     ranks = GlooCollectives(tmp_path / "meeting", 0, 2, 10 * HANG_SECONDS)
-    assert connection.poll(HANG_SECONDS)
+    connection.send("met")
     process.join(HANG_SECONDS)
     with pytest.raises(RuntimeError):
         ranks.sum(torch.ones(3, 3))
