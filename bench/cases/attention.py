@@ -1,7 +1,7 @@
 """Attention over pages: a token a sequence on long contexts, and runs of a prompt."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -42,65 +42,56 @@ def _of(stage: Stage) -> str:
     return " over FP8 rows" if stage.kv == FP8_ROWS else ""
 
 
-def _decode(stage: Stage, batch: int, context: int) -> Case:
-    config, arena = stage.model, stage.arena
-    pages = -(-context // PAGE_TOKENS)
-    table = stage.page_ids(batch * pages).view(batch, pages)
-    lengths = torch.full((batch,), context, device=stage.device, dtype=torch.int32)
-    workspace = DecodeWorkspace.of(config, batch, stage.device)
-    token_bytes = arena.layout.block_bytes / PAGE_TOKENS
-    moved = batch * context * token_bytes
-    q, projected = _queries(stage, batch)
-    turns = [
-        partial(
-            paged_attention_decode,
-            q,
-            projected,
-            config,
-            kv,
-            table,
-            lengths,
-            stage.rows(batch),
-            workspace,
+@dataclass(frozen=True)
+class _Pages:
+    """batch requests of so many tokens each. table [batch, pages], lengths [batch]: int32. bytes:
+    that a launch reads of them."""
+
+    table: Tensor
+    lengths: Tensor
+    bytes: float
+
+    @staticmethod
+    def of(stage: Stage, batch: int, context: int) -> "_Pages":
+        pages = -(-context // PAGE_TOKENS)
+        return _Pages(
+            stage.page_ids(batch * pages).view(batch, pages),
+            stage.ints([context] * batch),
+            batch * context * stage.arena.layout.block_bytes / PAGE_TOKENS,
         )
-        for kv in arena.kv[: turns_to_overflow(moved)]
-    ]
+
+
+def _decode(stage: Stage, batch: int, context: int) -> Case:
+    config = stage.model
+    pages = _Pages.of(stage, batch, context)
+    q, projected = _queries(stage, batch)
+    rows, workspace = stage.rows(batch), DecodeWorkspace.of(config, batch, stage.device)
+    read = (pages.table, pages.lengths, rows, workspace)
     return Case(
         f"decode attention{_of(stage)}, batch {batch}, {context} tokens",
-        turns,
-        bytes=moved + 3 * q.nbytes,
+        [
+            partial(paged_attention_decode, q, projected, config, kv, *read)
+            for kv in stage.arena.kv[: turns_to_overflow(pages.bytes)]
+        ],
+        bytes=pages.bytes + 3 * q.nbytes,
         share=0.85,
     )
 
 
 def _verify(stage: Stage, batch: int, context: int) -> Case:
-    config, arena = stage.model, stage.arena
-    pages = -(-context // PAGE_TOKENS)
-    table = stage.page_ids(batch * pages).view(batch, pages)
-    lengths = torch.full((batch,), context, device=stage.device, dtype=torch.int32)
-    counts = torch.full((batch,), _TOKENS, device=stage.device, dtype=torch.int32)
-    workspace = DecodeWorkspace.of(config, batch, stage.device).of_tokens(_TOKENS)
-    moved = batch * context * arena.layout.block_bytes / PAGE_TOKENS
+    config = stage.model
+    pages = _Pages.of(stage, batch, context)
     q, projected = _queries(stage, batch * _TOKENS)
-    turns = [
-        partial(
-            paged_attention_verify,
-            q,
-            projected,
-            config,
-            kv,
-            table,
-            lengths,
-            counts,
-            stage.rows(batch),
-            workspace,
-        )
-        for kv in arena.kv[: turns_to_overflow(moved)]
-    ]
+    counts, rows = stage.ints([_TOKENS] * batch), stage.rows(batch)
+    workspace = DecodeWorkspace.of(config, batch, stage.device).of_tokens(_TOKENS)
+    read = (pages.table, pages.lengths, counts, rows, workspace)
     return Case(
         f"attention of rows with drafts{_of(stage)}, {batch} of {_TOKENS} tokens, {context} tokens",
-        turns,
-        bytes=moved + 3 * q.nbytes,
+        [
+            partial(paged_attention_verify, q, projected, config, kv, *read)
+            for kv in stage.arena.kv[: turns_to_overflow(pages.bytes)]
+        ],
+        bytes=pages.bytes + 3 * q.nbytes,
     )
 
 

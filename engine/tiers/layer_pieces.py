@@ -61,7 +61,9 @@ def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece
         parts.append(_Part(first, end, page_runs(layout, job.pages[first:end])))
     layers = len(layout.layer_kinds)
     states, pages = _states(layout, job), _pages(layout, parts)
-    first_pages = next((piece.layers for piece in _pages(layout, parts[:1])), layers)
+    # Where states stand, all layers before the first that has pages to come are there.
+    paged = (layer for layer, kind in enumerate(layout.layer_kinds) if kind.keeps_pages)
+    first_pages = next(paged, layers) if parts else layers
     held: Piece | None = None
     for piece in chain(states, pages):
         if held is not None:

@@ -91,8 +91,7 @@ class Constraint:
 
     def _only_way(self, matcher: Matcher) -> int | None:
         """The longest token that all others that are allowed begin with, or begin it."""
-        mask = np.zeros(self._words, dtype=np.int32)
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask = self._mask_of(matcher)
         if np.count_nonzero(mask) > _FEW:
             return None
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -121,11 +120,11 @@ class Constraint:
         nothing else is, so that the answer ends as a prefix of the grammar's texts."""
         if self._phase is _Phase.THINKING:
             return None
-        mask = np.zeros(self._words, dtype=np.int32)
         if self._phase is _Phase.GAP and self._gap_passed:
+            mask = np.zeros(self._words, dtype=np.int32)
             _allow(mask, self._grammar.gap[self._gap_passed])
             return mask
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask = self._mask_of(self._matcher)
         if self._phase is _Phase.GAP:
             _allow(mask, self._grammar.gap[0])
         elif self._phase is _Phase.START and self._grammar.opening is not None:
@@ -134,6 +133,11 @@ class Constraint:
             mask[:] = 0
             for token in self._eos_ids:
                 _allow(mask, token)
+        return mask
+
+    def _mask_of(self, matcher: Matcher) -> Mask:
+        mask = np.zeros(self._words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask
 
 

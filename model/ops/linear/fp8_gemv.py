@@ -99,8 +99,7 @@ def _launch(
     batch, columns = residual.shape
     rows = weight.shape[0] // 2 if swiglu else weight.shape[0]
     tail_rows = 0 if tail is None else tail.shape[0]
-    tail_tile = max(1, stream.rows // _TAIL_SHARE)
-    programs = triton.cdiv(rows, stream.rows) + triton.cdiv(tail_rows, tail_tile)
+    programs = triton.cdiv(rows, stream.rows) + triton.cdiv(tail_rows, _tail_tile(stream))
     _fp8_gemv_kernel[(programs,)](
         branch,
         residual,
@@ -116,13 +115,18 @@ def _launch(
         BATCH=batch,
         COLUMNS=columns,
         ROWS=stream.rows,
-        TAIL_ROWS=tail_tile,
+        TAIL_ROWS=_tail_tile(stream),
         BLOCK=_block(stream, columns),
         SWIGLU=swiglu,
         **scale_sizes(weight),
         **dependent(residual),
         num_warps=stream.warps,
     )
+
+
+def _tail_tile(stream: Stream) -> int:
+    """Rows of a program of the tail."""
+    return max(1, stream.rows // _TAIL_SHARE)
 
 
 def _block(stream: Stream, columns: int) -> int:
@@ -254,7 +258,7 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, stream: Stream, columns: int, **given: Any) -> KernelSpec:
         sizes = {"COLUMNS": columns, "ROWS": stream.rows, "BLOCK": _block(stream, columns)}
-        sizes["TAIL_ROWS"] = max(1, stream.rows // _TAIL_SHARE)
+        sizes["TAIL_ROWS"] = _tail_tile(stream)
         scale = {"SCALE_ROWS": GROUP, "SCALE_COLUMNS": GROUP}
         absent = {"branch": None, "norm": None, "tail": None, "total": None, "SWIGLU": False}
         constants = {"BATCH": 1, "DEPENDENT": True} | sizes | scale | absent | given
