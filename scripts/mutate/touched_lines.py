@@ -50,7 +50,9 @@ class TouchedLines:
             for ran in self._of(file, measure).tests
             if any(first <= line <= last for line in ran.lines.get(str(aim.path), ()))
         ]
-        return sorted(found, key=lambda ran: (ran.cpu, ran.seconds))
+        # Coarse and stable: below that a busy machine decides, and a file has its plain case
+        # before one that waits without end for what a mutant broke.
+        return sorted(found, key=lambda ran: (round(ran.cpu, 1), round(ran.seconds)))
 
     def _of(self, file: str, measure: Callable[[str], list[Ran]]) -> Noted:
         text = _digest(self._root, [Path(file)]) + self._sources

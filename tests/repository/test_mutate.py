@@ -195,7 +195,8 @@ def test_tests_of_a_mutant_run_its_lines_and_come_by_their_cost(tmp_path: Path) 
             Ran("dear", 9.0, 1.0, None, lines),
             Ran("fails without a mutant", 0.1, 1.0, "AssertionError", lines),
             Ran("elsewhere", 0.1, 1.0, None, {str(aim.path): [line - 1]}),
-            Ran("cheap", 0.5, 2.0, None, lines),
+            Ran("cheap", 0.51, 2.0, None, lines),
+            Ran("as cheap, later in the file", 0.5, 1.9, None, lines),
         ],
         second: [Ran("of another file", 0.1, 1.0, None, {"engine/other.py": [line]})],
     }
@@ -209,7 +210,7 @@ def test_tests_of_a_mutant_run_its_lines_and_come_by_their_cost(tmp_path: Path) 
     for _ in range(2):
         lines_of = TouchedLines(ROOT, kept, [aim])
         found = lines_of.touching(aim, first, measure)
-        assert [ran.test for ran in found] == ["cheap", "dear"]
+        assert [ran.test for ran in found] == ["cheap", "as cheap, later in the file", "dear"]
         assert lines_of.touching(aim, second, measure) == []
     assert asked == [first, second], "what is known is measured again"
 
