@@ -56,19 +56,22 @@ bool SlabAllocator::fits(std::int64_t pages, std::int64_t slots) const {
 }
 
 std::vector<PageId> SlabAllocator::take_pages(std::int64_t count) {
-  std::vector<PageId> out;
-  out.reserve(static_cast<std::size_t>(count));
-  std::int64_t left = count;
-  while (left >= config_.pages_per_slab && !free_slabs_.empty()) {
-    take_from_slab(*free_slabs_.begin(), config_.pages_per_slab, out);
-    left = count - static_cast<std::int64_t>(out.size());
+  std::vector<PageId> pages;
+  pages.reserve(static_cast<std::size_t>(count));
+  take_pages(count, pages);
+  return pages;
+}
+
+void SlabAllocator::take_pages(std::int64_t count, std::vector<PageId>& pages) {
+  const auto stop = static_cast<std::int64_t>(pages.size()) + count;
+  const auto left = [&] { return stop - static_cast<std::int64_t>(pages.size()); };
+  while (left() >= config_.pages_per_slab && !free_slabs_.empty()) {
+    take_from_slab(*free_slabs_.begin(), config_.pages_per_slab, pages);
   }
-  while (left > 0) {
+  while (left() > 0) {
     const std::int64_t slab = part_slabs_.empty() ? *free_slabs_.begin() : *part_slabs_.begin();
-    take_from_slab(slab, left, out);
-    left = count - static_cast<std::int64_t>(out.size());
+    take_from_slab(slab, left(), pages);
   }
-  return out;
 }
 
 void SlabAllocator::take_from_slab(std::int64_t slab, std::int64_t count,

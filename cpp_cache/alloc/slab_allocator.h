@@ -31,6 +31,8 @@ class SlabAllocator {
   // Whole free slabs first, then gaps in part-used slabs, then one more slab.
   // REQUIRES: fits(count, 0). ENSURES: owner of each is kWorking.
   std::vector<PageId> take_pages(std::int64_t count);
+  // The same, behind those that are there.
+  void take_pages(std::int64_t count, std::vector<PageId>& pages);
 
   // REQUIRES: fits(0, 1). ENSURES: its owner is kWorking.
   SlotId take_slot();

@@ -103,14 +103,14 @@ std::optional<AllocationId> Admission::admit(Tokens prompt, std::string_view sal
   }
 
   const auto prompt_end = static_cast<std::int64_t>(prompt.size());
-  Allocation allocation{.id = id,
-                        .root = root,
-                        .match = plan.match,
-                        .cached_tokens = plan.cached_tokens,
-                        .standing = standing,
-                        .first_kept = standing.depth,
-                        .cursor = terms.cursor,
-                        .latest_state = plan.source};
+  Allocation& allocation = allocations_.add();
+  allocation.root = root;
+  allocation.match = plan.match;
+  allocation.cached_tokens = plan.cached_tokens;
+  allocation.standing = standing;
+  allocation.first_kept = standing.depth;
+  allocation.cursor = terms.cursor;
+  allocation.latest_state = plan.source;
   // The answer is appended within the capacity: growing by doubling would copy the prompt again.
   allocation.kept.reserve(static_cast<std::size_t>(
       std::min(terms.capacity_tokens, prompt_end + kMostForeseen) - standing.depth));
@@ -122,9 +122,9 @@ std::optional<AllocationId> Admission::admit(Tokens prompt, std::string_view sal
   for (std::int64_t i = 0; i < terms.working_slots; ++i) {
     allocation.working_slots.push_back(allocator_.take_slot());
   }
-  allocation.add_own_pages(allocator_.take_pages(own));
+  allocator_.take_pages(own, allocation.pages);
+  allocation.own_new_pages();
   if (plan.source) fork_from(*plan.source, allocation, now);
-  allocations_.add(std::move(allocation));
   return id;
 }
 
@@ -153,7 +153,8 @@ std::int64_t Admission::pages_lacking(const Allocation& allocation, std::int64_t
 
 bool Admission::extend(Allocation& allocation, std::int64_t pages, Tick now) {
   if (!reclaimer_.make_room(pages, 0, allocation.id, now)) return false;
-  allocation.add_own_pages(allocator_.take_pages(pages));
+  allocator_.take_pages(pages, allocation.pages);
+  allocation.own_new_pages();
   return true;
 }
 

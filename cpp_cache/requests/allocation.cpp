@@ -17,11 +17,6 @@ Tokens Allocation::run(std::int64_t from, std::int64_t to) const {
                               static_cast<std::size_t>(to - from));
 }
 
-void Allocation::add_own_pages(const std::vector<PageId>& taken) {
-  pages.insert(pages.end(), taken.begin(), taken.end());
-  own.insert(own.end(), taken.size(), true);
-}
-
 PageId Allocation::give_page(std::size_t logical) {
   own[logical] = false;
   return pages[logical];

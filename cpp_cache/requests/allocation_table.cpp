@@ -15,10 +15,12 @@ std::string name(AllocationId id, std::string_view verb) {
 
 }  // namespace
 
-Allocation& AllocationTable::add(Allocation allocation) {
-  const AllocationId id = allocation.id;
+Allocation& AllocationTable::add() {
+  const AllocationId id = next_id();
   ++next_;
-  return allocations_.emplace_hint(allocations_.end(), id, std::move(allocation))->second;
+  Allocation& added = allocations_.try_emplace(allocations_.end(), id)->second;
+  added.id = id;
+  return added;
 }
 
 const Allocation& AllocationTable::at(AllocationId id) const {

@@ -16,8 +16,8 @@ class AllocationTable {
  public:
   // The id of the next one to be added.
   AllocationId next_id() const { return static_cast<AllocationId>(next_); }
-  // REQUIRES: its id is next_id().
-  Allocation& add(Allocation allocation);
+  // One that holds nothing, under next_id(): for the caller to fill.
+  Allocation& add();
   void erase(AllocationId id) { allocations_.erase(id); }
 
   // Throws InvalidArgument where it was released, as the two below.

@@ -1,7 +1,10 @@
 #include "requests/matcher.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <functional>
+#include <memory_resource>
 #include <ranges>
 #include <vector>
 
@@ -10,6 +13,9 @@
 namespace tasuki::cache {
 
 namespace {
+
+// Nodes on a path, about: one that is longer costs memory from the heap.
+constexpr std::size_t kUsualPath = 8;
 
 std::int64_t length(Tokens tokens) { return static_cast<std::int64_t>(tokens.size()); }
 
@@ -80,10 +86,11 @@ struct Matcher::Survey {
   } in_pages{};
 };
 
-Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start) const {
-  Walk walk;
+Matcher::Walk Matcher::walk(Tokens prompt, NodeId root, std::optional<Position> start,
+                            std::pmr::memory_resource& memory) const {
+  Walk walk{.path = std::pmr::vector<NodeId>(&memory)};
   const std::int64_t limit = whole_pages(length(prompt));
-  walk.path.reserve(8);
+  walk.path.reserve(kUsualPath);
   if (start) {
     walk.matched = start->depth;
     for (const Node* node = &tree_.node(tree_.cover(start->node, start->depth).node);;
@@ -275,7 +282,9 @@ Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position
     match.miss_reasons.fresh = match.in_pages.miss_reasons.fresh = match.prompt_tokens;
     return found;
   }
-  const Walk path = walk(prompt, *root, start);
+  std::array<std::byte, 4 * kUsualPath * sizeof(NodeId)> room;
+  std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
+  const Walk path = walk(prompt, *root, start, memory);
   const Survey seen = survey(prompt, path);
   found.known = {path.path.back(), path.matched};
   match.kv_tokens = seen.kv;

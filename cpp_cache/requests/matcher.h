@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory_resource>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -45,14 +46,16 @@ class Matcher {
 
  private:
   struct Walk {
-    std::vector<NodeId> path;   // from the root down
-    std::int64_t matched = 0;   // whole pages, ghosts included
-    std::int64_t resident = 0;  // whole pages whose KV the arena has
-    std::int64_t standing = 0;  // and those whose KV stands in some tier
+    std::pmr::vector<NodeId> path;  // from the root down
+    std::int64_t matched = 0;       // whole pages, ghosts included
+    std::int64_t resident = 0;      // whole pages whose KV the arena has
+    std::int64_t standing = 0;      // and those whose KV stands in some tier
   };
   struct Survey;
 
-  Walk walk(Tokens prompt, NodeId root, std::optional<Position> start) const;
+  // memory: of its path.
+  Walk walk(Tokens prompt, NodeId root, std::optional<Position> start,
+            std::pmr::memory_resource& memory) const;
   Survey survey(Tokens prompt, const Walk& walk) const;
   // What stands below the arena deeper than `usable`, the deepest first.
   void add_stored(Tokens prompt, const Walk& walk, std::int64_t usable, Found& found) const;
