@@ -93,7 +93,7 @@ class PackageCopy:
                 *("cmake", "-G", "Ninja", "-S", str(self.place / "cpp_cache")),
                 *("-B", str(self.cpp_build), "-DSKBUILD=ON", "-DTASUKI_TESTS=ON"),
                 # Debug: without optimization at link time a file is built within seconds.
-                *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -g1"),
+                "-DCMAKE_BUILD_TYPE=Debug",
                 *(
                     f"-DPython_EXECUTABLE={sys.executable}",
                     f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",

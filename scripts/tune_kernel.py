@@ -23,6 +23,7 @@ from torch import Tensor
 from scripts.command import show
 from tasuki.bench.cases.case import Case
 from tasuki.bench.cases.stage import Stage
+from tasuki.bench.kernels import FAMILIES
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
@@ -37,6 +38,14 @@ class Settings:
     family: str = option("", "of `tasuki bench kernels`")
     cases: str = option("", "a part of their names")
     slabs: int = option(1100, "of the arena that the kernels work in, about 50 MB each")
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"family: {self.family!r} is unknown: use {', '.join(FAMILIES)}")
+        try:
+            importlib.import_module(self.module)
+        except ImportError as error:
+            raise ValueError(f"module: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -68,10 +77,11 @@ def standing(module: ModuleType, constants: Constants) -> Iterator[None]:
 
 
 def tried(cases: Sequence[Case], device: torch.device) -> Tried:
-    returned = tuple(tuple(_tensors(case.turns[0]())) for case in cases)
-    # What a turn returns may lie in memory that the next one writes.
-    kept = tuple(tuple(tensor.clone() for tensor in of_a_case) for of_a_case in returned)
-    return Tried(tuple(turn_seconds(case.turns, device) for case in cases), kept)
+    # Copied at once: what a turn returns may lie in memory that the next one writes.
+    returned = tuple(
+        tuple(tensor.clone() for tensor in _tensors(case.turns[0]())) for case in cases
+    )
+    return Tried(tuple(turn_seconds(case.turns, device) for case in cases), returned)
 
 
 def row(name: str, found: Tried, first: Tried) -> str:

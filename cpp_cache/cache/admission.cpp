@@ -122,8 +122,7 @@ std::optional<AllocationId> Admission::admit(Tokens prompt, std::string_view sal
   for (std::int64_t i = 0; i < terms.working_slots; ++i) {
     allocation.working_slots.push_back(allocator_.take_slot());
   }
-  allocator_.take_pages(own, allocation.pages);
-  allocation.own_new_pages();
+  take_pages(allocation, own);
   if (plan.source) fork_from(*plan.source, allocation, now);
   return id;
 }
@@ -153,9 +152,13 @@ std::int64_t Admission::pages_lacking(const Allocation& allocation, std::int64_t
 
 bool Admission::extend(Allocation& allocation, std::int64_t pages, Tick now) {
   if (!reclaimer_.make_room(pages, 0, allocation.id, now)) return false;
-  allocator_.take_pages(pages, allocation.pages);
-  allocation.own_new_pages();
+  take_pages(allocation, pages);
   return true;
+}
+
+void Admission::take_pages(Allocation& allocation, std::int64_t count) {
+  allocator_.take_pages(count, allocation.pages);
+  allocation.own.resize(allocation.pages.size(), true);
 }
 
 }  // namespace tasuki::cache

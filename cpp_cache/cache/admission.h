@@ -70,6 +70,8 @@ class Admission {
  private:
   void check_possible(std::int64_t capacity_tokens, std::int64_t working_slots) const;
   std::int64_t own_pages(const AllocationTerms& terms, const AdmissionPlan& plan) const;
+  // Behind those that it has, as its own. REQUIRES: they fit.
+  void take_pages(Allocation& allocation, std::int64_t count);
   // REQUIRES: the source is pinned.
   void fork_from(const StateKey& source, Allocation& allocation, Tick now);
 

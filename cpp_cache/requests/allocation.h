@@ -63,8 +63,6 @@ struct Allocation {
   // Throws IntegrityError unless first_kept <= from <= to <= tokens(): it reads memory.
   Tokens run(std::int64_t from, std::int64_t to) const;
 
-  // Pages that were put behind the others are its own.
-  void own_new_pages() { own.resize(pages.size(), true); }
   template <typename Each>
   void for_each_own_page(Each each) const {
     for (auto i = static_cast<std::size_t>(shared_pages); i < pages.size(); ++i) {

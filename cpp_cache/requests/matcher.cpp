@@ -14,8 +14,8 @@ namespace tasuki::cache {
 
 namespace {
 
-// Nodes on a path, about: one that is longer costs memory from the heap.
-constexpr std::size_t kUsualPath = 8;
+// Nodes of a path that takes nothing from the heap.
+constexpr std::size_t kUsualPath = 16;
 
 std::int64_t length(Tokens tokens) { return static_cast<std::int64_t>(tokens.size()); }
 
@@ -282,7 +282,7 @@ Found Matcher::find(Tokens prompt, std::string_view salt, std::optional<Position
     match.miss_reasons.fresh = match.in_pages.miss_reasons.fresh = match.prompt_tokens;
     return found;
   }
-  std::array<std::byte, 4 * kUsualPath * sizeof(NodeId)> room;
+  alignas(NodeId) std::array<std::byte, kUsualPath * sizeof(NodeId)> room;
   std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
   const Walk path = walk(prompt, *root, start, memory);
   const Survey seen = survey(prompt, path);

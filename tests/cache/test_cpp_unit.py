@@ -47,8 +47,6 @@ def test_cpp_units(sanitize: str) -> None:
         "-DTASUKI_TESTS=ON",
         f"-DTASUKI_SANITIZE={sanitize}",
         f"-DCMAKE_BUILD_TYPE={'Debug' if sanitize else 'Release'}",
-        # Lines of a report need no more.
-        "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",
     )
     run(cmake, "--build", build, "-j1")
     run(build / "cpp_cache_tests")
