@@ -39,14 +39,9 @@ class VerifiedRows:
     ) -> tuple[dict[int, TopLogprobs], dict[int, tuple[Sampled, ...]]]:
         """Give each row of `drawn` its first token; the likeliest tokens of that draw, and the
         draws behind drafts that hold, by rows. REQUIRES: the stream has come this far."""
-        tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
         first: dict[int, TopLogprobs] = {}
         behind: dict[int, tuple[Sampled, ...]] = {}
-        for place, row in enumerate(self.rows.tolist()):
-            found = self.adjusted.get(place)
-            if found is None:
-                found = self._counted(place, tops)
-            token, *more = found
+        for row, (token, *more) in zip(self.rows.tolist(), self._counted(), strict=True):
             drawn.tokens[row] = token.token
             drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
             if token.top:
@@ -54,14 +49,21 @@ class VerifiedRows:
             behind[row] = tuple(more)
         return first, behind
 
-    def _counted(self, place: int, tops: Mapping[int, TopLogprobs]) -> list[Sampled]:
-        first, floats = place * self.width, self.drawn.view(torch.float32)
-        drafts = self.ids[first + 1 : first + int(self.lengths[place])].tolist()
-        found: list[Sampled] = []
-        for at in range(first, first + len(drafts) + 1):
-            token = int(self.drawn[0, at])
-            logprob, margin = float(floats[1, at]), float(floats[2, at])
-            found.append(Sampled(token, logprob, margin, tops.get(at, ())))
-            if len(found) > len(drafts) or token != drafts[len(found) - 1]:
-                break
+    def _counted(self) -> list[Sequence[Sampled]]:
+        """All of each row that counts."""
+        tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
+        # Columns of all rows become Python's numbers at once: the device waits meanwhile.
+        shape = (len(self.rows), self.width)
+        tokens = self.drawn[0, : len(self.rows) * self.width].numpy().reshape(shape)
+        ids = self.ids[: tokens.size].numpy().reshape(shape)
+        holds = tokens[:, :-1] == ids[:, 1:]
+        holds &= np.arange(1, self.width) < self.lengths[:, None]
+        counts = 1 + np.logical_and.accumulate(holds, axis=1).sum(axis=1)
+        listed = self.drawn[0].tolist()
+        logprobs, margins = self.drawn[1:].view(torch.float32).tolist()
+        found: list[Sequence[Sampled]] = []
+        for place, count in enumerate(counts.tolist()):
+            own = range(place * self.width, place * self.width + count)
+            draws = [Sampled(listed[at], logprobs[at], margins[at], tops.get(at, ())) for at in own]
+            found.append(self.adjusted.get(place) or draws)
         return found

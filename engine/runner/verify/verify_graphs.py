@@ -1,4 +1,4 @@
-"""Steps of rows with drafts as CUDA graphs, one a padded batch size and number of tokens a row:
+"""Steps of rows with drafts as CUDA graphs, two a padded batch size and number of tokens a row:
 from the tokens to a draw behind each.
 
 Owns the graphs, their memory and the logits, which all of them leave in one place: kept apart they
@@ -6,15 +6,16 @@ would take gigabytes.
 """
 
 from bisect import bisect_left
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tasuki.engine.runner.cuda_graphs import no_collection
 from tasuki.engine.runner.padded_sizes import padded_sizes
+from tasuki.engine.runner.split_graph import SplitGraph
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_verify import VerifyScratch
-from tasuki.model.hooks import NullHooks
+from tasuki.model.hooks import LayerHooks, NullHooks
 from tasuki.model.ops.sampling.sample import sample
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
@@ -52,19 +53,18 @@ class VerifyGraphs:
             dtype=model.weights.dtype,
             device=arena.bytes.device,
         )
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], SplitGraph] = {}
         rows.clear()
-        pool = torch.cuda.graph_pool_handle()
+        capture = partial(torch.cuda.graph, pool=torch.cuda.graph_pool_handle())
+        layers = len(model.weights.layers)
         # The largest first: the smaller ones then live in the memory that it took.
         for size in reversed(self._sizes):
             for width in reversed(self._widths):
+                step = partial(self._step, size, width)
                 # Kernels are compiled and libraries find their workspaces outside of the capture.
-                self._step(size, width)
+                step(NullHooks())
                 torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with no_collection(), torch.cuda.graph(graph, pool=pool):
-                    self._step(size, width)
-                self._graphs[size, width] = graph
+                self._graphs[size, width] = SplitGraph(step, layers, capture)
 
     def width(self, tokens: int) -> int:
         """Tokens a row of the graphs that take rows of so many."""
@@ -79,7 +79,8 @@ class VerifyGraphs:
         return self._logits[: size * width]
 
     @torch.inference_mode()
-    def _step(self, size: int, width: int) -> None:
+    def _step(self, size: int, width: int, hooks: LayerHooks) -> None:
+        """hooks: of the model's layers."""
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
         carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
@@ -88,7 +89,7 @@ class VerifyGraphs:
             tokens = self._rows.ids(size, width)
         else:
             tokens = self._rows.take_drafts(size, width, self._drafts)
-        branch, residual = self._model.layers(tokens, operators, self._arena, NullHooks())
+        branch, residual = self._model.layers(tokens, operators, self._arena, hooks)
         if self._arena.layout.draft_layers:
             self._model.keep_entries(tokens, branch, residual, operators, self._arena, NullHooks())
         logits = self._logits[: size * width]

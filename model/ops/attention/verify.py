@@ -24,7 +24,9 @@ from .online_softmax import LOG2_E
 from .page_rows import holds_fp8
 from .paged_tiles import attend_pages, head_elements, page_tiles, tile_keys, tile_types
 
-_STAGES, _FP8_STAGES = 3, 5
+_STAGES = 5
+_STAGES_OF_MANY, _MANY_QUERIES = 3, 64
+"""From so many queries on bfloat16 tiles of five stages leave shared memory no room for them."""
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
 """Of more queries a program has more warps, so that each holds as much of the output."""
@@ -58,7 +60,6 @@ def paged_attention_verify(
     queries = max(triton.next_power_of_2(tokens * group), _LEAST_QUERIES)
     tile = tile_keys(q)
     shares = workspace.shares_of(kv)
-    stages = _FP8_STAGES if holds_fp8(kv) else _STAGES
     _attention_verify_kernel[(config.kv_heads, shares)](
         q,
         *page_tiles(kv, tile),
@@ -81,7 +82,7 @@ def paged_attention_verify(
         BATCH_BLOCK=triton.next_power_of_2(batch),
         FIRST_KEY=first_key,
         num_warps=_warps(queries),
-        num_stages=stages if q.element_size() == 2 else 1,
+        num_stages=_stages(queries, fp8=holds_fp8(kv)) if q.element_size() == 2 else 1,
         **dependent(q),
     )
     merged = merge_shares(
@@ -100,6 +101,10 @@ def paged_attention_verify(
 
 def _warps(queries: int) -> int:
     return min(max(queries // _QUERIES_A_WARP, _FEWEST_WARPS), _MOST_WARPS)
+
+
+def _stages(queries: int, *, fp8: bool) -> int:
+    return _STAGES if fp8 or queries < _MANY_QUERIES else _STAGES_OF_MANY
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "batch"])
@@ -200,7 +205,7 @@ def compile_specs() -> list[KernelSpec]:
             _attention_verify_kernel,
             heads | sizes | {"FIRST_KEY": first_key, "DEPENDENT": True} | absent,
             _warps(queries),
-            _FP8_STAGES if fp8 else _STAGES,
+            _stages(queries, fp8=fp8),
             fp32="outputs weights",
             i32="page_table context_lens counts rows",
             **types,

@@ -6,7 +6,7 @@ model/ops/sampling/sample.py does the same inside a CUDA graph.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from .params import SamplingParams, TopLogprobs
 from .top_logprobs import top_logprobs
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """logprob: natural, of the token under the unmodified distribution (temperature 1, no cut, no
     adjustment). margin: how far, in units of a logit, the choice was from a tie: best minus
     second-best score, where the score is the logit as it was adjusted, plus the noise scaled by the

@@ -1,11 +1,11 @@
 """The first launch of a GDN layer over rows with drafts: the convolution of every token, the gates,
 and what a fold will need of them.
 
-A program owns heads of one token, of q, k or v, and reads its window anew: of tokens before it in
-the row, and of the slot's columns before those. So each window is summed as `gdn_step_inputs` sums
-it, and nothing depends on how many tokens a row has. No slot is written. Slots and counts are read
-before the kernel ahead has ended, which may not write them. Twin: the same steps of
-`TorchOperators.gdn`.
+A program owns heads of a row, of q, k or v, and goes through its tokens; where few rows would leave
+processors idle, a program has one token, and reads the tokens before it anew. Each window is summed
+as `gdn_step_inputs` sums it, and nothing depends on how many tokens a row has. No slot is written.
+Slots and counts are read before the kernel ahead has ended, which may not write them. Twin: the
+same steps of `TorchOperators.gdn`.
 """
 
 import triton
@@ -17,11 +17,14 @@ from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from ..conv_window import conv_taps, convolved
 from ..math import sigmoid, silu, softplus
 from .kept_inputs import LayerInputs
 
 _HEADS = 2
 _WARPS = 2
+_FEW_ROWS = 8
+"""Up to so many, a program has one token."""
 
 
 def verify_inputs(
@@ -42,9 +45,11 @@ def verify_inputs(
     """
     batch, heads = len(counts), 2 * config.key_heads + config.value_heads
     tokens = projected.shape[0] // batch
-    _gdn_verify_inputs_kernel[(triton.cdiv(heads, _HEADS), tokens, batch)](
+    places = 1 if batch <= _FEW_ROWS else tokens
+    _gdn_verify_inputs_kernel[(triton.cdiv(heads, _HEADS), tokens // places, batch)](
         projected,
         projected.stride(0),
+        tokens,
         weights.conv,
         weights.decay_rate,
         weights.dt_bias,
@@ -67,16 +72,17 @@ def verify_inputs(
         DIM=max(config.key_dim, config.value_dim),
         HEADS=_HEADS,
         WIDTH=config.conv_width,
-        TAPS=triton.next_power_of_2(config.conv_width),
+        PLACES=places,
         num_warps=_WARPS,
         **dependent(projected),
     )
 
 
-@triton.jit(do_not_specialize=["kept_tokens", "turn_size", "turn_numbers"])
+@triton.jit(do_not_specialize=["tokens", "kept_tokens", "turn_size", "turn_numbers"])
 def _gdn_verify_inputs_kernel(
     projected,
     projected_stride,
+    tokens,
     weight,
     decay_rate,
     dt_bias,
@@ -99,16 +105,17 @@ def _gdn_verify_inputs_kernel(
     DIM: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
-    TAPS: tl.constexpr,
+    PLACES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     # The next launch reads states until it waits, which this one does not touch.
     if DEPENDENT:
         start_next()
-    place = tl.program_id(1)
+    begin = tl.program_id(1) * PLACES
     row = tl.program_id(2)
-    live = (row < tl.load(rows)) & (place < tl.load(counts + row))
-    if not live:
+    live = row < tl.load(rows)
+    count = tl.load(counts + row)
+    if not (live & (begin < count)):
         if DEPENDENT:
             wait()
         return
@@ -126,40 +133,48 @@ def _gdn_verify_inputs_kernel(
     element = tl.arange(0, DIM)[None, :]
     channel = tl.where(is_key, head * KEY_DIM, KEYS + value_head * VALUE_DIM) + element
     exists = (is_key & (element < KEY_DIM)) | (is_value & (element < VALUE_DIM))
-    tap = tl.arange(0, TAPS)[None, None, :]
-    inside = exists[:, :, None] & (tap < WIDTH)
-    # The token of the row that a tap lies over; before the row's first: the slot's columns.
-    back = place + tap - (WIDTH - 1)
-    column = channel[:, :, None] * (WIDTH - 1) + place + tap
-    stored = tl.load(conv + read * conv_stride + column, mask=inside & (back < 0), other=0.0)
-    taps = tl.load(weight + channel[:, :, None] * WIDTH + tap, mask=inside, other=0.0)
+    taps = conv_taps(weight, channel, exists, WIDTH)
+    # Of tokens before the row's first: the slot's columns. A window reaches WIDTH - 1 back.
+    columns = conv + read * conv_stride + channel * (WIDTH - 1) + begin
+    stored = tl.tuple(())
+    for column in tl.static_range(WIDTH - 1):
+        before = exists & (begin + column < WIDTH - 1)
+        stored += (tl.load(columns + column, mask=before, other=0.0),)
     rate = tl.load(decay_rate + value_head, mask=is_value, other=0.0)
     bias = tl.load(dt_bias + value_head, mask=is_value, other=0.0)
     if DEPENDENT:
         wait()
 
-    first = projected + (row * tl.num_programs(1)).to(tl.int64) * projected_stride
-    earlier = first + back.to(tl.int64) * projected_stride + channel[:, :, None]
-    fresh = tl.load(earlier, mask=inside & (back >= 0), other=0.0)
-    inputs = first + place.to(tl.int64) * projected_stride
-    gate = inputs + CHANNELS + VALUE_HEADS * VALUE_DIM + value_head
-    b = tl.load(gate, mask=is_value, other=0.0).to(tl.float32)
-    a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
-    window = tl.where(back >= 0, fresh, stored.to(fresh.dtype))
-    total = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=2)
-    # Rounded as the operator's output is, so that nothing is lost by keeping it so.
-    activated = silu(total).to(mixed.dtype.element_ty)
-    at = (row * kept_tokens + place).to(tl.int64)
-    token = tl.load(inputs + channel, mask=exists, other=0.0)
-    tl.store(raw + at * CHANNELS + channel, token, mask=exists)
-    tl.store(mixed + at * CHANNELS + channel, activated, mask=exists)
-    activated = activated.to(tl.float32)
-    length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None]
-    length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
-    to = scalars + at * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
-    tl.store(to, length, mask=is_key)
-    tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
-    tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
+    first = projected + (row * tokens).to(tl.int64) * projected_stride
+    window = tl.tuple(())
+    for column in tl.static_range(WIDTH - 1 + PLACES):
+        back = begin + column - (WIDTH - 1)
+        computed = exists & (back >= 0) & (back < count)
+        earlier = first + back.to(tl.int64) * projected_stride
+        token = tl.load(earlier + channel, mask=computed, other=0.0)
+        if column < WIDTH - 1:
+            token = tl.where(back >= 0, token, stored[column].to(token.dtype))
+        window += (token,)
+    for number in tl.static_range(PLACES):
+        place = begin + number
+        if place < count:
+            inputs = first + place.to(tl.int64) * projected_stride
+            gate = inputs + CHANNELS + VALUE_HEADS * VALUE_DIM + value_head
+            b = tl.load(gate, mask=is_value, other=0.0).to(tl.float32)
+            a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
+            total = convolved(window, taps, number, WIDTH)
+            # Rounded as the operator's output is, so that nothing is lost by keeping it so.
+            activated = silu(total).to(mixed.dtype.element_ty)
+            at = (row * kept_tokens + place).to(tl.int64)
+            tl.store(raw + at * CHANNELS + channel, window[number + WIDTH - 1], mask=exists)
+            tl.store(mixed + at * CHANNELS + channel, activated, mask=exists)
+            activated = activated.to(tl.float32)
+            length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None]
+            length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
+            to = scalars + at * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
+            tl.store(to, length, mask=is_key)
+            tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
+            tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
 
 
 def compile_specs() -> list[KernelSpec]:
@@ -167,11 +182,12 @@ def compile_specs() -> list[KernelSpec]:
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     return [
         KernelSpec.of(
-            "gdn_verify_inputs",
+            name,
             _gdn_verify_inputs_kernel,
-            heads | {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "DEPENDENT": True},
+            heads | {"HEADS": _HEADS, "WIDTH": 4, "PLACES": places, "DEPENDENT": True},
             _WARPS,
             fp32="decay_rate dt_bias scalars",
             i32="read_slots counts rows turn",
         )
+        for name, places in (("gdn_verify_inputs", 4), ("gdn_verify_inputs_few", 1))
     ]

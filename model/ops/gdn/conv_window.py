@@ -1,0 +1,27 @@
+"""A token's convolution as decode steps and rows with drafts sum it: both give the same bits.
+
+Device functions only. A window is as many blocks of channels as the convolution is wide, the oldest
+token first; `taps` are as many, of its weights.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
+    """weight [channels, WIDTH]: one block a token of the window, float32."""
+    taps = tl.tuple(())
+    for tap in tl.static_range(WIDTH):
+        loaded = tl.load(weight + channel * WIDTH + tap, mask=exists, other=0.0)
+        taps += (loaded.to(tl.float32),)
+    return taps
+
+
+@triton.jit
+def convolved(window, taps, FIRST: tl.constexpr, WIDTH: tl.constexpr):
+    """Of the WIDTH blocks of `window` from FIRST on, the oldest first, float32."""
+    total = window[FIRST].to(tl.float32) * taps[0]
+    for tap in tl.static_range(1, WIDTH):
+        total = tl.fma(window[FIRST + tap].to(tl.float32), taps[tap], total)
+    return total
