@@ -25,7 +25,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _LONGEST = 1 << 15
 """Words of a row: one is summed by few programs."""
-_PARTS = 4
+_PARTS = 16
 _BLOCK = 1024
 _WARPS = 4
 _LINES = 4
