@@ -28,7 +28,9 @@ CHUNK_BYTES = 8192
 WARPS = 16
 FLAGS_BYTES = 4
 HALVES = 2
-LOOK_SPINS = 1 << 13
+LOOK_SPINS = 1 << 8
+"""Looks at a flag, of 0.2 us, between two at the host's word. Some waits were seen to end no sooner
+than behind one of these (docs/parallel.md, "What it costs")."""
 
 _LOOK_SPINS = tl.constexpr(LOOK_SPINS)
 _FLAGS_BYTES = tl.constexpr(FLAGS_BYTES)

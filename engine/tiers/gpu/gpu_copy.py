@@ -6,6 +6,7 @@ Pieces follow each other on one stream, and the digest of each behind it on anot
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -58,6 +59,8 @@ class GpuCopy:
         run_moves: RunMoves,
     ) -> None:
         """ids: of the arena's pages and of its slot. moved: bytes, from and to."""
+        self._arena = arena
+        self._ids = ids
         self._moved = moved
         self._lane = lane
         self._run_moves = run_moves
@@ -66,8 +69,12 @@ class GpuCopy:
         self._under_way: deque[tuple[torch.cuda.Event, _Call]] = deque()
         self._bytes = 0
         self.layers = 0
-        with torch.cuda.stream(lane.checks):
-            self._sums = ArenaSums(arena, *ids)
+
+    @cached_property
+    def _sums(self) -> ArenaSums:
+        """Made behind the first call, on the stream of checks: a table of a long job takes the host
+        a millisecond or two, in which the states move."""
+        return ArenaSums(self._arena, *self._ids)
 
     def advance(self) -> bool:
         if self._next is not None and self._bytes < self._limit:

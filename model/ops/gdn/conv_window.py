@@ -19,6 +19,18 @@ def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def conv_columns(window, WIDTH: tl.constexpr):
+    """window [.., .., at least WIDTH]: as blocks, float32, bit by bit."""
+    tap = tl.arange(0, window.shape[2])[None, None, :]
+    bits = window.to(tl.float32).to(tl.int32, bitcast=True)
+    columns = tl.tuple(())
+    for column in tl.static_range(WIDTH):
+        own = tl.sum(tl.where(tap == column, bits, 0), axis=2)
+        columns += (own.to(tl.float32, bitcast=True),)
+    return columns
+
+
+@triton.jit
 def convolved(window, taps, FIRST: tl.constexpr, WIDTH: tl.constexpr):
     """Of the WIDTH blocks of `window` from FIRST on, the oldest first, float32."""
     total = window[FIRST].to(tl.float32) * taps[0]

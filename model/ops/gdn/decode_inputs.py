@@ -17,7 +17,7 @@ from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .conv_window import conv_taps, convolved
+from .conv_window import conv_columns, convolved
 from .math import sigmoid, silu, softplus
 
 
@@ -82,6 +82,7 @@ def gdn_step_inputs(
         DIM=max(config.key_dim, config.value_dim),
         HEADS=share.heads,
         WIDTH=config.conv_width,
+        TAPS=triton.next_power_of_2(config.conv_width),
         num_warps=share.warps,
         **dependent(projected),
     )
@@ -109,6 +110,7 @@ def _gdn_step_inputs_kernel(
     DIM: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     # The next launch reads states until it waits, which this one does not touch.
@@ -131,12 +133,11 @@ def _gdn_step_inputs_kernel(
     element = tl.arange(0, DIM)[None, :]
     channel = tl.where(is_key, head * KEY_DIM, KEYS + value_head * VALUE_DIM) + element
     exists = (is_key & (element < KEY_DIM)) | (is_value & (element < VALUE_DIM))
-    taps = conv_taps(weight, channel, exists, WIDTH)
-    columns = channel * (WIDTH - 1)
-    stored = tl.tuple(())
-    for column in tl.static_range(WIDTH - 1):
-        at = conv + read * conv_stride + columns + column
-        stored += (tl.load(at, mask=exists, other=0.0),)
+    tap = tl.arange(0, TAPS)[None, None, :]
+    inside = exists[:, :, None] & (tap < WIDTH)
+    column = channel[:, :, None] * (WIDTH - 1) + tap
+    stored = tl.load(conv + read * conv_stride + column, mask=inside & (tap < WIDTH - 1), other=0.0)
+    taps = tl.load(weight + channel[:, :, None] * WIDTH + tap, mask=inside, other=0.0)
     rate = tl.load(decay_rate + value_head, mask=is_value, other=0.0)
     bias = tl.load(dt_bias + value_head, mask=is_value, other=0.0)
     if DEPENDENT:
@@ -147,11 +148,8 @@ def _gdn_step_inputs_kernel(
     gate = inputs + CHANNELS + VALUE_HEADS * VALUE_DIM + value_head
     b = tl.load(gate, mask=is_value, other=0.0).to(tl.float32)
     a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
-    window = tl.tuple(())
-    for column in tl.static_range(WIDTH - 1):
-        window += (stored[column].to(token.dtype),)
-    window += (token,)
-    total = convolved(window, taps, 0, WIDTH)
+    window = tl.where(tap == WIDTH - 1, token[:, :, None], stored.to(token.dtype))
+    total = convolved(conv_columns(window, WIDTH), conv_columns(taps, WIDTH), 0, WIDTH)
     # Rounded as the operator's output is, so that nothing is lost by storing it so.
     activated = silu(total).to(mixed.dtype.element_ty)
     tl.store(mixed + row.to(tl.int64) * CHANNELS + channel, activated, mask=exists)
@@ -164,15 +162,14 @@ def _gdn_step_inputs_kernel(
     tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
     # In place, a column must not be overwritten while another thread has it still to read.
     tl.debug_barrier()
-    for column in tl.static_range(WIDTH - 1):
-        at = conv + write * conv_stride + columns + column
-        tl.store(at, window[column + 1].to(conv.dtype.element_ty), mask=exists)
+    target = conv + write * conv_stride + column - 1
+    tl.store(target, window.to(conv.dtype.element_ty), mask=inside & (tap >= 1))
 
 
 def compile_specs() -> list[KernelSpec]:
     """9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
-    window = {"WIDTH": 4, "DEPENDENT": True}
+    window = {"WIDTH": 4, "TAPS": 4, "DEPENDENT": True}
     return [
         KernelSpec.of(
             name,
