@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.runner.padded_sizes import padded_sizes
-from tasuki.engine.runner.split_graph import SplitGraph
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_verify import VerifyScratch
 from tasuki.model.hooks import LayerHooks, NullHooks
@@ -21,6 +20,7 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
 from .drafted_rows import DraftedRows
+from .split_graph import SplitGraph
 from .token_rows import widths
 
 

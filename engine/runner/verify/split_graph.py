@@ -11,9 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch import Tensor
 
+from tasuki.engine.runner.cuda_graphs import no_collection
 from tasuki.model.hooks import LayerHooks
-
-from .cuda_graphs import no_collection
 
 _FIRST_SHARE = 6
 """One in so many layers takes the device as long as launching the others takes the host."""
