@@ -28,9 +28,10 @@ CHUNK_BYTES = 8192
 WARPS = 16
 FLAGS_BYTES = 4
 HALVES = 2
-LOOK_SPINS = 1 << 8
-"""Looks at a flag, of 0.2 us, between two at the host's word. Some waits were seen to end no sooner
-than behind one of these (docs/parallel.md, "What it costs")."""
+LOOK_SPINS = 1 << 16
+"""Looks at a flag, of 0.2 us, between two of a program at the host's word. Programs take turns: a
+look goes across PCIe for each warp, and looks of all at once would hold up their next round, so
+that their peers wait, and look, too."""
 
 _LOOK_SPINS = tl.constexpr(LOOK_SPINS)
 _FLAGS_BYTES = tl.constexpr(FLAGS_BYTES)
@@ -112,7 +113,7 @@ def _wait(mailbox, peer, round, spins, words, PLACES: tl.constexpr):
     late = tl.load(flag, volatile=True) - round < 0
     while late & (left > 0):
         left -= 1
-        if left % _LOOK_SPINS == 0:
+        if (left - tl.program_id(0) * (_LOOK_SPINS // PLACES)) % _LOOK_SPINS == 0:
             left = tl.where(tl.load(_word(words, 1), volatile=True) != 0, 0, left)
         late = tl.load(flag, volatile=True) - round < 0
     # Its value is used, or the compiler would leave it out, and what was stored before the flag
