@@ -164,7 +164,8 @@ class Scheduler:
             drafted = []
             self._watch()
         if drafted:
-            lanes = lanes[~np.isin(lanes, [item.lane for item in drafted])]
+            taken = {item.lane for item in drafted}
+            lanes = lanes[[lane not in taken for lane in lanes.tolist()]]
         answers = self.running.schedule_next(lanes)
         rows = len(answers) + len(drafted)
         budget = self._chunk.tokens(beside_answers=bool(rows))
