@@ -105,7 +105,7 @@ class Dictation:
     ) -> list[Sampled]:
         drawn = sample(logits, params, positions, scores)
         return [
-            replace(item, token=self.tokens.get(position, item.token))
+            item._replace(token=self.tokens.get(position, item.token))
             for item, position in zip(drawn, positions, strict=True)
         ]
 
