@@ -7,6 +7,7 @@ import torch
 
 from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.gdn.decode import gdn_decode
+from tasuki.model.ops.gdn.verify import inputs
 from tasuki.model.ops.gdn.verify.fold import FoldRows, fold_columns, gdn_fold
 from tasuki.model.ops.gdn.verify.kept_inputs import KeptInputs, KeptTurns, kept_bytes
 from tasuki.model.ops.gdn.verify.rows import RowFolds, gdn_verify
@@ -107,6 +108,30 @@ def test_rows_equal_the_cpu_path_and_write_no_slot(
     assert output[3 * tokens :].isnan().all()
     assert kept.raw[0, :, 3:].isnan().all() and kept.scalars[0, :, 3:].isnan().all()
     assert kept.raw[1].isnan().all() and kept.scalars[1].isnan().all()
+
+
+@SHAPES
+def test_whole_rows_of_a_program_keep_what_tokens_of_one_do(
+    heads: Heads,
+    activations: torch.dtype,
+    state: torch.dtype,
+    tolerance: float,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit by bit, in rows of fewer tokens than the others too."""
+    case = gdn_case(heads, slots=7, activations=activations, state=state, device=device)
+    slots, counts, tokens = [0, 4, 3], [4, 1, 2], 4
+    case.fill(slots)
+    projected = case.projected(3 * tokens)
+    found = []
+    for few in (len(slots), 0):
+        monkeypatch.setattr(inputs, "_FEW_ROWS", few)
+        kept = kept_of(case, places=3, tokens=tokens)
+        output = verify(case, projected, slots, counts, kept)
+        found.append((output, kept.raw, kept.mixed, kept.scalars))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
 
 
 @SHAPES

@@ -26,6 +26,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 _LONGEST = 1 << 15
 """Words of a row: one is summed by few programs."""
 _PARTS = 16
+"""Programs of a row: small ones, since a step beside them waits for their ends."""
 _BLOCK = 1024
 _WARPS = 4
 _LINES = 4
