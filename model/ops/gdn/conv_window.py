@@ -1,4 +1,5 @@
-"""A token's convolution as decode steps and rows with drafts sum it: both give the same bits.
+"""A token's convolution as decode steps and rows with drafts sum it, and the scalars of its heads:
+both give the same bits.
 
 Device functions only. A window is as many blocks of channels as the convolution is wide, the oldest
 token first; `taps` are as many, of its weights.
@@ -6,6 +7,8 @@ token first; `taps` are as many, of its weights.
 
 import triton
 import triton.language as tl
+
+from .math import sigmoid, softplus
 
 
 @triton.jit
@@ -37,3 +40,27 @@ def convolved(window, taps, FIRST: tl.constexpr, WIDTH: tl.constexpr):
     for tap in tl.static_range(1, WIDTH):
         total = tl.fma(window[FIRST + tap].to(tl.float32), taps[tap], total)
     return total
+
+
+@triton.jit
+def store_scalars(
+    to,
+    activated,
+    head,
+    decay,
+    beta,
+    is_key,
+    is_value,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+):
+    """As StepInputs has them of one token, of some heads [HEADS, 1]; to: the place of each.
+    activated [HEADS, dim]: as it was stored. decay: (rate, a, bias); beta: before the sigmoid."""
+    rate, a, bias = decay
+    numbers = activated.to(tl.float32)
+    length = tl.rsqrt(tl.sum(numbers * numbers, axis=1) + 1e-6)[:, None]
+    length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
+    tl.store(to, length, mask=is_key)
+    tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
+    tl.store(to + VALUE_HEADS, sigmoid(beta), mask=is_value)

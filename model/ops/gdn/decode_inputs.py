@@ -17,8 +17,8 @@ from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .conv_window import conv_columns, convolved
-from .math import sigmoid, silu, softplus
+from .conv_window import conv_columns, convolved, store_scalars
+from .math import silu
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,9 @@ def _gdn_step_inputs_kernel(
     # Rounded as the operator's output is, so that nothing is lost by storing it so.
     activated = silu(total).to(mixed.dtype.element_ty)
     tl.store(mixed + row.to(tl.int64) * CHANNELS + channel, activated, mask=exists)
-    activated = activated.to(tl.float32)
-    length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None]
-    length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
     to = scalars + row * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
-    tl.store(to, length, mask=is_key)
-    tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
-    tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
+    decay = (rate, a, bias)
+    store_scalars(to, activated, head, decay, b, is_key, is_value, KEY_HEADS, VALUE_HEADS, KEY_DIM)
     # In place, a column must not be overwritten while another thread has it still to read.
     tl.debug_barrier()
     target = conv + write * conv_stride + column - 1

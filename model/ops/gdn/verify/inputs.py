@@ -17,8 +17,8 @@ from tasuki.model.weights.layers import GdnWeights
 from tasuki.utils.triton.dependent_launch import dependent, start_next, wait
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from ..conv_window import conv_taps, convolved
-from ..math import sigmoid, silu, softplus
+from ..conv_window import conv_taps, convolved, store_scalars
+from ..math import silu
 from .kept_inputs import LayerInputs
 
 _HEADS = 2
@@ -168,13 +168,11 @@ def _gdn_verify_inputs_kernel(
             at = (row * kept_tokens + place).to(tl.int64)
             tl.store(raw + at * CHANNELS + channel, window[number + WIDTH - 1], mask=exists)
             tl.store(mixed + at * CHANNELS + channel, activated, mask=exists)
-            activated = activated.to(tl.float32)
-            length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None]
-            length *= tl.where(head < KEY_HEADS, KEY_DIM**-0.5, 1.0)
             to = scalars + at * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
-            tl.store(to, length, mask=is_key)
-            tl.store(to, tl.exp(rate * softplus(a + bias)), mask=is_value)
-            tl.store(to + VALUE_HEADS, sigmoid(b), mask=is_value)
+            decay = (rate, a, bias)
+            store_scalars(
+                to, activated, head, decay, b, is_key, is_value, KEY_HEADS, VALUE_HEADS, KEY_DIM
+            )
 
 
 def compile_specs() -> list[KernelSpec]:
