@@ -21,6 +21,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .code_columns import head_elements, query_elements
 from .merge import GateSource, merge_shares, share_of_program
 from .online_softmax import LOG2_E
 from .page_rows import holds_fp8
@@ -28,7 +29,6 @@ from .paged_tiles import (
     attend_tile,
     attend_whole,
     exact_queries,
-    head_elements,
     page_tiles,
     tile_keys,
     tile_types,
@@ -181,6 +181,7 @@ def _attention_decode_kernel(
     stop = tl.minimum(position + share, tl.max(ends, axis=0))
     sequence = tl.sum((ends <= position).to(tl.int32), axis=0)
     query = tl.arange(0, GROUP_BLOCK)
+    of_query = query_elements(scales, HEAD_DIM)
     element = head_elements(scales, HEAD_DIM)
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     wait_for_inputs(DEPENDENT)
@@ -192,7 +193,7 @@ def _attention_decode_kernel(
         table = page_table + sequence.to(tl.int64) * page_table_stride
         head = kv_head * GROUP + query
         rows_of_q = q + (sequence.to(tl.int64) * KV_HEADS * GROUP + head)[:, None] * HEAD_DIM
-        queries = tl.load(rows_of_q + element, mask=(query < GROUP)[:, None], other=0.0)
+        queries = tl.load(rows_of_q + of_query, mask=(query < GROUP)[:, None], other=0.0)
         output = tl.zeros([GROUP_BLOCK, HEAD_DIM], tl.float32)
         largest = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
         total = tl.zeros([GROUP_BLOCK], tl.float32)

@@ -10,6 +10,9 @@ import triton.language as tl
 from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+FEW_QUERIES = tl.constexpr(64)
+"""Up to which keys and values in FP8 are first operands, turned in registers; more queries are, as
+of numbers."""
 _LEAST_SCORE = tl.constexpr(-1.0e30)
 _LEAST_EXPONENT = tl.constexpr(-60.0)
 
@@ -45,7 +48,13 @@ def take_in_rows(scores, codes, scale, output, largest, total):
     undone = tl.where(scale == NAN_SCALE, float("nan"), undone)
     total = total * correction + tl.sum(weights * undone[None, :], axis=1)
     output = output * correction[:, None]
-    output = tl.dot(weights.to(codes.dtype), codes, output, input_precision="ieee")
+    weights = weights.to(codes.dtype)
+    if output.shape[0] <= FEW_QUERIES:
+        into = tl.trans(output)
+        into = tl.dot(tl.trans(codes), tl.trans(weights), into, input_precision="ieee")
+        output = tl.trans(into)
+    else:
+        output = tl.dot(weights, codes, output, input_precision="ieee")
     return output, higher, total
 
 

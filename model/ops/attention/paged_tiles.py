@@ -15,7 +15,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tasuki.pycache.layout import PAGE_TOKENS as _PAGE_TOKENS
 from tasuki.utils.triton.fp8_rows import largest_bits, row_factor
 
-from .online_softmax import take_in, take_in_rows
+from .code_columns import key_numbers, value_numbers
+from .online_softmax import FEW_QUERIES, take_in, take_in_rows
 from .page_rows import holds_fp8
 
 PageTiles = tuple[TensorDescriptor, TensorDescriptor | None]
@@ -59,17 +60,6 @@ def tile_types(
 
 
 @triton.jit
-def head_elements(scales, HEAD_DIM: tl.constexpr):
-    """Which element of a head each column of queries and outputs is: as it comes of numbers, and of
-    FP8 rows as `code_planes` has them."""
-    column = tl.arange(0, HEAD_DIM)
-    if scales is None:
-        return column
-    else:
-        return column % (HEAD_DIM // 4) * 4 + column // (HEAD_DIM // 4)
-
-
-@triton.jit
 def exact_queries(queries, scale, scales):
     """(queries, scale) for `attend_tile`. Codes are numbers of float16, which multiplies as fast as
     bfloat16; so 16-bit queries are moved by a power of two a row to where float16 holds them as
@@ -83,19 +73,6 @@ def exact_queries(queries, scale, scales):
         return (numbers * there[:, None]).to(tl.float16), scale * back[:, None]
     else:
         return queries, scale
-
-
-@triton.jit
-def code_planes(words, dtype: tl.constexpr):
-    """words int32 [TILE, W], of four codes each, as numbers [TILE, 4 W]: first the lowest codes of
-    all words, then the next ones. So what a thread has of a word never leaves it, where bytes would
-    be loaded one by one, or be sorted through shared memory."""
-    first = words.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
-    second = (words >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
-    third = (words >> 16).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
-    fourth = (words >> 24).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
-    both = tl.join(tl.join(first, second), tl.join(third, fourth))
-    return both.permute(0, 3, 2, 1).reshape([words.shape[0], 4 * words.shape[1]])
 
 
 @triton.jit
@@ -164,8 +141,11 @@ def attend_tile(
         both = both.reshape([2 * tiles_a_page, TILE]).to(tl.int32)
         key_scale = _row(both, tile % tiles_a_page)
         value_scale = _row(both, tiles_a_page + tile % tiles_a_page)
-        key = code_planes(key, queries.dtype)
-        scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
+        key = key_numbers(key, queries.dtype)
+        if queries.shape[0] <= FEW_QUERIES:
+            scores = tl.trans(tl.dot(key, tl.trans(queries), input_precision="ieee"))
+        else:
+            scores = tl.dot(queries, tl.trans(key), input_precision="ieee")
         scores = scores * (scale * row_factor(key_scale)[None, :])
         value = kv.load([head, PAGE_TOKENS + token, 0]).reshape([TILE, dim // 4])
         if end is not None:
@@ -173,7 +153,7 @@ def attend_tile(
             scores = tl.where(visible, scores, float("-inf"))
             value = tl.where(written[:, None], value, 0)
             value_scale = tl.where(written, value_scale, 127)
-        value = code_planes(value, queries.dtype)
+        value = value_numbers(value, queries.dtype)
         return take_in_rows(scores, value, value_scale, output, largest, total)
 
 

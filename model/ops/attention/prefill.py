@@ -19,11 +19,12 @@ from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .code_columns import head_elements, query_elements
 from .gathered_rows import turned_pages
 from .merge import GateSource, merge_splits
 from .online_softmax import LOG2_E, as_rows
 from .page_rows import holds_fp8
-from .paged_tiles import attend_pages, head_elements, page_tiles, tile_keys, tile_types
+from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 from .prefill_tiles import PrefillTiles
 from .tile_groups import TileGroup
 
@@ -103,7 +104,7 @@ def _pages(
 
 @triton.jit
 def _queries(q, scales, row, head, inside, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    element = head_elements(scales, HEAD_DIM)
+    element = query_elements(scales, HEAD_DIM)
     start = q + (row.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
     return tl.load(start + element, mask=inside[:, None], other=0.0)
 

@@ -18,11 +18,12 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
+from .code_columns import head_elements, query_elements
 from .decode import DecodeWorkspace
 from .merge import GateSource, merge_shares, share_of_program
 from .online_softmax import LOG2_E
 from .page_rows import holds_fp8
-from .paged_tiles import attend_pages, head_elements, page_tiles, tile_keys, tile_types
+from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 
 _STAGES = 5
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
@@ -147,6 +148,7 @@ def _attention_verify_kernel(
     token = query // GROUP
     head = token * (KV_HEADS * GROUP) + kv_head * GROUP + query % GROUP
     exists = query < TOKENS * GROUP
+    of_query = query_elements(scales, HEAD_DIM)
     element = head_elements(scales, HEAD_DIM)
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     HEADS: tl.constexpr = TOKENS * KV_HEADS * GROUP
@@ -159,7 +161,7 @@ def _attention_verify_kernel(
         before = length - tl.load(counts + sequence)
         table = page_table + sequence.to(tl.int64) * page_table_stride
         rows_of_q = q + (sequence.to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM
-        queries = tl.load(rows_of_q + element, mask=exists[:, None], other=0.0)
+        queries = tl.load(rows_of_q + of_query, mask=exists[:, None], other=0.0)
         output = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
         largest = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
