@@ -17,7 +17,12 @@ _BATCHES = (16, 32, 64)
 def cases(stage: Stage) -> Iterator[Case]:
     """Of 9B: each with half and twice the shares, other stages, and tiles of twice the rows."""
     hidden, width = stage.model.hidden, 12288
-    shapes = (("out_proj", hidden, hidden), ("down", hidden, width), ("gate_up", 2 * width, hidden))
+    shapes = (
+        ("out_proj", hidden, hidden),
+        ("down", hidden, width),
+        ("in_proj", width, hidden),
+        ("gate_up", 2 * width, hidden),
+    )
     for name, rows, columns in shapes:
         turns = turns_to_overflow(rows * columns, _MOST_TURNS)
         weights = [in_blocks(stage.random(rows, columns)) for _ in range(turns)]
@@ -37,6 +42,7 @@ def _around(tile: Tile) -> Iterator[Tile]:
     for split in (tile.split // 2, 2 * tile.split):
         if split:
             yield Tile(tile.rows, tile.batch, split, tile.stages, tile.warps)
-    yield Tile(tile.rows, tile.batch, tile.split, tile.stages + 1, tile.warps)
+    for stages in (tile.stages - 1, tile.stages + 1):
+        yield Tile(tile.rows, tile.batch, tile.split, stages, tile.warps)
     yield Tile(2 * tile.rows, tile.batch, tile.split, tile.stages, 2 * tile.warps)
     yield Tile(2 * tile.rows, tile.batch, 2 * tile.split, tile.stages, 2 * tile.warps)

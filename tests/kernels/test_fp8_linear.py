@@ -74,7 +74,10 @@ def test_product_of_many_rows(
     assert relative(got, want) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 16, 2, 2, 4), Tile(64, 64, 4, 2, 4)])
+@pytest.mark.parametrize(
+    "tile",
+    [Tile(64, 16, 1, 2, 4), Tile(64, 16, 2, 2, 4), Tile(64, 64, 1, 2, 4), Tile(64, 64, 4, 2, 4)],
+)
 @pytest.mark.parametrize(
     ("kind", "parts", "columns"), [(BLOCK, (128, 64), 640), (TENSOR, (96,), 520)]
 )
@@ -88,6 +91,21 @@ def test_shares_of_the_columns_are_joined(
     gate, up = want.chunk(2, dim=-1)
     got = fp8_product_swiglu(given, weight, tile)
     assert relative(got, functional.silu(gate) * up) < 1e-2
+
+
+@pytest.mark.parametrize("tile", [None, Tile(64, 16, 2, 2, 4), Tile(64, 64, 2, 2, 4)])
+@pytest.mark.parametrize("rows", [6, 70])
+@pytest.mark.parametrize(("kind", "columns"), [(BLOCK, 256), (CHANNEL, 200)])
+def test_a_tail_of_numbers_is_in_the_same_launch(
+    kind: Kind, columns: int, rows: int, tile: Tile | None, device: torch.device
+) -> None:
+    matrix, x = published(kind, (96,), columns), noise(1, 37, columns).bfloat16()
+    tail = (noise(5, rows, columns) / columns**0.5).bfloat16()
+    weight = on_device(matrix, device)
+    got = fp8_product(x.to(device), weight, tile=tile, tail=tail.to(device))
+    whole = torch.cat([numbers(matrix), tail.float()])
+    assert relative(got, functional.linear(x.float(), whole)) < 1e-2
+    assert relative(got[:, 96:], functional.linear(x.float(), tail.float())) < 1e-2
 
 
 @pytest.mark.parametrize("tail", [True, False], ids=["b and a", "alone"])

@@ -7,11 +7,16 @@ in float32. Tiles are tall, since every tile reads x again, from the L2 cache, w
 faster than memory; what a narrow output lacks in tiles, shares of the columns make up for, which
 split_sums.py joins. No two warps turn the same weights: of up to 16 rows of x those are the first
 operand, of which an instruction takes 16 rows; of more the weights are, in registers, and x is read
-from shared memory, once for all warps. The order of a row's sums depends on no other row, so a
-row's result is the same at every batch size that takes the same tile. Twin: `reference.product`.
+from shared memory, once for all warps. Then what is multiplied comes by the tensor copy engine,
+which leaves a program registers for one more of them on a multiprocessor. The order of a row's sums
+depends on no other row, so a row's result is the same at every batch size that takes the same tile.
+
+With SwiGLU a tile has rows of gate and those of up that belong to them. Rows of numbers below those
+in FP8 (b and a of in_proj) have programs of their own in the same launch. Twin:
+`reference.product`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.dependent_launch import dependent
@@ -58,6 +64,8 @@ _PROGRAMS = 256
 """That are wanted at least: two a multiprocessor, of which one turns weights while one waits."""
 _LEAST_BLOCKS = 4
 """Of 128 columns, in a share: a program fills and drains its pipeline once."""
+TAIL_STAGES = tl.constexpr(4)
+"""Of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of codes."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 """In float32, whose operands take twice the memory and no matrix instruction."""
 
@@ -72,16 +80,15 @@ def split_for(tiles: int, columns: int) -> int:
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """By shapes alone, so that a captured graph holds one of them. Over matrices of 9B and 35B-A3B
-    on an H200 the fastest, or within 6% of it, of 27 at 16 rows, of 26 at 32 and 64."""
+    """By shapes alone, so that a captured graph holds one of them."""
     if dtype is not torch.bfloat16:
         return _EXACT
     split = split_for(triton.cdiv(rows, 64), columns)
     is_narrow = split > 2
     if batch <= MOST_SECOND:
-        return Tile(64, 16, split, 8 if is_narrow else 6, 4)
+        return Tile(64, 16, split, 8 if is_narrow else 8 - 2 * split, 4)
     if batch <= 32:
-        return Tile(64, 32, 2 * split, 3, 4) if is_narrow else Tile(64, 32, split, 4, 4)
+        return Tile(64, 32, split, 4, 4)
     return Tile(64, 64, split, 4 if is_narrow else 3, 4)
 
 
@@ -91,13 +98,19 @@ def tile_of_prompts(dtype: torch.dtype) -> Tile:
 
 
 def fp8_product(
-    x: Tensor, weight: Fp8, output: Tensor | None = None, tile: Tile | None = None
+    x: Tensor,
+    weight: Fp8,
+    output: Tensor | None = None,
+    tile: Tile | None = None,
+    tail: Tensor | None = None,
 ) -> Tensor:
-    """[B, rows] in x's dtype; x [B, columns], any row stride; weight [rows, columns] for kernels.
-    output: where to write instead of to new memory, any row stride."""
+    """[B, rows + tail rows] in x's dtype; x [B, columns], any row stride; weight [rows, columns]
+    for kernels; tail [tail rows, columns] contiguous in x's dtype. output: where to write instead
+    of to new memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
-    return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)
+    launch = partial(_launch, x, weight, tail, tile=tile)
+    return multiply(launch, x, rows + (0 if tail is None else len(tail)), tile, output)
 
 
 def multiply(
@@ -120,51 +133,70 @@ def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Ten
     rounding between."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
-    parts = x.new_empty(tile.split, x.shape[0], rows, dtype=torch.float32)
-    _launch(x, gate_up, parts, tile)
     output = x.new_empty(x.shape[0], rows // 2)
-    joined_swiglu(parts, output)
+    # A tile's rows of gate share a scale, and so do those of up.
+    if tile.split == 1 and rows // 2 % gate_up.block_rows == 0:
+        _launch(x, gate_up, None, output, tile, swiglu=True)
+    else:
+        parts = x.new_empty(tile.split, x.shape[0], rows, dtype=torch.float32)
+        _launch(x, gate_up, None, parts, tile)
+        joined_swiglu(parts, output)
     return output
 
 
-def _launch(x: Tensor, weight: Fp8, output: Tensor, tile: Tile) -> None:
-    launch_tiles(
-        _fp8_product_kernel,
-        x,
-        (weight.values, weight.scales),
-        weight.shape,
-        output,
-        tile,
-        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
-        **scale_sizes(weight),
-    )
-
-
-def launch_tiles(
-    kernel: Any,
+def _launch(
     x: Tensor,
-    stored: Sequence[Tensor],
-    shape: tuple[int, ...],
+    weight: Fp8,
+    tail: Tensor | None,
     output: Tensor,
     tile: Tile,
-    **constants: Any,
+    *,
+    swiglu: bool = False,
 ) -> None:
-    """kernel(x, *stored, output, ...) over every tile of a matrix of that shape [rows, columns] and
-    x [B, columns]."""
-    batch, (rows, columns) = len(x), shape
-    kernel[(triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))](
+    batch, (rows, columns) = len(x), weight.shape
+    tail_rows = 0 if tail is None else len(tail)
+    is_copied = tile.batch > MOST_SECOND and _is_aligned(x, weight.values)
+    tiles = triton.cdiv(rows, tile.rows) + triton.cdiv(tail_rows, tile.rows)
+    _fp8_product_kernel[(tiles, tile.split, triton.cdiv(batch, tile.batch))](
         x,
-        *stored,
+        weight.values,
+        *(_tiles(x, weight.values, tile, swiglu=swiglu) if is_copied else (None, None)),
+        weight.scales,
+        tail,
         output,
         x.stride(0),
         output.stride(-2),
         batch,
         rows,
+        tail_rows,
+        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
+        SWIGLU=swiglu,
         **tile.constants(columns),
+        **scale_sizes(weight),
         **packed(x),
-        **constants,
         **dependent(x),
         num_warps=tile.warps,
+    )
+
+
+def _is_aligned(*matrices: Tensor) -> bool:
+    """Whether the tensor copy engine reads them: to 16 bytes."""
+    return all(
+        matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
+        for matrix in matrices
+    )
+
+
+def _tiles(
+    x: Tensor, values: Tensor, tile: Tile, *, swiglu: bool
+) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """x and the weights by tiles of 128 columns; with SwiGLU gate above up in each of weights."""
+    rows, columns = values.shape
+    halves, tall = (2, tile.rows // 2) if swiglu else (1, tile.rows)
+    shape = [halves, rows // halves, columns]
+    return (
+        TensorDescriptor(x, list(x.shape), list(x.stride()), [tile.batch, GROUP]),
+        TensorDescriptor(values, shape, [shape[1] * columns, columns, 1], [halves, tall, GROUP]),
     )
 
 
@@ -189,40 +221,93 @@ def along(index, WEIGHTS_FIRST: tl.constexpr):
         return index[None, :]
 
 
-@triton.jit(do_not_specialize=["batch", "rows"])
+@triton.jit
+def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
+    """Those columns of those rows, 0 past the matrix, as an operand of the product."""
+    tile = tile_of_rows(matrix, rows.to(tl.int64), COLUMNS, column, WEIGHTS_FIRST, True)
+    if COLUMNS % 128:
+        return tl.load(tile, along(column < COLUMNS, not WEIGHTS_FIRST), 0.0)
+    else:
+        return tl.load(tile)
+
+
+@triton.jit
+def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
+    """Those columns of x's rows `items`, 0 past them, as the other operand."""
+    tile = tile_of_rows(x, items.to(tl.int64), stride, column, WEIGHTS_FIRST, False)
+    inside = along(items < batch, not WEIGHTS_FIRST)
+    if COLUMNS % 128:
+        inside = inside & along(column < COLUMNS, WEIGHTS_FIRST)
+    return tl.load(tile, inside, 0.0)
+
+
+@triton.jit
+def _scale(at, ASIDE: tl.constexpr):
+    """What lies there. ASIDE: not through the pipeline of the loop, which would bring it by shared
+    memory, behind a barrier of its own where tiles are copied."""
+    if ASIDE:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
+    if WEIGHTS_FIRST:
+        return tl.dot(weights, inputs, input_precision="ieee")
+    else:
+        return tl.dot(inputs, weights, input_precision="ieee")
+
+
+@triton.jit
+def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
+    """result, of the rows `row` of weights of which `height` exist, in a share's part of output."""
+    line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
+    at = along(row, WEIGHTS_FIRST) + along(line, not WEIGHTS_FIRST)
+    inside = along(row < height, WEIGHTS_FIRST) & along(item < batch, not WEIGHTS_FIRST)
+    tl.store(output + at, result.to(output.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["batch", "rows", "tail_rows"])
 def _fp8_product_kernel(
     x,
     values,
+    x_tiles,
+    value_tiles,
     scales,
+    tail,
     output,
     x_stride,
     output_stride,
     batch,
     rows,
+    tail_rows,
     COLUMNS: tl.constexpr,
     BATCH: tl.constexpr,
     ROWS: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
+    SWIGLU: tl.constexpr,
     PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % ROWS == 0)
-    grid: tl.constexpr = (COLUMNS + 127) // 128
-    share: tl.constexpr = (grid + SPLIT - 1) // SPLIT
-    dtype: tl.constexpr = x.dtype.element_ty
-    first = tl.program_id(0) * ROWS
-    row = first + tl.arange(0, ROWS)
+    """output [batch, rows + tail_rows], or a part for each share; of SWIGLU [batch, rows / 2]."""
+    blocks: tl.constexpr = (COLUMNS + 127) // 128
+    share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
+    TALL: tl.constexpr = ROWS // 2 if SWIGLU else ROWS
+    ASIDE: tl.constexpr = PACKED and x_tiles is not None
+    begin = tl.program_id(1) * share
+    end = min(begin + share, blocks)
     item = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
-    # What is past the matrices reads their last row, and is not stored.
-    kept = tl.minimum(row, rows - 1)
-    taken = tl.minimum(item, batch - 1)
-    column = tl.arange(0, 128)
-    of_row = tile_of_rows(values, kept.to(tl.int64), COLUMNS, column, WEIGHTS_FIRST, True)
-    of_item = tile_of_rows(x, taken.to(tl.int64), x_stride, column, WEIGHTS_FIRST, False)
+    offset = tl.arange(0, ROWS)
+    number = tl.program_id(0)
+    if tail is not None:
+        number -= (tail_rows + ROWS - 1) // ROWS
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -230,41 +315,75 @@ def _fp8_product_kernel(
         result = tl.zeros([ROWS, BATCH], tl.float32)
     else:
         result = tl.zeros([BATCH, ROWS], tl.float32)
-    begin = tl.program_id(1) * share
-    for block in tl.range(begin, min(begin + share, grid), num_stages=STAGES):
-        at = block * 128
-        if COLUMNS % 128:
-            left = at + column < COLUMNS
-            codes = tl.load(of_row + at, along(left, not WEIGHTS_FIRST), 0.0)
-            inputs = tl.load(of_item + at, along(left, WEIGHTS_FIRST), 0.0)
-        else:
-            codes = tl.load(of_row + at)
-            inputs = tl.load(of_item + at)
-        if WEIGHTS_FIRST:
-            part = tl.dot(turned_pairs(codes, dtype, PACKED), inputs, input_precision="ieee")
-        else:
-            part = tl.dot(inputs, turned(codes, dtype, PACKED), input_precision="ieee")
-        if SCALE_COLUMNS < COLUMNS:
-            if SCALE_ROWS == 1:
-                part *= along(tl.load(scales + kept * grid + block), WEIGHTS_FIRST)
+    if number >= 0:
+        first = number * TALL
+        # What is past the matrix reads its last row, and is not stored.
+        row = tl.minimum(first + offset % TALL + offset // TALL * (rows // 2), rows - 1)
+        for block in tl.range(begin, end, num_stages=STAGES):
+            if SCALE_COLUMNS >= COLUMNS:
+                factor = 1.0
+            elif SCALE_ROWS == 1:
+                factor = along(_scale(scales + row * blocks + block, ASIDE), WEIGHTS_FIRST)
             else:
-                part *= tl.load(scales + first // SCALE_ROWS * grid + block)
-        result += part
-    if SCALE_COLUMNS >= COLUMNS:
-        result *= along(tl.load(scales + kept), WEIGHTS_FIRST)
-    line = (tl.program_id(1) * batch + item).to(tl.int64) * output_stride
-    at = along(row, WEIGHTS_FIRST) + along(line, not WEIGHTS_FIRST)
-    inside = along(row < rows, WEIGHTS_FIRST) & along(item < batch, not WEIGHTS_FIRST)
-    tl.store(output + at, result.to(output.dtype.element_ty), inside)
+                factor = _scale(scales + first // SCALE_ROWS * blocks + block, ASIDE)
+                if SWIGLU:
+                    other = first + rows // 2
+                    other = _scale(scales + other // SCALE_ROWS * blocks + block, ASIDE)
+                    factor = along(tl.where(offset < TALL, factor, other), WEIGHTS_FIRST)
+            if x_tiles is not None:
+                codes = value_tiles.load([0, first, block * 128]).reshape([ROWS, 128])
+                inputs = x_tiles.load([tl.program_id(2) * BATCH, block * 128]).T
+            else:
+                column = block * 128 + tl.arange(0, 128)
+                codes = _weights(values, row, column, COLUMNS, WEIGHTS_FIRST)
+                inputs = _inputs(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
+            if WEIGHTS_FIRST:
+                weights = turned_pairs(codes, inputs.dtype, PACKED)
+            else:
+                weights = turned(codes, inputs.dtype, PACKED)
+            result += _multiplied(weights, inputs, WEIGHTS_FIRST) * factor
+        if SCALE_COLUMNS >= COLUMNS:
+            result *= along(tl.load(scales + row), WEIGHTS_FIRST)
+        if SWIGLU:
+            if WEIGHTS_FIRST:
+                gate, up = tl.split(result.reshape([2, TALL, BATCH]).permute(1, 2, 0))
+            else:
+                gate, up = tl.split(result.reshape([BATCH, 2, TALL]).permute(0, 2, 1))
+            activation = gate * tl.sigmoid(gate) * up
+            shown = first + tl.arange(0, TALL)
+            _store(output, activation, shown, rows // 2, item, batch, output_stride, WEIGHTS_FIRST)
+        else:
+            _store(output, result, first + offset, rows, item, batch, output_stride, WEIGHTS_FIRST)
+    elif tail is not None:
+        first = tl.program_id(0) * ROWS
+        row = tl.minimum(first + offset, tail_rows - 1)
+        for block in tl.range(2 * begin, 2 * end, num_stages=TAIL_STAGES):
+            column = block * 64 + tl.arange(0, 64)
+            numbers = _weights(tail, row, column, COLUMNS, WEIGHTS_FIRST)
+            inputs = _inputs(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
+            result += _multiplied(numbers, inputs, WEIGHTS_FIRST)
+        _store(
+            output + rows, result, first + offset, tail_rows, item, batch, output_stride,
+            WEIGHTS_FIRST,
+        )  # fmt: skip
 
 
 def compile_specs() -> list[KernelSpec]:
-    """out_proj and gate_up of 9B, block scales, at each size of batch."""
+    """out_proj, gate_up and in_proj of 9B, block scales, at each size of batch."""
 
-    def spec(name: str, batch: int, rows: int, columns: int) -> KernelSpec:
+    def spec(name: str, batch: int, rows: int, columns: int, **absent: object) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)
+        swiglu = name == "gate_up"
+        tiles: dict[str, Any] = {}
+        if tile.batch > MOST_SECOND:
+            halves, tall = (2, tile.rows // 2) if swiglu else (1, tile.rows)
+            tiles["x_tiles"] = f"tensordesc<bf16[{tile.batch},{GROUP}]>"
+            tiles["value_tiles"] = f"tensordesc<fp8e4nv[{halves},{tall},{GROUP}]>"
+        else:
+            absent |= {"x_tiles": None, "value_tiles": None}
         constants = tile.constants(columns) | {
             "WEIGHTS_FIRST": tile.batch > MOST_SECOND,
+            "SWIGLU": swiglu,
             "PACKED": True,
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,
@@ -273,11 +392,20 @@ def compile_specs() -> list[KernelSpec]:
         return KernelSpec.of(
             f"fp8_product_{name}_{batch}",
             _fp8_product_kernel,
-            constants,
+            constants | absent,
             tile.warps,
             fp32="scales output" if tile.split > 1 else "scales",
+            i32="",
             values="*fp8e4nv",
+            **tiles,
         )
 
-    shapes = (("out_proj", 4096, 4096), ("gate_up", 24576, 4096))
-    return [spec(name, batch, *size) for batch in (16, 32, 64) for name, *size in shapes]
+    return [
+        found
+        for batch in (16, 32, 64)
+        for found in (
+            spec("out_proj", batch, 4096, 4096, tail=None),
+            spec("gate_up", batch, 24576, 4096, tail=None),
+            spec("in_proj", batch, 12288, 4096),
+        )
+    ]

@@ -15,10 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
+from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors
-from .fp8_product import Tile, launch_tiles, multiply, split_for
+from .e4m3 import packed
+from .fp8_product import Tile, multiply, split_for
 
 HALF = 32
 """Rows of x in one matrix product: of 64, Triton would bring weights back to shared memory."""
@@ -47,16 +49,29 @@ def nvfp4_product(
     new memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
-    launch = partial(
-        launch_tiles,
-        _nvfp4_product_kernel,
+    return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)
+
+
+def _launch(x: Tensor, weight: NvFp4Halves, output: Tensor, tile: Tile) -> None:
+    batch, (rows, columns) = len(x), weight.shape
+    _nvfp4_product_kernel[
+        (triton.cdiv(rows, tile.rows), tile.split, triton.cdiv(batch, tile.batch))
+    ](
         x,
-        (weight.packed, weight.groups, weight.factors),
-        weight.shape,
-        tile=tile,
+        weight.packed,
+        weight.groups,
+        weight.factors,
+        output,
+        x.stride(0),
+        output.stride(-2),
+        batch,
+        rows,
         HALF=min(tile.batch, HALF),
+        **tile.constants(columns),
+        **packed(x),
+        **dependent(x),
+        num_warps=tile.warps,
     )
-    return multiply(launch, x, rows, tile, output)
 
 
 @triton.jit

@@ -35,6 +35,9 @@ def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
         parts = [_of_prompt(x, segment) for segment in matrix.segments]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     output = x.new_empty(x.shape[0], matrix.shape[0])
+    match matrix.segments:
+        case [Fp8() as weight, Plain(tail)]:
+            return fp8_product(x, weight, output, tail=tail)
     begin = 0
     for segment in matrix.segments:
         part = output[:, begin : begin + segment.shape[0]]
