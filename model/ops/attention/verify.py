@@ -26,6 +26,8 @@ from .page_rows import holds_fp8
 from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 
 _STAGES = 5
+_STAGES_OF_ROWS = 7
+"""Of FP8 rows, where queries are so few that two programs have room for three tiles each."""
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
 """From so many queries on bfloat16 tiles of five stages leave shared memory no room for them."""
 _LEAST_QUERIES = 16
@@ -105,7 +107,9 @@ def _warps(queries: int) -> int:
 
 
 def _stages(queries: int, *, fp8: bool) -> int:
-    return _STAGES if fp8 or queries < _MANY_QUERIES else _STAGES_OF_MANY
+    if fp8:
+        return _STAGES_OF_ROWS if queries <= _LEAST_QUERIES else _STAGES
+    return _STAGES if queries < _MANY_QUERIES else _STAGES_OF_MANY
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "batch"])
