@@ -11,11 +11,12 @@ from .products import in_blocks
 from .stage import Stage, turns_to_overflow
 
 _MOST_TURNS = 16
-_BATCHES = (16, 32, 64)
+_BATCHES = (16, 32, 64, 128)
 
 
 def cases(stage: Stage) -> Iterator[Case]:
-    """Of 9B: each with half and twice the shares, other stages, and tiles of twice the rows."""
+    """Of 9B: each with half and twice the shares, other stages, and tiles of twice the rows of x or
+    of weights."""
     hidden, width = stage.model.hidden, 12288
     shapes = (
         ("out_proj", hidden, hidden),
@@ -44,5 +45,6 @@ def _around(tile: Tile) -> Iterator[Tile]:
             yield Tile(tile.rows, tile.batch, split, tile.stages, tile.warps)
     for stages in (tile.stages - 1, tile.stages + 1):
         yield Tile(tile.rows, tile.batch, tile.split, stages, tile.warps)
+    yield Tile(tile.rows, 2 * tile.batch, tile.split, 2, tile.warps)
     yield Tile(2 * tile.rows, tile.batch, tile.split, tile.stages, 2 * tile.warps)
     yield Tile(2 * tile.rows, tile.batch, 2 * tile.split, tile.stages, 2 * tile.warps)

@@ -68,13 +68,14 @@ class Plan:
         wide = "--arena-mib 16000 --kernels --points 1x50000,16x8192"
         experts_fp8 = "--model 35b-a3b --quantization fp8 --kernels"
         nvfp4 = "--model 35b-a3b --quantization nvfp4 --alone --kernels --points 16x8192"
+        coded = "--families attention,products"
         figure = self._figure
         return [
             figure("speculation", 1, 220, "drafts", f"decode --speculate mtp {drafted}"),
             figure("speculation_35b", 1, 220, "drafts", f"decode {experts_drafted} --kernels"),
             figure("gpu_decode_fp8", 1, 130, "FP8 and its rows", f"decode {both} --kernels"),
             figure("gpu_prefill_fp8", 1, 110, "FP8 prompts", f"prefill {both}"),
-            figure("gpu_kernels_fp8_rows", 1, 60, "turned rows", "kernels --families attention"),
+            figure("gpu_kernels_fp8_rows", 1, 80, "turned codes", f"kernels {coded}"),
             figure("speculation_fp8", 1, 100, "FP8 and drafts", f"decode {drafted_fp8}"),
             figure("gpu_tiers", 1, 150, "host memory below a GPU", "tiers"),
             figure("gpu_decode_35b_fp8", 1, 150, "experts", f"decode {experts_fp8}"),

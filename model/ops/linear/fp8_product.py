@@ -64,7 +64,7 @@ _PROGRAMS = 256
 """That are wanted at least: two a multiprocessor, of which one turns weights while one waits."""
 _LEAST_BLOCKS = 4
 """Of 128 columns, in a share: a program fills and drains its pipeline once."""
-TAIL_STAGES = tl.constexpr(4)
+_TAIL_STAGES = tl.constexpr(4)
 """Of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of codes."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 """In float32, whose operands take twice the memory and no matrix instruction."""
@@ -157,7 +157,7 @@ def _launch(
 ) -> None:
     batch, (rows, columns) = len(x), weight.shape
     tail_rows = 0 if tail is None else len(tail)
-    is_copied = tile.batch > MOST_SECOND and _is_aligned(x, weight.values)
+    is_copied = tile.batch > MOST_SECOND and _are_copied(x, weight.values)
     tiles = triton.cdiv(rows, tile.rows) + triton.cdiv(tail_rows, tile.rows)
     _fp8_product_kernel[(tiles, tile.split, triton.cdiv(batch, tile.batch))](
         x,
@@ -181,8 +181,12 @@ def _launch(
     )
 
 
-def _is_aligned(*matrices: Tensor) -> bool:
-    """Whether the tensor copy engine reads them: to 16 bytes."""
+def _are_copied(*matrices: Tensor) -> bool:
+    """Whether the tensor copy engine, of Hopper on, reads them: to 16 bytes. Triton's interpreter
+    plays it."""
+    device = matrices[0].device
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return False
     return all(
         matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.element_size() % 16 == 0
         for matrix in matrices
@@ -203,20 +207,9 @@ def _tiles(
 
 
 @triton.jit
-def tile_of_rows(
-    matrix, index, stride, column, WEIGHTS_FIRST: tl.constexpr, IS_FIRST: tl.constexpr
-):
-    """Pointers of a tile [rows, columns] where it is the product's first operand, else [columns,
-    rows]."""
-    if WEIGHTS_FIRST == IS_FIRST:
-        return matrix + index[:, None] * stride + column[None, :]
-    else:
-        return matrix + index[None, :] * stride + column[:, None]
-
-
-@triton.jit
-def along(index, WEIGHTS_FIRST: tl.constexpr):
-    """What goes with rows of weights of a product [rows, items] or [items, rows]."""
+def _along(index, WEIGHTS_FIRST: tl.constexpr):
+    """What goes with rows of weights, or with the columns of x, where those come first; else it is
+    turned."""
     if WEIGHTS_FIRST:
         return index[:, None]
     else:
@@ -226,9 +219,10 @@ def along(index, WEIGHTS_FIRST: tl.constexpr):
 @triton.jit
 def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
     """Those columns of those rows, 0 past the matrix, as an operand of the product."""
-    tile = tile_of_rows(matrix, rows.to(tl.int64), COLUMNS, column, WEIGHTS_FIRST, True)
+    of_row = _along(rows.to(tl.int64), WEIGHTS_FIRST) * COLUMNS
+    tile = matrix + of_row + _along(column, not WEIGHTS_FIRST)
     if COLUMNS % 128:
-        return tl.load(tile, along(column < COLUMNS, not WEIGHTS_FIRST), 0.0)
+        return tl.load(tile, _along(column < COLUMNS, not WEIGHTS_FIRST), 0.0)
     else:
         return tl.load(tile)
 
@@ -236,10 +230,11 @@ def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.cons
 @triton.jit
 def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
     """Those columns of x's rows `items`, 0 past them, as the other operand."""
-    tile = tile_of_rows(x, items.to(tl.int64), stride, column, WEIGHTS_FIRST, False)
-    inside = along(items < batch, not WEIGHTS_FIRST)
+    of_item = _along(items.to(tl.int64), not WEIGHTS_FIRST) * stride
+    tile = x + of_item + _along(column, WEIGHTS_FIRST)
+    inside = _along(items < batch, not WEIGHTS_FIRST)
     if COLUMNS % 128:
-        inside = inside & along(column < COLUMNS, WEIGHTS_FIRST)
+        inside = inside & _along(column < COLUMNS, WEIGHTS_FIRST)
     return tl.load(tile, inside, 0.0)
 
 
@@ -267,8 +262,8 @@ def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
 def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
     """result, of the rows `row` of weights of which `height` exist, in a share's part of output."""
     line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
-    at = along(row, WEIGHTS_FIRST) + along(line, not WEIGHTS_FIRST)
-    inside = along(row < height, WEIGHTS_FIRST) & along(item < batch, not WEIGHTS_FIRST)
+    at = _along(row, WEIGHTS_FIRST) + _along(line, not WEIGHTS_FIRST)
+    inside = _along(row < height, WEIGHTS_FIRST) & _along(item < batch, not WEIGHTS_FIRST)
     tl.store(output + at, result.to(output.dtype.element_ty), inside)
 
 
@@ -325,13 +320,13 @@ def _fp8_product_kernel(
             if SCALE_COLUMNS >= COLUMNS:
                 factor = 1.0
             elif SCALE_ROWS == 1:
-                factor = along(_scale(scales + row * blocks + block, ASIDE), WEIGHTS_FIRST)
+                factor = _along(_scale(scales + row * blocks + block, ASIDE), WEIGHTS_FIRST)
             else:
                 factor = _scale(scales + first // SCALE_ROWS * blocks + block, ASIDE)
                 if SWIGLU:
                     other = first + rows // 2
                     other = _scale(scales + other // SCALE_ROWS * blocks + block, ASIDE)
-                    factor = along(tl.where(offset < TALL, factor, other), WEIGHTS_FIRST)
+                    factor = _along(tl.where(offset < TALL, factor, other), WEIGHTS_FIRST)
             if x_tiles is not None:
                 codes = value_tiles.load([0, first, block * 128]).reshape([ROWS, 128])
                 inputs = x_tiles.load([tl.program_id(2) * BATCH, block * 128]).T
@@ -345,7 +340,7 @@ def _fp8_product_kernel(
                 weights = turned(codes, inputs.dtype, PACKED)
             result += _multiplied(weights, inputs, WEIGHTS_FIRST) * factor
         if SCALE_COLUMNS >= COLUMNS:
-            result *= along(tl.load(scales + row), WEIGHTS_FIRST)
+            result *= _along(tl.load(scales + row), WEIGHTS_FIRST)
         if SWIGLU:
             if WEIGHTS_FIRST:
                 gate, up = tl.split(result.reshape([2, TALL, BATCH]).permute(1, 2, 0))
@@ -359,7 +354,7 @@ def _fp8_product_kernel(
     elif tail is not None:
         first = tl.program_id(0) * ROWS
         row = tl.minimum(first + offset, tail_rows - 1)
-        for block in tl.range(2 * begin, 2 * end, num_stages=TAIL_STAGES):
+        for block in tl.range(2 * begin, 2 * end, num_stages=_TAIL_STAGES):
             column = block * 64 + tl.arange(0, 64)
             numbers = _weights(tail, row, column, COLUMNS, WEIGHTS_FIRST)
             inputs = _inputs(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
