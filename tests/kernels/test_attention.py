@@ -253,11 +253,17 @@ def test_cudnn_equals_the_naive_twin(device: torch.device) -> None:
     close(sums, expected_sums.cpu(), 1e-3)
 
 
-def _step(case: AttentionCase, projected: Tensor, live: int, workspace: DecodeWorkspace) -> Tensor:
+def _step(
+    case: AttentionCase,
+    projected: Tensor,
+    live: int,
+    workspace: DecodeWorkspace,
+    positions: int = 256,
+) -> Tensor:
     """Of the first `live` sequences, a token each."""
     places = case.places(live)
     return paged_attention_decode(
-        case.queries(projected, places, 256),
+        case.queries(projected, places, positions),
         projected,
         case.config,
         case.kv,
@@ -300,6 +306,19 @@ def test_step_equals_the_cpu_path(
     close(output[:live], expected, roomy(tolerance, fp8=fp8))
     close_pages(case.kv, kv, tolerance)
     assert output[live:].isnan().all()
+
+
+@each_kv
+def test_a_long_row_beside_many_short_ones_is_joined_whole(fp8: bool, device: torch.device) -> None:
+    """Of many rows few parts are joined at once; this one has 13 of a page each, or two of 7."""
+    contexts = [5 * row for row in range(16)] + [800]
+    case = attention_case(Heads(2, 1, 64), [1] * 17, contexts, torch.bfloat16, device, fp8=fp8)
+    projected = case.projected()
+    expected, _ = case.oracle(projected, 17)
+    for shares in (40, 4):
+        workspace = DecodeWorkspace.sized(case.config, 17, device, shares)
+        output = _step(case, projected, 17, workspace, 1024)
+        close(output, expected, roomy(1e-2, fp8=fp8))
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["key", "value"])

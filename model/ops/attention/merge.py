@@ -15,9 +15,23 @@ from torch import Tensor
 from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-_SLICE = 32
-_STEP = 64
-_WARPS = 2
+
+@dataclass(frozen=True)
+class _Block:
+    """So many parts at once, of so many elements of a head, a program."""
+
+    step: int
+    slice: int
+    warps: int
+
+    def constants(self, head_dim: int) -> dict[str, int]:
+        return {"SLICE": min(head_dim, self.slice), "STEP": self.step}
+
+
+_FEW_ROWS = _Block(64, 32, 2)
+_MANY_ROWS = _Block(8, 64, 1)
+"""From so many rows on a row is in few shares: a fifth of the instructions."""
+_MANY = 16
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ def merge_shares(
     """
     batch, heads, dim = like.shape
     merged = like.new_empty(batch, heads * dim)
-    _shares_kernel[(heads * (dim // min(dim, _SLICE)), batch)](
+    block = _MANY_ROWS if batch >= _MANY else _FEW_ROWS
+    _shares_kernel[(heads * (dim // min(dim, block.slice)), batch)](
         outputs,
         weights,
         source.gate,
@@ -67,9 +82,8 @@ def merge_shares(
         HEAD_DIM=dim,
         PAGE_TOKENS=page_tokens,
         BATCH_BLOCK=triton.next_power_of_2(batch),
-        SLICE=min(dim, _SLICE),
-        STEP=_STEP,
-        num_warps=_WARPS,
+        **block.constants(dim),
+        num_warps=block.warps,
         **dependent(like),
     )
     return merged
@@ -83,7 +97,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
     """
     tokens, heads, dim = like.shape
     merged = like.new_empty(tokens, heads * dim)
-    _splits_kernel[(heads * (dim // min(dim, _SLICE)), tokens)](
+    _splits_kernel[(heads * (dim // min(dim, _FEW_ROWS.slice)), tokens)](
         outputs,
         weights,
         source.gate,
@@ -93,9 +107,8 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
         tokens,
         HEADS=heads,
         HEAD_DIM=dim,
-        SLICE=min(dim, _SLICE),
-        STEP=_STEP,
-        num_warps=_WARPS,
+        **_FEW_ROWS.constants(dim),
+        num_warps=_FEW_ROWS.warps,
         **dependent(like),
     )
     return merged
@@ -243,13 +256,19 @@ def _splits_kernel(
 
 def compile_specs() -> list[KernelSpec]:
     """In the shape of the 9B model."""
-    parts = "outputs weights"
-    heads = {"HEADS": 16, "HEAD_DIM": 256, "SLICE": _SLICE, "STEP": _STEP, "DEPENDENT": True}
-    batch = heads | {"TOKENS": 1, "PAGE_TOKENS": 64, "BATCH_BLOCK": 32}
-    rows = "context_lens rows"
+    parts, rows = "outputs weights", "context_lens rows"
+    heads = {"HEADS": 16, "HEAD_DIM": 256, "DEPENDENT": True}
+    batch = heads | {"TOKENS": 1, "PAGE_TOKENS": 64}
+
+    def shares(name: str, size: int, block: _Block) -> KernelSpec:
+        constants = batch | {"BATCH_BLOCK": size} | block.constants(256)
+        return KernelSpec.of(name, _shares_kernel, constants, block.warps, fp32=parts, i32=rows)
+
+    splits = heads | _FEW_ROWS.constants(256)
     return [
+        shares("attention_merge_shares", 8, _FEW_ROWS),
+        shares("attention_merge_shares_of_many_rows", 32, _MANY_ROWS),
         KernelSpec.of(
-            "attention_merge_shares", _shares_kernel, batch, _WARPS, fp32=parts, i32=rows
+            "attention_merge_splits", _splits_kernel, splits, _FEW_ROWS.warps, fp32=parts
         ),
-        KernelSpec.of("attention_merge_splits", _splits_kernel, heads, _WARPS, fp32=parts),
     ]
