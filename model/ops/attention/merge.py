@@ -30,8 +30,8 @@ class _Block:
 
 _FEW_ROWS = _Block(64, 32, 2)
 _MANY_ROWS = _Block(8, 64, 1)
-"""From so many rows on a row is in few shares: a fifth of the instructions."""
 _MANY = 16
+"""From so many rows on a row is in few shares: a fifth of the instructions."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def merge_shares(
     batch, heads, dim = like.shape
     merged = like.new_empty(batch, heads * dim)
     block = _MANY_ROWS if batch >= _MANY else _FEW_ROWS
-    _shares_kernel[(heads * (dim // min(dim, block.slice)), batch)](
+    sizes = block.constants(dim)
+    _shares_kernel[(heads * (dim // sizes["SLICE"]), batch)](
         outputs,
         weights,
         source.gate,
@@ -82,7 +83,7 @@ def merge_shares(
         HEAD_DIM=dim,
         PAGE_TOKENS=page_tokens,
         BATCH_BLOCK=triton.next_power_of_2(batch),
-        **block.constants(dim),
+        **sizes,
         num_warps=block.warps,
         **dependent(like),
     )
@@ -97,7 +98,8 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
     """
     tokens, heads, dim = like.shape
     merged = like.new_empty(tokens, heads * dim)
-    _splits_kernel[(heads * (dim // min(dim, _FEW_ROWS.slice)), tokens)](
+    sizes = _FEW_ROWS.constants(dim)
+    _splits_kernel[(heads * (dim // sizes["SLICE"]), tokens)](
         outputs,
         weights,
         source.gate,
@@ -107,7 +109,7 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
         tokens,
         HEADS=heads,
         HEAD_DIM=dim,
-        **_FEW_ROWS.constants(dim),
+        **sizes,
         num_warps=_FEW_ROWS.warps,
         **dependent(like),
     )

@@ -157,7 +157,8 @@ def _launch(
 ) -> None:
     batch, (rows, columns) = len(x), weight.shape
     tail_rows = 0 if tail is None else len(tail)
-    is_copied = tile.batch > MOST_SECOND and _are_copied(x, weight.values)
+    weights_first = tile.batch > MOST_SECOND
+    is_copied = weights_first and _are_copied(x, weight.values)
     tiles = triton.cdiv(rows, tile.rows) + triton.cdiv(tail_rows, tile.rows)
     _fp8_product_kernel[(tiles, tile.split, triton.cdiv(batch, tile.batch))](
         x,
@@ -171,7 +172,7 @@ def _launch(
         batch,
         rows,
         tail_rows,
-        WEIGHTS_FIRST=tile.batch > MOST_SECOND,
+        WEIGHTS_FIRST=weights_first,
         SWIGLU=swiglu,
         **tile.constants(columns),
         **scale_sizes(weight),
@@ -197,13 +198,18 @@ def _tiles(
     x: Tensor, values: Tensor, tile: Tile, *, swiglu: bool
 ) -> tuple[TensorDescriptor, TensorDescriptor]:
     """x and the weights by tiles of 128 columns; with SwiGLU gate above up in each of weights."""
-    rows, columns = values.shape
-    halves, tall = (2, tile.rows // 2) if swiglu else (1, tile.rows)
-    shape = [halves, rows // halves, columns]
+    of_x, of_values = _boxes(tile, swiglu=swiglu)
+    halves = values.unflatten(0, (of_values[0], -1))
     return (
-        TensorDescriptor(x, list(x.shape), list(x.stride()), [tile.batch, GROUP]),
-        TensorDescriptor(values, shape, [shape[1] * columns, columns, 1], [halves, tall, GROUP]),
+        TensorDescriptor(x, list(x.shape), list(x.stride()), of_x),
+        TensorDescriptor(values, list(halves.shape), list(halves.stride()), of_values),
     )
+
+
+def _boxes(tile: Tile, *, swiglu: bool) -> tuple[list[int], list[int]]:
+    """Of `_tiles`: rows of x and columns; parts of the weights, rows of each, and columns."""
+    parts = 2 if swiglu else 1
+    return [tile.batch, GROUP], [parts, tile.rows // parts, GROUP]
 
 
 @triton.jit
@@ -297,6 +303,7 @@ def _fp8_product_kernel(
     blocks: tl.constexpr = (COLUMNS + 127) // 128
     share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
     TALL: tl.constexpr = ROWS // 2 if SWIGLU else ROWS
+    tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % TALL == 0)
     ASIDE: tl.constexpr = PACKED and x_tiles is not None
     begin = tl.program_id(1) * share
     end = min(begin + share, blocks)
@@ -370,16 +377,18 @@ def compile_specs() -> list[KernelSpec]:
 
     def spec(name: str, batch: int, rows: int, columns: int, **absent: object) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)
-        swiglu = name == "gate_up"
+        weights_first, swiglu = tile.batch > MOST_SECOND, name == "gate_up"
         tiles: dict[str, Any] = {}
-        if tile.batch > MOST_SECOND:
-            halves, tall = (2, tile.rows // 2) if swiglu else (1, tile.rows)
-            tiles["x_tiles"] = f"tensordesc<bf16[{tile.batch},{GROUP}]>"
-            tiles["value_tiles"] = f"tensordesc<fp8e4nv[{halves},{tall},{GROUP}]>"
+        if weights_first:
+            of_x, of_values = _boxes(tile, swiglu=swiglu)
+            tiles = {
+                "x_tiles": f"tensordesc<bf16{of_x}>",
+                "value_tiles": f"tensordesc<fp8e4nv{of_values}>",
+            }
         else:
             absent |= {"x_tiles": None, "value_tiles": None}
         constants = tile.constants(columns) | {
-            "WEIGHTS_FIRST": tile.batch > MOST_SECOND,
+            "WEIGHTS_FIRST": weights_first,
             "SWIGLU": swiglu,
             "PACKED": True,
             "SCALE_ROWS": GROUP,
@@ -392,7 +401,6 @@ def compile_specs() -> list[KernelSpec]:
             constants | absent,
             tile.warps,
             fp32="scales output" if tile.split > 1 else "scales",
-            i32="",
             values="*fp8e4nv",
             **tiles,
         )
