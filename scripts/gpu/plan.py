@@ -104,7 +104,7 @@ class Plan:
             figure(
                 "gpu_decode_122b_tp2", 2, 200, "ranks", f"decode {largest} --points 1x50000,16x8192"
             ),
-            figure("gpu_prefill_27b_tp2", 2, 150, "ranks", f"prefill {large}"),
+            figure("gpu_prefill_27b_tp2", 2, 240, "ranks", f"prefill {large}"),
             figure("gpu_transfer_ranks", 2, 200, "hand-overs of ranks", nodes),
         ]
 
