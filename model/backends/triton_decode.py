@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tasuki.model.batch import DecodeBatch
-from tasuki.model.config import ModelConfig, MoeShape
+from tasuki.model.config import ModelConfig
 from tasuki.model.ops.attention.decode import paged_attention_decode
 from tasuki.model.ops.attention.qk_norm_rope_gate import TokenPlaces, qk_norm_rope_gate
 from tasuki.model.ops.gdn.decode import gdn_decode
@@ -19,7 +19,6 @@ from tasuki.model.ops.linear.row_product import (
 )
 from tasuki.model.ops.linear.small_batch import MOST_ROWS, is_one_round, small_batch
 from tasuki.model.ops.moe.experts import moe
-from tasuki.model.ops.moe.gemv import norm_moe_gemv
 from tasuki.model.ops.norm.rms_norm import add_rms_norm, rms_norm
 from tasuki.model.phase import Phase
 from tasuki.model.weights.layers import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
@@ -142,19 +141,7 @@ class TritonRowDecode(TritonDecode):
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
         if isinstance(weights, MoeWeights):
-            shape, rows = self._config.feed_forward, self._batch.rows
-            assert isinstance(shape, MoeShape)
-            output, residual = norm_moe_gemv(
-                branch,
-                residual,
-                norm,
-                self._config.norm_eps,
-                weights,
-                shape.chosen,
-                rows,
-                shape.held,
-            )
-            return self._reduce(output), residual
+            return super().feed_forward(branch, residual, norm, weights)
         acts, residual = normed_row_swiglu(
             branch, residual, norm, self._config.norm_eps, weights.gate_up
         )

@@ -110,10 +110,11 @@ def row_scales(scales, first, height, ROWS: tl.constexpr):
     return tl.load(scales + row, row < height, 0.0)
 
 
-@triton.constexpr_function
-def elements_of_row(width, scale_columns):
+@triton.jit
+def elements_of_row(WIDTH: tl.constexpr, SCALE_COLUMNS: tl.constexpr):
     """Of the values as they are stored: bytes that hold two where those are NVFP4."""
-    return (width + 127) // 128 * 64 if scale_columns == FP4_GROUP else width
+    result: tl.constexpr = (WIDTH + 127) // 128 * 64 if SCALE_COLUMNS == 16 else WIDTH
+    return result
 
 
 @triton.jit

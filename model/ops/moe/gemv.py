@@ -9,12 +9,9 @@ experts. Weights are plain or FP8, each matrix for itself: e4m3 and its scale ar
 All arithmetic is float32 on the weights' values, with no tensor cores and in an order that
 other tokens do not change, so this is also the exact path of a float32 model. Tokens past rows[0]
 are neither read nor written.
-
-The first launch of a single token has the norm before it too: every program computes the whole norm
-and keeps it in a row of its own, while its weights are on their way.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,11 +31,10 @@ from tasuki.model.ops.linear.fp8_scales import (
     scaled_products,
     scales_of,
 )
-from tasuki.model.ops.linear.gemv import Stream, residual_sum
+from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.weights.layers import MoeWeights
-from tasuki.utils.triton.dependent_launch import dependent, start_next, wait, wait_for_inputs
+from tasuki.utils.triton.dependent_launch import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
-from tasuki.utils.triton.prefetch import prefetch
 
 from .router import choose
 
@@ -56,108 +52,42 @@ def moe_gemv(
 ) -> Tensor:
     """Routed and shared experts of x, [T, hidden]. held: which experts the weights are of; None:
     all."""
-    return _of_experts(_begun(x, weights, rows), weights, chosen, rows, held)
-
-
-def norm_moe_gemv(
-    branch: Tensor,
-    residual: Tensor,
-    norm: Tensor,
-    eps: float,
-    weights: MoeWeights,
-    chosen: int,
-    rows: Tensor,
-    held: range | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(moe_gemv of the norm of branch + residual, that sum), both [1, hidden] as these, which are
-    contiguous. norm [hidden] float32, 1 + w."""
-    normed = residual.new_empty(_tiles(weights), residual.shape[1])
-    total = torch.empty_like(residual)
-    begun = _begun(normed, weights, rows, _Norm(branch, residual, norm, total, eps))
-    return _of_experts(begun, weights, chosen, rows, held), total
-
-
-@dataclass(frozen=True)
-class _Norm:
-    """Of branch + residual, which `total` keeps: one row."""
-
-    branch: Tensor
-    residual: Tensor
-    weight: Tensor
-    total: Tensor
-    eps: float
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """What the first launch leaves: inputs x [T, hidden], logits [T, experts], and of the shared
-    expert its gate [T] float32 and inner vectors [T, inner]."""
-
-    x: Tensor
-    logits: Tensor
-    gate: Tensor
-    shared: Tensor
-
-
-def _begun(x: Tensor, weights: MoeWeights, rows: Tensor, norm: _Norm | None = None) -> _Begun:
-    """x: with a norm, a row for each program, which they fill."""
-    tokens, hidden = (len(x) if norm is None else 1), x.shape[1]
-    shared_up = Operand.of(weights.shared.gate_up)
-    stream = _stream(shared_up)
-    experts, inner = weights.router.shape[0], weights.shared.down.shape[1]
-    begun = _Begun(
-        x[:tokens],
-        logits=x.new_empty(tokens, experts),
-        gate=x.new_empty(tokens, dtype=torch.float32),
-        shared=x.new_empty(tokens, inner),
-    )
-    _logits_and_shared[(tokens, _tiles(weights))](
+    tokens, hidden = x.shape
+    gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
+    shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)
+    first, second, third = (_stream(matrix) for matrix in (shared_up, gate_up, down))
+    experts, inner = weights.router.shape[0], weights.down.shape[-1]
+    part = None if held is None else len(held)
+    shared_inner = weights.shared.down.shape[1]
+    logits = x.new_empty(tokens, experts)
+    gate = x.new_empty(tokens, dtype=torch.float32)
+    shared = x.new_empty(tokens, shared_inner)
+    router_tiles = triton.cdiv(experts, first.rows)
+    tiles = router_tiles + 1 + triton.cdiv(shared_inner, first.rows)
+    _logits_and_shared[(tokens, tiles)](
         x,
-        *((None,) * 4 if norm is None else (norm.branch, norm.residual, norm.weight, norm.total)),
         weights.router,
         weights.shared_gate,
         shared_up.values,
         shared_up.scales,
         shared_up.factors,
         rows,
-        begun.logits,
-        begun.gate,
-        begun.shared,
+        logits,
+        gate,
+        shared,
         x.stride(0),
-        0.0 if norm is None else norm.eps,
         HIDDEN=hidden,
         EXPERTS=experts,
-        SHARED=inner,
-        ROWS=stream.rows,
-        COLUMNS=_columns(stream, hidden, shared_up),
+        SHARED=shared_inner,
+        ROWS=first.rows,
+        COLUMNS=_columns(first, hidden, shared_up),
         SCALE_ROWS=shared_up.scale_rows,
         SCALE_COLUMNS=shared_up.scale_columns,
         **packed(x),
         **dependent(x),
-        num_warps=stream.warps,
+        num_warps=first.warps,
     )
-    return begun
-
-
-def _tiles(weights: MoeWeights) -> int:
-    """Of a token in the first launch: the router's, one of the shared gate, the inner vector's."""
-    rows = _stream(Operand.of(weights.shared.gate_up)).rows
-    inner = weights.shared.down.shape[1]
-    tiles: int = triton.cdiv(weights.router.shape[0], rows) + 1 + triton.cdiv(inner, rows)
-    return tiles
-
-
-def _of_experts(
-    begun: _Begun, weights: MoeWeights, chosen: int, rows: Tensor, held: range | None
-) -> Tensor:
-    x = begun.x
-    tokens, hidden = x.shape
-    gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
-    shared_down = Operand.of(weights.shared.down)
-    second, third = (_stream(matrix) for matrix in (gate_up, down))
-    inner, shared_inner = weights.down.shape[-1], begun.shared.shape[1]
-    part = None if held is None else len(held)
-    choice = choose(begun.logits, chosen, rows, held)
+    choice = choose(logits, chosen, rows, held)
     acts = x.new_empty(tokens * chosen, inner)
     _gate_up[(tokens * chosen, triton.cdiv(inner, second.rows))](
         x,
@@ -188,11 +118,11 @@ def _of_experts(
         down.factors,
         choice.experts,
         choice.weights,
-        begun.shared,
+        shared,
         shared_down.values,
         shared_down.scales,
         shared_down.factors,
-        begun.gate,
+        gate,
         rows,
         out,
         HIDDEN=hidden,
@@ -319,44 +249,8 @@ def _swiglu_rows(
 
 
 @triton.jit
-def _keep_norm(
-    branch,
-    residual,
-    norm,
-    total,
-    normed,
-    eps,
-    keeps_total,
-    HIDDEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The norm of branch + residual, rounded as the twin rounds between norm and product."""
-    column = tl.arange(0, BLOCK)
-    inside = column < HIDDEN
-    stored = residual_sum(branch, residual, 0, 0, HIDDEN, BLOCK)
-    if keeps_total:
-        tl.store(total + column, stored, inside)
-    value = stored.to(tl.float32)
-    root = tl.rsqrt(tl.sum(value * value, axis=0) / HIDDEN + eps)
-    result = value * root * tl.load(norm + column, inside, 0.0)
-    tl.store(normed + column, result.to(normed.dtype.element_ty), inside)
-
-
-@triton.jit
-def _prefetch_rows(matrix, first, ROWS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Those whole rows of so many elements."""
-    BYTES: tl.constexpr = ROWS * ELEMENTS * matrix.dtype.element_ty.primitive_bitwidth // 8
-    if BYTES % 16 == 0:
-        prefetch(matrix + first.to(tl.int64) * ELEMENTS, BYTES)
-
-
-@triton.jit
 def _logits_and_shared(
     x,
-    branch,
-    residual,
-    norm,
-    total,
     router,
     shared_gate,
     shared_gate_up,
@@ -367,7 +261,6 @@ def _logits_and_shared(
     gate,
     shared,
     x_stride,
-    eps,
     HIDDEN: tl.constexpr,
     EXPERTS: tl.constexpr,
     SHARED: tl.constexpr,
@@ -378,32 +271,13 @@ def _logits_and_shared(
     PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1)
-    router_tiles: tl.constexpr = (EXPERTS + ROWS - 1) // ROWS
-    if norm is not None and DEPENDENT:
-        start_next()
-        if EXPERTS % ROWS == 0 and SHARED % ROWS == 0:
-            ELEMENTS: tl.constexpr = elements_of_row(HIDDEN, SCALE_COLUMNS)
-            if tile < router_tiles:
-                _prefetch_rows(router, tile * ROWS, ROWS, HIDDEN)
-            elif tile > router_tiles:
-                of_gate = (tile - router_tiles - 1) * ROWS
-                _prefetch_rows(shared_gate_up, of_gate, ROWS, ELEMENTS)
-                _prefetch_rows(shared_gate_up, SHARED + of_gate, ROWS, ELEMENTS)
-        wait()
-    else:
-        wait_for_inputs(DEPENDENT)
     if token >= tl.load(rows):
         return
-    if norm is not None:
-        vector = x + tile * x_stride
-        BLOCK: tl.constexpr = triton.next_power_of_2(HIDDEN)
-        _keep_norm(branch, residual, norm, total, vector, eps, tile == 0, HIDDEN, BLOCK)
-        # The others of the program read what one thread kept.
-        tl.debug_barrier()
-    else:
-        vector = x + token * x_stride
+    tile = tl.program_id(1)
+    vector = x + token * x_stride
+    router_tiles: tl.constexpr = (EXPERTS + ROWS - 1) // ROWS
     if tile < router_tiles:
         row = tile * ROWS + tl.arange(0, ROWS)
         found = tl.sum(_products(router, row, EXPERTS, vector, HIDDEN, COLUMNS), axis=1)
@@ -621,10 +495,8 @@ def _specs(stored: str) -> list[KernelSpec]:
         return replace(made, signature=made.signature | types)
 
     fp8_rows = stored == "fp8"
-    alone = dict.fromkeys(("branch", "residual", "norm", "total"))
     return [
-        spec("logits_and_shared", _logits_and_shared, first | alone, "rows", "gate"),
-        spec("norm_logits_and_shared", _logits_and_shared, first, "rows", "gate norm"),
+        spec("logits_and_shared", _logits_and_shared, first, "rows", "gate"),
         spec("gate_up", _gate_up, second, "experts rows", ""),
         spec("down", _down, third, "experts rows", "weights gate"),
     ]
