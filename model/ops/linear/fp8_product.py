@@ -85,8 +85,9 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
     narrow ones, two a multiprocessor, have stages that leave no room for a third."""
     if dtype is not torch.bfloat16:
         return _EXACT
-    split = split_for(triton.cdiv(rows, 64), columns)
-    is_narrow = split > 2
+    tiles = triton.cdiv(rows, 64)
+    is_narrow = split_for(tiles, columns) > 2
+    split = split_for(tiles * triton.cdiv(batch, 64), columns)
     if batch <= MOST_SECOND:
         return Tile(64, 16, split, 8 if is_narrow else 8 - 2 * split, 4)
     if batch <= 32:
