@@ -11,7 +11,7 @@ from .products import in_blocks
 from .stage import Stage, turns_to_overflow
 
 _MOST_TURNS = 16
-_BATCHES = (16, 32, 64, 128)
+_BATCHES = (16, 32, 64, 128, 256)
 
 
 def cases(stage: Stage) -> Iterator[Case]:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tasuki.model.ops.linear.fp8_gemv import fp8_gemv, norm_fp8_gemv, norm_fp8_gemv_swiglu
 from tasuki.model.ops.linear.fp8_library import library_product
-from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu
+from tasuki.model.ops.linear.fp8_product import Tile, fp8_product, fp8_product_swiglu, tile_for
 from tasuki.model.ops.linear.gemv import Stream
 from tasuki.model.ops.linear.phase_product import phase_product
 from tasuki.model.ops.linear.reference import quantised_rows
@@ -76,7 +76,13 @@ def test_product_of_many_rows(
 
 @pytest.mark.parametrize(
     "tile",
-    [Tile(64, 16, 1, 2, 4), Tile(64, 16, 2, 2, 4), Tile(64, 64, 1, 2, 4), Tile(64, 64, 4, 2, 4)],
+    [
+        Tile(64, 16, 1, 2, 4),
+        Tile(64, 16, 2, 2, 4),
+        Tile(64, 64, 1, 2, 4),
+        Tile(64, 64, 4, 2, 4),
+        Tile(64, 128, 2, 3, 4),
+    ],
 )
 @pytest.mark.parametrize(
     ("kind", "parts", "columns"), [(BLOCK, (128, 64), 640), (TENSOR, (96,), 520)]
@@ -91,6 +97,19 @@ def test_shares_of_the_columns_are_joined(
     gate, up = want.chunk(2, dim=-1)
     got = fp8_product_swiglu(given, weight, tile)
     assert relative(got, functional.silu(gate) * up) < 1e-2
+
+
+def test_many_rows_of_few_tiles_share_what_is_turned() -> None:
+    """Of 9B: by tiles of 128 rows where those fill an H200, which 128 rows of in_proj do not."""
+    bf16 = torch.bfloat16
+    down, gate_up, in_proj = (4096, 12288), (24576, 4096), (12288, 4096)
+    assert tile_for(64, *down, bf16) == Tile(64, 64, 4, 4, 4)
+    assert tile_for(65, *down, bf16) == tile_for(128, *down, bf16) == Tile(64, 128, 4, 3, 4)
+    assert tile_for(256, *down, bf16) == Tile(64, 128, 2, 3, 4)
+    assert tile_for(128, *gate_up, bf16) == Tile(64, 128, 2, 3, 4)
+    assert tile_for(256, *gate_up, bf16) == Tile(64, 128, 1, 3, 4)
+    assert tile_for(128, *in_proj, bf16) == Tile(64, 64, 1, 3, 4)
+    assert tile_for(256, *in_proj, bf16) == Tile(64, 128, 2, 3, 4)
 
 
 @pytest.mark.parametrize("tile", [None, Tile(64, 16, 2, 2, 4), Tile(64, 64, 2, 2, 4)])

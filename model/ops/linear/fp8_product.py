@@ -82,17 +82,27 @@ def split_for(tiles: int, columns: int) -> int:
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
     """By shapes alone, so that a captured graph holds one of them. As a layer of 9B runs them, one
     behind the other, on an H200: what follows a wide one begins beside its last programs, so that
-    narrow ones, two a multiprocessor, have stages that leave no room for a third."""
+    narrow ones, two a multiprocessor, have stages that leave no room for a third. Of more rows than
+    64 a tile has twice as many, and turns weights half as often, where tiles are few, so that shares
+    fill the multiprocessors once, or so many that the last ones leave few of these idle."""
     if dtype is not torch.bfloat16:
         return _EXACT
     tiles = triton.cdiv(rows, 64)
-    is_narrow = split_for(tiles, columns) > 2
-    split = split_for(tiles * triton.cdiv(batch, 64), columns)
+    split = split_for(tiles, columns)
+    is_narrow = split > 2
     if batch <= MOST_SECOND:
         return Tile(64, 16, split, 8 if is_narrow else 8 - 2 * split, 4)
     if batch <= 32:
         return Tile(64, 32, split, 6 if is_narrow else 4, 4)
-    return Tile(64, 64, split, 4 if is_narrow else 3, 4)
+    if batch <= 64:
+        return Tile(64, 64, split, 4 if is_narrow else 3, 4)
+    wide_tiles = tiles * triton.cdiv(batch, 128)
+    if is_narrow:
+        return Tile(64, 128, split_for(wide_tiles, columns), 3, 4)
+    shares = 1 if wide_tiles >= 2 * _PROGRAMS else 2
+    if wide_tiles * shares >= 2 * _PROGRAMS:
+        return Tile(64, 128, shares, 3, 4)
+    return Tile(64, 64, split_for(tiles * triton.cdiv(batch, 64), columns), 3, 4)
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
@@ -408,7 +418,7 @@ def compile_specs() -> list[KernelSpec]:
 
     return [
         found
-        for batch in (16, 32, 64)
+        for batch in (16, 32, 64, 256)
         for found in (
             spec("out_proj", batch, 4096, 4096, tail=None),
             spec("gate_up", batch, 24576, 4096, tail=None),
