@@ -12,7 +12,7 @@ instructions, turns code by code in the same order.
 import triton
 import triton.language as tl
 
-_HAS_INSTRUCTIONS = tl.constexpr(not triton.knobs.runtime.interpret)
+from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def key_numbers(words, dtype: tl.constexpr):
     codes of four words, the others the upper two: as an instruction's 16 columns lie in threads."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
-    if _HAS_INSTRUCTIONS and dtype == tl.float16:
+    if HAS_INSTRUCTIONS and dtype == tl.float16:
         lower, upper = tl.inline_asm_elementwise(
             """{
                 .reg .b16 low, high;
@@ -73,7 +73,7 @@ def value_numbers(words, dtype: tl.constexpr):
     next ones."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
-    if _HAS_INSTRUCTIONS and dtype == tl.float16:
+    if HAS_INSTRUCTIONS and dtype == tl.float16:
         even, odd = tl.split(words.reshape([TILE // 2, 2, W]).permute(0, 2, 1))
         first, second, third, fourth = tl.inline_asm_elementwise(
             """{

@@ -10,14 +10,16 @@ it, whose six significant bits bf16 holds: 2^-7 of it, so that the largest scale
 import triton
 import triton.language as tl
 
+from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
+
 from .fp8_scales import run_sums
 
 
 @triton.jit
-def halves(packed, dtype: tl.constexpr, PACKED: tl.constexpr):
+def halves(packed, dtype: tl.constexpr):
     """(low, high) of packed uint8, at least four a thread in a row, as dtype: values,
     or 2^-126 of them where `group_scales` makes up for it."""
-    if PACKED and dtype == tl.bfloat16:
+    if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
                 .reg .b32 a, b, s, m;
@@ -62,23 +64,23 @@ def _number(code):
 
 
 @triton.jit
-def group_scales(groups, dtype: tl.constexpr, PACKED: tl.constexpr):
+def group_scales(groups, dtype: tl.constexpr):
     """2^-7 of the scales, float32, with what `halves` leaves out of a value."""
-    if PACKED and dtype == tl.bfloat16:
+    if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return groups.to(tl.float32) * 6.64613997892458e35
     else:
         return groups.to(tl.float32) * 0.0078125
 
 
 @triton.jit
-def grouped_halves(packed, low, high, dtype: tl.constexpr, PACKED: tl.constexpr):
+def grouped_halves(packed, low, high, dtype: tl.constexpr):
     """packed [64, ROWS] with the scales of low and high groups [4, ROWS] e4m3 -> two tiles [64,
     ROWS]: value * group * 2^-7."""
     ROWS: tl.constexpr = packed.shape[1]
-    first, second = halves(packed, dtype, PACKED)
-    low = _each_column(group_scales(low, dtype, PACKED).to(dtype), ROWS)
-    high = _each_column(group_scales(high, dtype, PACKED).to(dtype), ROWS)
-    if PACKED:
+    first, second = halves(packed, dtype)
+    low = _each_column(group_scales(low, dtype).to(dtype), ROWS)
+    high = _each_column(group_scales(high, dtype).to(dtype), ROWS)
+    if HAS_INSTRUCTIONS:
         return first * low, second * high
     else:
         # The interpreter multiplies no bf16.
@@ -101,7 +103,7 @@ def row_factors(factors, row, height):
 @triton.jit
 def group_products(
     codes, groups, low_inputs, high_inputs, first, height, begin, ROWS: tl.constexpr,
-    WIDE: tl.constexpr, PACKED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, BYTES / 16] float32: 2^-7 of the sums of value * group * input over both halves of 16
     bytes, without matrix instructions. codes [ROWS, BYTES] from byte `begin` on, of the rows from
@@ -112,13 +114,13 @@ def group_products(
     at = groups + row[:, None] * (WIDE // 8) + (run // 4 * 8 + run % 4)[None, :]
     exists = (row < height)[:, None] & (run < WIDE // 16)[None, :]
     low_scales, high_scales = tl.load(at, exists, 0.0), tl.load(at + 4, exists, 0.0)
-    low, high = halves(codes, tl.bfloat16, PACKED)
+    low, high = halves(codes, tl.bfloat16)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    if PACKED:
+    if HAS_INSTRUCTIONS:
         # 2^-126 of a value times an input would lose bits of the product.
         low_inputs *= 1.2676506002282294e30
         high_inputs *= 1.2676506002282294e30
-    unit: tl.constexpr = 524288.0 if PACKED else 0.0078125
+    unit: tl.constexpr = 524288.0 if HAS_INSTRUCTIONS else 0.0078125
     return (
         run_sums(low * low_inputs[None, :], 16) * (low_scales.to(tl.float32) * unit)
         + run_sums(high * high_inputs[None, :], 16) * (high_scales.to(tl.float32) * unit)

@@ -5,23 +5,16 @@ a cycle and multiprocessor), which is less than memory delivers. Four at a time 
 instructions a number, keep up with it. Twin: the conversion of the language.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import Tensor
 
-
-def packed(codes: Tensor) -> dict[str, Any]:
-    """Constants of a kernel that turns codes of that device: Triton's interpreter has no
-    instructions."""
-    return {"PACKED": codes.is_cuda}
+from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 
 @triton.jit
-def turned(codes, dtype: tl.constexpr, PACKED: tl.constexpr):
+def turned(codes, dtype: tl.constexpr):
     """codes of any shape, at least four a thread in a row, as dtype."""
-    if PACKED and dtype == tl.bfloat16:
+    if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
                 .reg .b16 low, high, a0, a1, b0, b1;
@@ -50,9 +43,9 @@ def turned(codes, dtype: tl.constexpr, PACKED: tl.constexpr):
 
 
 @triton.jit
-def turned_pairs(codes, dtype: tl.constexpr, PACKED: tl.constexpr):
+def turned_pairs(codes, dtype: tl.constexpr):
     """As turned, two at a time: for a first operand, of which a thread's codes lie by twos."""
-    if PACKED and dtype == tl.bfloat16:
+    if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
                 .reg .b16 a0, a1;

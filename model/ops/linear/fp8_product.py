@@ -29,9 +29,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tasuki.model.weights.fp8 import Fp8
 from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .e4m3 import packed, turned, turned_pairs
+from .e4m3 import turned, turned_pairs
 from .fp8_scales import GROUP, scale_sizes
 from .split_sums import joined, joined_swiglu
 
@@ -83,7 +84,7 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
     """By shapes alone, so that a captured graph holds one of them. As a layer of 9B runs them, one
     behind the other, on an H200: what follows a wide one begins beside its last programs, so that
     narrow ones, two a multiprocessor, have stages that leave no room for a third. Of more rows than
-    64 a tile has twice as many, and turns weights half as often, where tiles are few, so that shares
+    64 a tile has twice as many, and turns weights half as often, where tiles are so few that shares
     fill the multiprocessors once, or so many that the last ones leave few of these idle."""
     if dtype is not torch.bfloat16:
         return _EXACT
@@ -187,7 +188,6 @@ def _launch(
         SWIGLU=swiglu,
         **tile.constants(columns),
         **scale_sizes(weight),
-        **packed(x),
         **dependent(x),
         num_warps=tile.warps,
     )
@@ -305,7 +305,6 @@ def _fp8_product_kernel(
     STAGES: tl.constexpr,
     WEIGHTS_FIRST: tl.constexpr,
     SWIGLU: tl.constexpr,
-    PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -315,7 +314,7 @@ def _fp8_product_kernel(
     share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
     TALL: tl.constexpr = ROWS // 2 if SWIGLU else ROWS
     tl.static_assert(SCALE_ROWS == 1 or SCALE_ROWS % TALL == 0)
-    ASIDE: tl.constexpr = PACKED and x_tiles is not None
+    ASIDE: tl.constexpr = HAS_INSTRUCTIONS and x_tiles is not None
     begin = tl.program_id(1) * share
     end = min(begin + share, blocks)
     item = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
@@ -353,9 +352,9 @@ def _fp8_product_kernel(
                 codes = _weights(values, row, column, COLUMNS, WEIGHTS_FIRST)
                 inputs = _inputs(x, item, batch, x_stride, column, COLUMNS, WEIGHTS_FIRST)
             if WEIGHTS_FIRST:
-                weights = turned_pairs(codes, inputs.dtype, PACKED)
+                weights = turned_pairs(codes, inputs.dtype)
             else:
-                weights = turned(codes, inputs.dtype, PACKED)
+                weights = turned(codes, inputs.dtype)
             result += _multiplied(weights, inputs, WEIGHTS_FIRST) * factor
         if SCALE_COLUMNS >= COLUMNS:
             result *= _along(tl.load(scales + row), WEIGHTS_FIRST)
@@ -401,7 +400,6 @@ def compile_specs() -> list[KernelSpec]:
         constants = tile.constants(columns) | {
             "WEIGHTS_FIRST": weights_first,
             "SWIGLU": swiglu,
-            "PACKED": True,
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,
             "DEPENDENT": True,

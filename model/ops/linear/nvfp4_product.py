@@ -19,7 +19,6 @@ from tasuki.utils.triton.dependent_launch import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors
-from .e4m3 import packed
 from .fp8_product import Tile, multiply, split_for
 
 HALF = 32
@@ -68,7 +67,6 @@ def _launch(x: Tensor, weight: NvFp4Halves, output: Tensor, tile: Tile) -> None:
         rows,
         HALF=min(tile.batch, HALF),
         **tile.constants(columns),
-        **packed(x),
         **dependent(x),
         num_warps=tile.warps,
     )
@@ -106,7 +104,6 @@ def _nvfp4_product_kernel(
     ROWS: tl.constexpr,
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
-    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     blocks: tl.constexpr = (COLUMNS + 127) // 128
@@ -136,7 +133,6 @@ def _nvfp4_product_kernel(
             tl.load(of_group + block * 8),
             tl.load(of_group + block * 8 + 4),
             dtype,
-            PACKED,
         )
         inputs = _inputs(of_item, counts, begin, column, COLUMNS)
         result = tl.dot(inputs, low, result, input_precision="ieee")
@@ -162,7 +158,6 @@ def compile_specs() -> list[KernelSpec]:
         tile = tile_for(batch, 9216, 2048, torch.bfloat16)
         constants = tile.constants(2048) | {
             "HALF": min(tile.batch, HALF),
-            "PACKED": True,
             "DEPENDENT": True,
         }
         return KernelSpec.of(

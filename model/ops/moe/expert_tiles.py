@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.ops.linear.e4m3 import packed
-
 _FEW_PAIRS = 8
 
 
@@ -66,7 +64,6 @@ def multiply(
         ends,
         output,
         **tile.constants(experts, rows, columns),
-        **packed(pairs),
         **constants,
         num_warps=tile.warps,
     )

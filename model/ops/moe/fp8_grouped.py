@@ -54,7 +54,6 @@ def _fp8_grouped_kernel(
     PAIRS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    PACKED: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
@@ -86,7 +85,7 @@ def _fp8_grouped_kernel(
             weights = tl.load(of_row + begin)
             inputs = tl.load(of_pair + begin, counts, 0.0)
         if pair_scales is None:
-            part = tl.dot(inputs, turned(weights, tl.bfloat16, PACKED))
+            part = tl.dot(inputs, turned(weights, tl.bfloat16))
         else:
             part = tl.dot(inputs, weights)
             at = pair_scales + pair.to(tl.int64) * grid + begin // 128
@@ -110,7 +109,6 @@ def compile_specs() -> list[KernelSpec]:
         rows, columns = size
         tile = _MANY if codes else _FEW
         constants = tile.constants(256, rows, columns) | {
-            "PACKED": True,
             "SCALE_ROWS": GROUP,
             "SCALE_COLUMNS": GROUP,
         }

@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from tasuki.model.ops.linear.e2m1 import group_products, row_factors
-from tasuki.model.ops.linear.e4m3 import packed
 from tasuki.model.ops.linear.fp8_scales import (
     FP4_GROUP,
     GROUP,
@@ -83,7 +82,6 @@ def moe_gemv(
         COLUMNS=_columns(first, hidden, shared_up),
         SCALE_ROWS=shared_up.scale_rows,
         SCALE_COLUMNS=shared_up.scale_columns,
-        **packed(x),
         **dependent(x),
         num_warps=first.warps,
     )
@@ -106,7 +104,6 @@ def moe_gemv(
         COLUMNS=_columns(second, hidden, gate_up),
         SCALE_ROWS=gate_up.scale_rows,
         SCALE_COLUMNS=gate_up.scale_columns,
-        **packed(x),
         **dependent(x),
         num_warps=second.warps,
     )
@@ -137,7 +134,6 @@ def moe_gemv(
         SCALE_COLUMNS=down.scale_columns,
         SHARED_SCALE_ROWS=shared_down.scale_rows,
         SHARED_SCALE_COLUMNS=shared_down.scale_columns,
-        **packed(x),
         **dependent(x),
         num_warps=third.warps,
     )
@@ -168,7 +164,6 @@ def _products(
     all_rows=None,
     SCALE_ROWS: tl.constexpr = 1,
     SCALE_COLUMNS: tl.constexpr = 1,
-    PACKED: tl.constexpr = False,
 ):
     """Elementwise products of rows of a contiguous matrix with a vector, summed over column blocks
     and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
@@ -186,9 +181,7 @@ def _products(
             column = byte // 64 * 128 + byte % 64
             low = tl.load(vector + column, column < WIDTH, 0.0).to(tl.float32)
             high = tl.load(vector + column + 64, column + 64 < WIDTH, 0.0).to(tl.float32)
-            products += group_products(
-                codes, scales, low, high, first, all_rows, begin, ROWS, WIDE, PACKED
-            )
+            products += group_products(codes, scales, low, high, first, all_rows, begin, ROWS, WIDE)
         of_row = tl.minimum(first + tl.arange(0, ROWS), all_rows - 1)
         multiplier, divisor = row_factors(factors, of_row, all_rows)
         products = products * multiplier[:, None] / divisor[:, None]
@@ -226,14 +219,13 @@ def _swiglu_rows(
     factors,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     """silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate rows."""
     row = first + tl.arange(0, ROWS)
     gate = tl.sum(
         _products(
             matrix, row, inner, vector, WIDTH, COLUMNS,
-            scales, factors, first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            scales, factors, first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS,
         ),
         axis=1,
     )  # fmt: skip
@@ -241,7 +233,7 @@ def _swiglu_rows(
     up = tl.sum(
         _products(
             up_rows, row, inner, vector, WIDTH, COLUMNS,
-            scales, factors, inner + first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            scales, factors, inner + first, 2 * inner, SCALE_ROWS, SCALE_COLUMNS,
         ),
         axis=1,
     )  # fmt: skip
@@ -268,7 +260,6 @@ def _logits_and_shared(
     COLUMNS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -292,7 +283,7 @@ def _logits_and_shared(
         inner = tl.full([], SHARED, tl.int32)
         act = _swiglu_rows(
             shared_gate_up, first, inner, vector, ROWS, HIDDEN, COLUMNS,
-            shared_scales, shared_factors, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            shared_scales, shared_factors, SCALE_ROWS, SCALE_COLUMNS,
         )  # fmt: skip
         tl.store(shared + token * SHARED + row, act, row < SHARED)
 
@@ -315,7 +306,6 @@ def _gate_up(
     COLUMNS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -338,7 +328,7 @@ def _gate_up(
         factors += expert * (2 * 2 * INNER)
     act = _swiglu_rows(
         matrix, first, inner, vector, ROWS, HIDDEN, COLUMNS, scales, factors, SCALE_ROWS,
-        SCALE_COLUMNS, PACKED,
+        SCALE_COLUMNS,
     )  # fmt: skip
     tl.store(acts + pair.to(tl.int64) * INNER + row, act, row < INNER)
 
@@ -359,7 +349,6 @@ def _of_pair(
     COLUMNS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     """Products of those rows of the expert's matrix with the pair's inner vector, weighed."""
     matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
@@ -371,7 +360,7 @@ def _of_pair(
         expert_factors = factors + expert * (2 * HIDDEN)
     found = _products(
         matrix, row, HIDDEN, acts + pair * INNER, INNER, COLUMNS,
-        of_expert, expert_factors, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+        of_expert, expert_factors, first, HIDDEN, SCALE_ROWS, SCALE_COLUMNS,
     )  # fmt: skip
     return tl.load(weights + pair) * found
 
@@ -403,7 +392,6 @@ def _down(
     SCALE_COLUMNS: tl.constexpr,
     SHARED_SCALE_ROWS: tl.constexpr,
     SHARED_SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(DEPENDENT)
@@ -420,20 +408,19 @@ def _down(
         if HELD is None:
             products += _of_pair(
                 acts, matrices, scales, factors, expert, weights, pair, row, first, HIDDEN, INNER,
-                COLUMNS, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+                COLUMNS, SCALE_ROWS, SCALE_COLUMNS,
             )  # fmt: skip
         else:
             # Of an expert that is elsewhere nothing was computed.
             if expert < HELD:
                 products += _of_pair(
                     acts, matrices, scales, factors, expert, weights, pair, row, first, HIDDEN,
-                    INNER, COLUMNS, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+                    INNER, COLUMNS, SCALE_ROWS, SCALE_COLUMNS,
                 )  # fmt: skip
     vector = shared + token * SHARED
     found = _products(
         shared_matrix, row, HIDDEN, vector, SHARED, SHARED_COLUMNS,
         shared_scales, shared_factors, first, HIDDEN, SHARED_SCALE_ROWS, SHARED_SCALE_COLUMNS,
-        PACKED,
     )  # fmt: skip
     total = tl.sum(products, axis=1) + tl.load(gate + token) * tl.sum(found, axis=1)
     tl.store(out + token * HIDDEN + row, total, row < HIDDEN)
@@ -449,7 +436,7 @@ def compile_specs() -> list[KernelSpec]:
 
 def _specs(stored: str) -> list[KernelSpec]:
     stream, group = _STORED[stored]
-    every = {"HIDDEN": 2048, "ROWS": stream.rows, "PACKED": True, "DEPENDENT": True}
+    every = {"HIDDEN": 2048, "ROWS": stream.rows, "DEPENDENT": True}
     first = every | {"EXPERTS": 256, "SHARED": 512, "COLUMNS": stream.block}
     second = every | {"INNER": 512, "CHOSEN": 8, "HELD": None, "COLUMNS": stream.block}
     third = second | {"SHARED": 512, "COLUMNS": 512, "SHARED_COLUMNS": 512}

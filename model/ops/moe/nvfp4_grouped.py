@@ -45,7 +45,6 @@ def _nvfp4_grouped_kernel(
     PAIRS: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    PACKED: tl.constexpr,
 ):
     blocks: tl.constexpr = (COLUMNS + 127) // 128
     expert, pair, end = place_of_tile(ends, tl.program_id(1), EXPERTS, PADDED, PAIRS)
@@ -70,7 +69,6 @@ def _nvfp4_grouped_kernel(
             tl.load(of_group + block * 8),
             tl.load(of_group + block * 8 + 4),
             tl.bfloat16,
-            PACKED,
         )
         if COLUMNS % 128:
             first = tl.load(of_pair + begin, counts & (begin + column < COLUMNS)[None, :], 0.0)
@@ -95,7 +93,7 @@ def compile_specs() -> list[KernelSpec]:
         return KernelSpec.of(
             f"moe_nvfp4_grouped_{name}_{'few' if few else 'many'}",
             _nvfp4_grouped_kernel,
-            tile.constants(256, *size) | {"PACKED": True},
+            tile.constants(256, *size),
             tile.warps,
             fp32="factors",
             i32="ends",
