@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-_PRELOADED = ["tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.cli.main", "pytest"]
+_PRELOADED = [
+    *("tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.server.daemon.fused"),
+    *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),
+    *("tests.harness.forked_daemon", "tests.harness.frozen_heap"),
+]
+"""frozen_heap is the last. Not NIXL, which reads its environment when it is loaded."""
 
 
 def forked(
