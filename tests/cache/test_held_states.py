@@ -3,6 +3,7 @@ tokens, whatever happened before; those that sessions wait at first."""
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import HeldState, InvalidArgument, PrefixCache
 from tests.cache.test_tree_view import conversation, keep_from_there
@@ -10,6 +11,7 @@ from tests.harness.trees import END, keep, keep_kv, take, text, tree_of
 
 ALL = 100_000
 Path = tuple[bytes, tuple[int, ...]]
+Prompt = NDArray[np.int32]
 
 
 def path_of(tree: PrefixCache, state: HeldState) -> Path:
@@ -20,9 +22,14 @@ def path_of(tree: PrefixCache, state: HeldState) -> Path:
     return salt, tuple(tokens.tolist())
 
 
-def stands(tree: PrefixCache, path: Path) -> bool:
+def prompt_behind(path: Path) -> Prompt:
+    _, tokens = path
+    return np.array([*tokens, 0], dtype=np.int32)
+
+
+def stands(tree: PrefixCache, path: Path, prompt: Prompt) -> bool:
+    """prompt: prompt_behind(path)."""
     salt, tokens = path
-    prompt = np.array([*tokens, 0], dtype=np.int32)
     return tree.match(prompt, salt).usable_tokens == len(tokens)
 
 
@@ -31,18 +38,20 @@ def stands(tree: PrefixCache, path: Path) -> bool:
 def test_what_is_listed_stands_and_no_end_is_left_out(seed: int, policy: str) -> None:
     generator = np.random.default_rng(seed)
     tree = tree_of(48, policy=policy)
-    kept: set[Path] = set()
+    # Each is asked for again and again, and its array takes longer to make than the tree to match.
+    kept: dict[Path, Prompt] = {}
     for step in range(300):
         tokens = conversation(generator)
         boundary, salt = int(generator.integers(1, len(tokens) + 1)), bytes([step % 2])
         keep_from_there(tree, tokens, boundary, salt)
-        kept |= {(salt, tuple(tokens[:end].tolist())) for end in range(1, len(tokens) + 1)}
+        ends = {(salt, tuple(tokens[:end].tolist())) for end in range(1, len(tokens) + 1)}
+        kept |= {path: prompt_behind(path) for path in ends if path not in kept}
         if step % 10:
             continue
         listed = [path_of(tree, state) for state in tree.most_valuable(ALL)]
         assert len(set(listed)) == len(listed)
-        assert all(stands(tree, path) for path in listed)
-        standing = {path for path in kept if stands(tree, path)}
+        assert all(stands(tree, path, prompt_behind(path)) for path in listed)
+        standing = {path for path, prompt in kept.items() if stands(tree, path, prompt)}
         assert set(listed) <= standing and len(standing) == tree.stats().checkpoints
         for salt, path in standing:
             begins = [
