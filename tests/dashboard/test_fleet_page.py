@@ -21,7 +21,7 @@ from tests.harness.imagined_fleet import (
     lived,
     serving,
 )
-from tests.harness.pages import Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened, picture
 from tests.harness.waiting import until
 
 PICTURES = {
@@ -57,8 +57,8 @@ def sized(seen: Opened, width: int) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_view_fits_and_is_drawn(page: str, width: int, scheme: str) -> None:
-    with opened(page, scheme=scheme) as seen:
+def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, scheme: str) -> None:
+    with opened(browser, page, scheme=scheme) as seen:
         sized(seen, width)
         for view, drawn in (
             ("nodes", "#node-rows tbody tr"),
@@ -99,8 +99,10 @@ CONTRAST = """(() => {
 })()"""
 
 
-def test_the_dead_and_the_slow_come_first_and_lead_to_their_own_pages(page: str) -> None:
-    with opened(page) as seen:
+def test_the_dead_and_the_slow_come_first_and_lead_to_their_own_pages(
+    browser: Browser, page: str
+) -> None:
+    with opened(browser, page) as seen:
         sized(seen, 1280)
         rows = seen.page.locator("#node-rows tbody tr")
         assert rows.count() == 13
@@ -114,8 +116,8 @@ def test_the_dead_and_the_slow_come_first_and_lead_to_their_own_pages(page: str)
         assert "qwen3.5-35b-a3b" in seen.text("#about") and "4 prefill" in seen.text("#about")
 
 
-def test_the_filter_and_the_order_are_asked_for(page: str) -> None:
-    with opened(page) as seen:
+def test_the_filter_and_the_order_are_asked_for(browser: Browser, page: str) -> None:
+    with opened(browser, page) as seen:
         sized(seen, 1280)
         seen.page.fill("#filter", "prefill ok")
         seen.page.wait_for_selector("#matched:has-text('4 of 13 nodes')")
@@ -128,8 +130,8 @@ def test_the_filter_and_the_order_are_asked_for(page: str) -> None:
         assert not seen.complaints
 
 
-def test_a_lost_link_is_marked_in_the_matrix(page: str) -> None:
-    with opened(page, "/#links") as seen:
+def test_a_lost_link_is_marked_in_the_matrix(browser: Browser, page: str) -> None:
+    with opened(browser, page, "/#links") as seen:
         seen.page.wait_for_selector("#matrix tbody td")
         assert seen.page.locator("#matrix tbody tr").count() == 4
         assert seen.page.locator("#matrix .lost-link").count() == 1
@@ -140,9 +142,9 @@ def test_a_lost_link_is_marked_in_the_matrix(page: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tiers_stand_below_the_arena_of_each_node_that_has_them(
-    page: str, width: int, scheme: str
+    browser: Browser, page: str, width: int, scheme: str
 ) -> None:
-    with opened(page, scheme=scheme) as seen:
+    with opened(browser, page, scheme=scheme) as seen:
         sized(seen, width)
         seen.page.fill("#filter", "prefill-1")
         seen.page.wait_for_selector("#matched:has-text('1 of 13 nodes')")
@@ -161,8 +163,8 @@ def test_tiers_stand_below_the_arena_of_each_node_that_has_them(
         assert not seen.complaints
 
 
-def test_it_works_by_keyboard_and_keeps_its_place(page: str) -> None:
-    with opened(page) as seen:
+def test_it_works_by_keyboard_and_keeps_its_place(browser: Browser, page: str) -> None:
+    with opened(browser, page) as seen:
         sized(seen, 1280)
         seen.page.focus("#tab-nodes")
         seen.page.keyboard.press("ArrowRight")
@@ -177,13 +179,13 @@ def test_it_works_by_keyboard_and_keeps_its_place(page: str) -> None:
         assert seen.page.evaluate(focused) == before is not None
 
 
-def test_a_thousand_nodes_are_leafed_through() -> None:
+def test_a_thousand_nodes_are_leafed_through(browser: Browser) -> None:
     fleet = Fleet()
     addresses = [address_of(number) for number in range(1000)]
     fleet.set_members(addresses)
     for address in addresses:
         fleet.failed(address, time.time(), "no answer within 3 s")
-    with serving(fleet) as page, opened(page) as seen:
+    with serving(fleet) as page, opened(browser, page) as seen:
         sized(seen, 390)
         assert seen.page.locator("#node-rows tbody tr").count() <= MOST_ROWS
         first = seen.text("#node-rows tbody tr:first-child a")
@@ -194,7 +196,7 @@ def test_a_thousand_nodes_are_leafed_through() -> None:
         assert not seen.complaints
 
 
-def test_words_of_a_node_are_never_markup() -> None:
+def test_words_of_a_node_are_never_markup(browser: Browser) -> None:
     """Nor may they break the page's layout."""
     node = ImaginedNode(HOSTILE, HOSTILE, 0.0)
     text = node.text(random.Random(1))
@@ -206,7 +208,7 @@ def test_words_of_a_node_are_never_markup() -> None:
         more = f'tasuki_caller_requests_finished_total{{caller="{HOSTILE}"}} {at}\n'
         more += f'tasuki_prefill_choices_total{{reason="{HOSTILE}"}} {at}\n'
         fleet.answered("10.0.0.1:80", time.time(), at, read_samples(text + more, WANTED))
-    with serving(fleet) as page, opened(page) as seen:
+    with serving(fleet) as page, opened(browser, page) as seen:
         sized(seen, 390)
         assert seen.text("#node-rows").count(HOSTILE) >= 3, "its name, its role and its reason"
         for view, place in (
@@ -224,8 +226,8 @@ def test_words_of_a_node_are_never_markup() -> None:
         assert not seen.complaints and not seen.foreign
 
 
-def test_a_page_with_a_key_asks_for_it_and_shows_it_never(fleet: Fleet) -> None:
-    with serving(fleet, replace(LOOPBACK_ONLY, api_key=KEY)) as page, opened(page) as seen:
+def test_a_page_with_a_key_asks_for_it_and_shows_it_never(browser: Browser, fleet: Fleet) -> None:
+    with serving(fleet, replace(LOOPBACK_ONLY, api_key=KEY)) as page, opened(browser, page) as seen:
         seen.page.wait_for_selector("#key:not([hidden])")
         assert seen.page.locator("#node-rows td").count() == 0
         seen.page.fill("#key input", KEY)

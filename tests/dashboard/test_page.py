@@ -14,7 +14,7 @@ from tasuki.engine.messages import Usage
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened, picture
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
@@ -82,8 +82,10 @@ def drafts(node: Node, name: str) -> int:
     return sum(int(number) for key, number in found if key.startswith(counted))
 
 
-def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -> None:
-    with opened(demo.decode.http_address) as seen:
+def test_its_numbers_are_the_counters_and_what_the_client_was_told(
+    browser: Browser, demo: Demo
+) -> None:
+    with opened(browser, demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
         lost = counters(demo.decode, "tasuki_request_lost_tokens_total")
         shown = {cause: seen.number(f"[data-total='lost.{cause}']") for cause in lost}
@@ -114,8 +116,8 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(demo: Demo) -
         assert not seen.complaints and not seen.foreign
 
 
-def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None:
-    with opened(demo.decode.http_address) as seen:
+def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, demo: Demo) -> None:
+    with opened(browser, demo.decode.http_address) as seen:
         wait_live(seen)
         seen.show("tree")
         seen.page.wait_for_selector("#icicle [data-node]")
@@ -174,8 +176,8 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(demo: Demo) -> None
         assert not seen.complaints and not seen.foreign
 
 
-def test_it_works_by_keyboard_and_in_the_dark(demo: Demo) -> None:
-    with opened(demo.decode.http_address, scheme="dark") as seen:
+def test_it_works_by_keyboard_and_in_the_dark(browser: Browser, demo: Demo) -> None:
+    with opened(browser, demo.decode.http_address, scheme="dark") as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
         assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") != (
             "rgb(255, 255, 255)"
@@ -197,8 +199,8 @@ def test_it_works_by_keyboard_and_in_the_dark(demo: Demo) -> None:
         assert not seen.complaints
 
 
-def test_a_telephone_shows_every_view_from_its_top_and_whole(demo: Demo) -> None:
-    with opened(demo.decode.http_address, path="/#requests") as seen:
+def test_a_telephone_shows_every_view_from_its_top_and_whole(browser: Browser, demo: Demo) -> None:
+    with opened(browser, demo.decode.http_address, path="/#requests") as seen:
         seen.page.set_viewport_size({"width": 390, "height": 700})
         seen.page.reload()
         seen.page.wait_for_selector("#request-rows tbody tr")
@@ -219,9 +221,9 @@ RIGHTMOST = """Math.max(...[...document.querySelectorAll("#totals td, #pools td,
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 2200])
 def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
-    demo: Demo, width: int, scheme: str
+    browser: Browser, demo: Demo, width: int, scheme: str
 ) -> None:
-    with opened(demo.decode.http_address, scheme=scheme) as seen:
+    with opened(browser, demo.decode.http_address, scheme=scheme) as seen:
         seen.page.set_viewport_size({"width": width, "height": 800})
         seen.page.wait_for_selector("[data-total=prompt]")
         for view in ("overview", "tree", "sessions", "handovers", "faults", "requests"):
@@ -241,10 +243,10 @@ def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
         assert not seen.complaints and not seen.foreign
 
 
-def test_its_head_says_which_node_this_is_and_how_it_does(demo: Demo) -> None:
+def test_its_head_says_which_node_this_is_and_how_it_does(browser: Browser, demo: Demo) -> None:
     # Its pace is that of the last minute, before which a busy machine may have seen the demo.
     demo.usages.append(asked(demo.decode, random_prompt(70, 99), b"", 4).result().usage)
-    with opened(demo.decode.http_address) as seen:
+    with opened(browser, demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
         until(lambda: "each one after it" in seen.text("#pace"), "the page has no pace")
         about = seen.text("#about")
@@ -268,8 +270,8 @@ def test_its_head_says_which_node_this_is_and_how_it_does(demo: Demo) -> None:
         assert "Choose a hand-over" in seen.text("#gantt")
 
 
-def test_a_prefill_node_shows_its_rooms(demo: Demo) -> None:
-    with opened(demo.prefill.http_address, "/#requests") as seen:
+def test_a_prefill_node_shows_its_rooms(browser: Browser, demo: Demo) -> None:
+    with opened(browser, demo.prefill.http_address, "/#requests") as seen:
         seen.page.wait_for_selector("#request-rows tbody tr")
         rows = seen.page.locator("#request-rows tbody tr")
         handed = [usage for usage in demo.usages if usage.transfer is not None]
@@ -284,10 +286,11 @@ def test_scripts_of_others_are_forbidden(demo: Demo) -> None:
 
 
 def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answered(
+    browser: Browser,
     demo: Demo,
 ) -> None:
     focused = "document.activeElement.dataset.node"
-    with opened(demo.decode.http_address, "/#tree") as seen:
+    with opened(browser, demo.decode.http_address, "/#tree") as seen:
         seen.page.wait_for_selector("#icicle [data-node]")
         wait_live(seen)
         # One box is in the tab order, whatever their number.

@@ -21,7 +21,7 @@ from tasuki.transfer.timeline import (
 from tests.harness.daemons import random_prompt
 from tests.harness.fleet_process import replaying
 from tests.harness.imagined_traffic import traffic
-from tests.harness.pages import opened, picture
+from tests.harness.pages import Browser, opened, picture
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 SENT = tuple(
@@ -67,9 +67,12 @@ def write_recording(path: Path) -> None:
                 kept.add({**event_of(message), "at": 1000.0 + 60 * number + later})
 
 
-def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:
+def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) -> None:
     write_recording(tmp_path / "kept.jsonl.gz")
-    with replaying(tmp_path / "kept.jsonl.gz") as address, opened(address, "/#handovers") as seen:
+    with (
+        replaying(tmp_path / "kept.jsonl.gz") as address,
+        opened(browser, address, "/#handovers") as seen,
+    ):
         # With its first message the view is drawn anew.
         seen.page.wait_for_selector("body[data-ended]")
         seen.page.click("#handover-rows tr[data-key=second]")
@@ -103,7 +106,7 @@ def test_a_recording_is_drawn_as_its_node_was(tmp_path: Path) -> None:
         assert not seen.foreign
 
 
-def test_five_busy_minutes_are_drawn_whole(tmp_path: Path) -> None:
+def test_five_busy_minutes_are_drawn_whole(browser: Browser, tmp_path: Path) -> None:
     events = list(traffic(1_700_000_000.0))
     about = {"node": "decode-1", "role": "decode", "model": "qwen3.5-9b", "version": "0.1.0"}
     with RecordingWriter(tmp_path / "busy.jsonl.gz", about) as kept:
@@ -111,7 +114,7 @@ def test_five_busy_minutes_are_drawn_whole(tmp_path: Path) -> None:
             kept.add(event)
     usages = [event["usage"] for event in events if event["kind"] == "finished"]
     usable = sum(usage["hit"]["usable_tokens"] for usage in usages)
-    with replaying(tmp_path / "busy.jsonl.gz") as address, opened(address) as seen:
+    with replaying(tmp_path / "busy.jsonl.gz") as address, opened(browser, address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
         assert seen.number("[data-total=prompt]") == sum(usage["prompt_tokens"] for usage in usages)
         assert seen.number("[data-total=usable]") == usable > 0

@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened, picture
 from tests.harness.running_nodes import HTTP, fused_node
 from tests.harness.waiting import until
 
@@ -52,8 +52,10 @@ def shown(seen: Opened, tier: str, column: int) -> int:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280, 2200])
-def test_a_node_shows_its_arena_and_tiers_in_bytes(node: Node, width: int, scheme: str) -> None:
-    with opened(node.http_address, scheme=scheme) as seen:
+def test_a_node_shows_its_arena_and_tiers_in_bytes(
+    browser: Browser, node: Node, width: int, scheme: str
+) -> None:
+    with opened(browser, node.http_address, scheme=scheme) as seen:
         seen.page.set_viewport_size({"width": width, "height": 800})
         found = scraped(node.http_address)
         slab = int(found["tasuki_cache_slab_bytes"])
@@ -79,8 +81,8 @@ def test_a_node_shows_its_arena_and_tiers_in_bytes(node: Node, width: int, schem
             picture(seen, "tiers")
 
 
-def test_a_node_without_tiers_shows_its_arena_alone() -> None:
-    with fused_node(*HTTP) as node, opened(node.http_address) as seen:
+def test_a_node_without_tiers_shows_its_arena_alone(browser: Browser) -> None:
+    with fused_node(*HTTP) as node, opened(browser, node.http_address) as seen:
         seen.page.wait_for_selector("#tiers [data-tier=arena]")
         assert seen.page.locator("#tiers [data-tier]").count() == 1
         assert not seen.complaints

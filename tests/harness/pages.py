@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see the dev group")
 
+from playwright.sync_api import Browser as Browser
 from playwright.sync_api import Page, sync_playwright
 
 WIDTH, HEIGHT = 1280, 760
@@ -63,20 +64,31 @@ def picture(seen: Opened, name: str) -> None:
 
 
 @contextmanager
-def opened(address: str, path: str = "/", scheme: str = "light") -> Iterator[Opened]:
-    """The page at HOST:PORT. scheme: light or dark."""
+def launched() -> Iterator[Browser]:
+    """For as many pages as its caller likes: its start takes longer than most pages."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed: install Debian's chromium")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
-            page = browser.new_page(
-                viewport={"width": WIDTH, "height": HEIGHT},
-                color_scheme="dark" if scheme == "dark" else "light",
-            )
-            seen = Opened(page, address)
-            page.goto(f"http://{address}{path}")
-            yield seen
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def opened(
+    browser: Browser, address: str, path: str = "/", scheme: str = "light"
+) -> Iterator[Opened]:
+    """The page at HOST:PORT, which sees nothing that an earlier one kept. scheme: light or dark."""
+    page = browser.new_page(
+        viewport={"width": WIDTH, "height": HEIGHT},
+        color_scheme="dark" if scheme == "dark" else "light",
+    )
+    try:
+        seen = Opened(page, address)
+        page.goto(f"http://{address}{path}")
+        yield seen
+    finally:
+        page.close()
