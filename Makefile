@@ -22,6 +22,9 @@ demo: $(VENV)/installed
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test test-slow: export OMP_NUM_THREADS ?= 1
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
+# UCX's memory hooks keep its cache of registrations true, which TCP has none of. To place them takes each process that
+# loads NIXL a third of a second of a core. `make test-slow` has them, as nodes do.
+test: export UCX_MEM_MMAP_HOOK_MODE ?= none
 
 test: $(VENV)/dev-installed
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
