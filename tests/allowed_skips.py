@@ -1,7 +1,7 @@
 """Which tests may skip in CI, where, and why: `--only-listed-skips` fails on any other.
 
 Pure values. An entry holds only where its machine does: on a machine with a GPU a test for GPUs may
-not skip. A test that lacks a tool is not listed: `.ci/run` installs the tool.
+not skip. A test that lacks a tool is not listed: `.ci/install` installs the tool.
 """
 
 import importlib.util
