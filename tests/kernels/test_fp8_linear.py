@@ -110,6 +110,7 @@ def test_many_rows_of_few_tiles_share_what_is_turned() -> None:
     assert tile_for(256, *gate_up, bf16) == Tile(64, 128, 1, 3, 4)
     assert tile_for(128, *in_proj, bf16) == Tile(64, 64, 1, 3, 4)
     assert tile_for(256, *in_proj, bf16) == Tile(64, 128, 2, 3, 4)
+    assert tile_for(256, *down, bf16, most=64) == Tile(64, 64, 1, 3, 4)
 
 
 @pytest.mark.parametrize("tile", [None, Tile(64, 16, 2, 2, 4), Tile(64, 64, 2, 2, 4)])

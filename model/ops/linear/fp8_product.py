@@ -67,6 +67,9 @@ _LEAST_BLOCKS = 4
 """Of 128 columns, in a share: a program fills and drains its pipeline once."""
 _TAIL_STAGES = tl.constexpr(4)
 """Of 64 columns of a tail, whose numbers are twice as long: no more memory than tiles of codes."""
+_TALL = 128
+"""Rows of x of the tallest tile."""
+_TALL_STAGES = 3
 _EXACT = Tile(32, 16, 1, 2, 4)
 """In float32, whose operands take twice the memory and no matrix instruction."""
 
@@ -80,12 +83,23 @@ def split_for(tiles: int, columns: int) -> int:
     return split
 
 
-def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
+def tallest(device: torch.device) -> int:
+    """Rows of x of the tallest tile that has room there: a multiprocessor of Ada and of the smaller
+    Blackwells has 100 KiB of shared memory."""
+    if device.type != "cuda":
+        return _TALL
+    room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    stage = GROUP * (64 + 2 * _TALL)
+    return _TALL if room > _TALL_STAGES * stage else 64
+
+
+def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
     """By shapes alone, so that a captured graph holds one of them. As a layer of 9B runs them, one
     behind the other, on an H200: what follows a wide one begins beside its last programs, so that
     narrow ones, two a multiprocessor, have stages that leave no room for a third. Of more rows than
     64 a tile has twice as many, and turns weights half as often, where tiles are so few that shares
-    fill the multiprocessors once, or so many that the last ones leave few of these idle."""
+    fill the multiprocessors once, or so many that the last ones leave few of these idle. most: rows
+    of x of a tile, as `tallest`."""
     if dtype is not torch.bfloat16:
         return _EXACT
     tiles = triton.cdiv(rows, 64)
@@ -97,13 +111,18 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
         return Tile(64, 32, split, 6 if is_narrow else 4, 4)
     if batch <= 64:
         return Tile(64, 64, split, 4 if is_narrow else 3, 4)
-    wide_tiles = tiles * triton.cdiv(batch, 128)
+    tall = None
+    if most >= _TALL:
+        tall = _tall_tile(tiles * triton.cdiv(batch, _TALL), columns, is_narrow)
+    return tall or Tile(64, 64, split_for(tiles * triton.cdiv(batch, 64), columns), 3, 4)
+
+
+def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
+    """tiles: so many of _TALL rows of x. None: they would leave multiprocessors idle."""
     if is_narrow:
-        return Tile(64, 128, split_for(wide_tiles, columns), 3, 4)
-    shares = 1 if wide_tiles >= 2 * _PROGRAMS else 2
-    if wide_tiles * shares >= 2 * _PROGRAMS:
-        return Tile(64, 128, shares, 3, 4)
-    return Tile(64, 64, split_for(tiles * triton.cdiv(batch, 64), columns), 3, 4)
+        return Tile(64, _TALL, split_for(tiles, columns), _TALL_STAGES, 4)
+    split = 1 if tiles >= 2 * _PROGRAMS else 2
+    return Tile(64, _TALL, split, _TALL_STAGES, 4) if tiles * split >= 2 * _PROGRAMS else None
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
@@ -122,7 +141,7 @@ def fp8_product(
     for kernels; tail [tail rows, columns] contiguous in x's dtype. output: where to write instead
     of to new memory, any row stride."""
     rows, columns = weight.shape
-    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     launch = partial(_launch, x, weight, tail, tile=tile)
     return multiply(launch, x, rows + (0 if tail is None else len(tail)), tile, output)
 
@@ -146,7 +165,7 @@ def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Ten
     """silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width, columns]; no
     rounding between."""
     rows, columns = gate_up.shape
-    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
+    tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     output = x.new_empty(x.shape[0], rows // 2)
     # A tile's rows of gate share a scale, and so do those of up.
     if tile.split == 1 and rows // 2 % gate_up.block_rows == 0:
