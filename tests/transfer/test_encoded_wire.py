@@ -298,7 +298,8 @@ def test_aborts_leave_no_staging_behind() -> None:
             drain = pair.sender.abort(room, "peer").result(timeout=HANG_SECONDS)
             assert drain in (Drain.DRAINED, Drain.FORCED)
             pair.receiver.forget(room)
-        assert cells_in_use(pair.source) == 0
+        # A room that was given up is over a moment before its windows are released.
+        until(lambda: cells_in_use(pair.source) == 0, "a cell was left in use")
 
 
 def test_a_window_that_cannot_be_encoded_ends_its_room_and_frees_its_cell() -> None:
