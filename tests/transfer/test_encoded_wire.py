@@ -19,8 +19,8 @@ from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.settings import WireSettings
 from tasuki.transfer.precision.staging_buffer import StagingBuffer
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
-from tasuki.transfer.sending.outgoing_room import RoomBroke
-from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.sending.outgoing_room import OutgoingRoom, Posted, RoomBroke
+from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.descriptors import layer_bytes
 from tasuki.transfer.windows.destination import Destination
@@ -298,8 +298,26 @@ def test_aborts_leave_no_staging_behind() -> None:
             drain = pair.sender.abort(room, "peer").result(timeout=HANG_SECONDS)
             assert drain in (Drain.DRAINED, Drain.FORCED)
             pair.receiver.forget(room)
-        # A room that was given up is over a moment before its windows are released.
-        until(lambda: cells_in_use(pair.source) == 0, "a cell was left in use")
+        assert cells_in_use(pair.source) == 0
+
+
+def test_a_room_that_is_given_up_is_not_over_before_its_windows_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    release = Sender._release
+    quick = SenderSettings(lease_seconds=1e9, stall_seconds=0.05, drain_seconds=0.05)
+    with fp8_pair(slabs=24, faults=lambda index: Fault.HOLD, settings=quick) as pair:
+
+        def look_and_release(room: OutgoingRoom, posted: Posted) -> None:
+            asked.append(pair.sender.abort(room.room, room.peer).done())
+            release(room, posted)
+
+        monkeypatch.setattr(Sender, "_release", staticmethod(look_and_release))
+        pair.compute(pair.open(4, ROOM, seed=1))
+        until(lambda: bool(asked), "no window was given up")
+        assert pair.sender.abort(ROOM, "peer").result(timeout=HANG_SECONDS) is Drain.FORCED
+        assert not any(asked) and cells_in_use(pair.source) == 0
 
 
 def test_a_window_that_cannot_be_encoded_ends_its_room_and_frees_its_cell() -> None:

@@ -566,11 +566,13 @@ class Sender:
                 end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
             else:
                 return False
-            del self._rooms[room.room]
-            aborted = room.aborted
         for posted in room.posted:
             self._release(room, posted)
         room.link.rate.gone(sum(posted.bytes for posted in room.posted))
+        with self._lock:
+            # Behind the release, since a room that is not here is taken for drained.
+            del self._rooms[room.room]
+            aborted = room.aborted
         self.counters.count(end)
         room.drained.set_result(drain)
         if not aborted:
