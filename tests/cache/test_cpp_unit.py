@@ -31,9 +31,14 @@ def tool(name: str) -> str:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)  # a build, which a busy machine may hold up
-@pytest.mark.parametrize("sanitize", ["", "address,undefined"], ids=["plain", "sanitized"])
+@pytest.mark.parametrize(
+    "sanitize",
+    [
+        pytest.param("", id="plain"),
+        pytest.param("address,undefined", id="sanitized", marks=pytest.mark.slow),
+    ],
+)
 def test_cpp_units(sanitize: str) -> None:
     cmake = tool("cmake")
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
