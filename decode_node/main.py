@@ -18,7 +18,7 @@ from tasuki.server.daemon.engine_host import EngineHost, host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
 from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
-from tasuki.server.daemon.node_codec import node_codec
+from tasuki.server.daemon.node_codec import node_codec, with_trials
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
 from tasuki.transfer.data_plane import DataPlane
@@ -65,7 +65,7 @@ async def run(
     become, if anything."""
     role_change = RoleChange("decode", (engine_config, server_config, config))
     with _parts(engine_config, config, build) as (parts, plane):
-        codec = node_codec(engine_config, server_config, parts.model_config, parts.grammars.checks)
+        codec = node_codec(engine_config, server_config, parts.model_config, parts.grammars.trials)
         node = DecodeNode(
             engine_config, server_config, config, parts, plane, codec, role_change=role_change
         )
@@ -94,6 +94,7 @@ async def run_apart(
         model = asked_model(engine_config)
         codec = node_codec(engine_config, server_config, model)
         sizes = await engine.stands()
+        codec = with_trials(codec, sizes.trials)
         front = ClientFront(
             engine_config,
             server_config,

@@ -101,4 +101,5 @@ def decode_front(
         tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode"),
         chat_tokens=codec.chat_tokens,
         workers=workers,
+        grammars=codec.grammars,
     )

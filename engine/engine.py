@@ -24,8 +24,9 @@ from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
-from tasuki.model.grammar.grammar import GrammarError, GrammarsUnavailable
+from tasuki.model.grammar.grammar import GrammarError, GrammarsBusy, GrammarsUnavailable
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.trials.client import DRAINS
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.unit_sizes import UnitSizes
@@ -47,7 +48,7 @@ _COPYING_SECONDS = 0.001
 long."""
 _CLOSE_SECONDS = 5.0
 _COMPILING_SECONDS = 0.002
-"""Until a loop that has nothing else to do looks again whether a grammar is ready."""
+"""Seconds until a loop that has nothing else to do looks again whether a grammar is ready."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,11 @@ class Engine:
         return self._intake.max_request_tokens
 
     @property
+    def trials_address(self) -> str:
+        """Return where the trial server of grammars takes connections. Any thread."""
+        return self._grammars.trials.address
+
+    @property
     def computed_behind_loads(self) -> int:
         """Prompts whose rest was computed while their beginning was loaded, and counted."""
         return 0 if self._behind is None else self._behind.counts["joined"]
@@ -159,6 +165,8 @@ class Engine:
             self._queries.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
             self._intake.handle(message)
+            if isinstance(message, m.Drain):
+                self._grammars.give_up(DRAINS)
         else:
             self._handover.handle(message)
 
@@ -174,6 +182,7 @@ class Engine:
         agree, or the runner's device computes nothing any more."""
         began = time.perf_counter()
         self._end_overdue()
+        self._retain_grammars()
         if self._tiers is not None:
             self._tiers.advance()
         self._handover.advance()
@@ -269,17 +278,22 @@ class Engine:
         if grammar is None:
             return True
         try:
-            if self._grammars.begins(grammar, request.caller):
-                self._grammars.retain(
-                    (other.caller, other.sampling.grammar)
-                    for other in self._handover.requests
-                    if other.sampling.grammar is not None
-                )
             return self._grammars.ready(grammar, request.caller)
         except (GrammarError, GrammarsUnavailable) as error:
             refusal = m.RequestError(m.ErrorKind.INVALID, f"grammar: {error}")
-            self._handover.reject(request, refusal)
-            return False
+        except GrammarsBusy as error:
+            refusal = m.RequestError(m.ErrorKind.OVERLOADED, f"grammar: {error}")
+        self._handover.reject(request, refusal)
+        return False
+
+    def _retain_grammars(self) -> None:
+        """Give up the grammars whose requests have left."""
+        if self._grammars.held:
+            self._grammars.retain(
+                (request.caller, request.sampling.grammar)
+                for request in self._handover.requests
+                if request.sampling.grammar is not None
+            )
 
     def _is_looked_up(self, request: Request) -> bool:
         """Whether it is known what a remote store has of its prompt, or nobody asks any more."""

@@ -484,7 +484,13 @@ class EngineClient:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._queries[query_id] = future
         self._post(ask(query_id))
-        answer = await future
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            # The reply may have come after the caller was last run, and before he was cancelled.
+            if not future.cancelled() and future.exception() is None:
+                self._close_opened(future.result())
+            raise
         assert isinstance(answer, reply), f"query {query_id} was answered by {answer}"
         return answer
 
@@ -542,8 +548,12 @@ class EngineClient:
         future = self._queries.pop(reply.query_id, None)
         if future is not None and not future.done():
             future.set_result(reply)
-        # Their caller has gone, so nobody else would ever close them.
-        elif isinstance(reply, m.CursorOpened):
+        else:
+            self._close_opened(reply)
+
+    def _close_opened(self, reply: Reply) -> None:
+        """Close the object that the engine opened for a caller who has left."""
+        if isinstance(reply, m.CursorOpened):
             self._post(m.CloseCursor(reply.cursor))
         elif isinstance(reply, m.WatchOpened):
             self._post(m.EndWatch(reply.watch))

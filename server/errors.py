@@ -175,7 +175,7 @@ class RateLimited(
 
 
 class Busy(ServerError, status=StatusCode.UNAVAILABLE, kind="busy", retry=Retry.LATER):
-    """As many prompts wait to be read as the node allows."""
+    """As many prompts wait to be read, or requests hold as much memory, as the node allows."""
 
 
 class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):

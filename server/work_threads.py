@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tasuki.utils.fair_threads import FairThreads, LinesFull
-from tasuki.utils.free_memory import FreeMemory
+from tasuki.utils.free_memory import FreeMemory, map_large_blocks
 from tasuki.utils.lock_turns import shorten_lock_turns
 
 from .errors import Busy
@@ -29,11 +29,12 @@ _LARGE_SECONDS = 0.1
 
 class WorkThreads:
     """threads: how many; they start with the first work. waiting: pieces that may run or wait.
-    Also sets for how long any thread of this process keeps the interpreter's lock: the event loop
-    writes tokens while prompts are read."""
+    Also sets for how long any thread of this process keeps the interpreter's lock, since the event
+    loop writes tokens while prompts are read; and where this process has large blocks of memory."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         shorten_lock_turns()
+        map_large_blocks()
         of_a_line = max(1, threads // 2)
         self._threads = FairThreads(threads, of_a_line, "tasuki-front", waiting)
         self._waiting = waiting

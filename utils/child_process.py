@@ -5,6 +5,7 @@ once, by the child from its parent, who alone has the socket's other end.
 """
 
 import asyncio
+import logging
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from tasuki.utils.os_threads import die_with_parent
 
@@ -68,6 +70,17 @@ def run_job(argv: Sequence[str]) -> int:
     connection = socket.socket(fileno=int(argv[0]))
     job: Job = pickle.loads(_received(connection))
     return job(connection)
+
+
+def end_after(status: int) -> NoReturn:
+    """End this process at once, once its job has ended in order.
+
+    The interpreter's own end frees all that was imported, object by object. That takes up to a
+    second, for which a node at SIGTERM would wait."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def _received(connection: socket.socket) -> bytes:

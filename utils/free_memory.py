@@ -1,4 +1,8 @@
-"""Memory that nothing holds, given back to the system."""
+"""Memory that nothing holds, given back to the system.
+
+glibc keeps freed blocks of up to 32 MiB, and twice as much at the end of its heap, once one block
+of that size was freed. Bodies of megabytes would leave a node larger by a hundred.
+"""
 
 import ctypes
 import threading
@@ -8,6 +12,25 @@ from collections.abc import Callable
 _PART = 0.01
 """Of the time, at most: a heap of half a million holes is looked through in 50 ms, each time, and
 who allocates from it waits meanwhile. Where there are few, it takes 0.3 ms."""
+
+
+_MAPPED_BYTES = 4 << 20
+"""Blocks of this size and more are mapped alone: the system has them back as soon as they are free.
+Smaller ones come often, and a new mapping is cleared first."""
+_KEPT_BYTES = 8 << 20
+"""Free memory that may stay at the end of the heap."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def map_large_blocks() -> None:
+    """Have large blocks of this process mapped alone, whatever was freed before. Does nothing where
+    the C library is not glibc. Any thread."""
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    set_option(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+    set_option(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _heap_trim() -> Callable[[int], int]:
@@ -21,6 +44,15 @@ def _heap_trim() -> Callable[[int], int]:
     return found
 
 
+_LATER_SECONDS = 1.0
+
+
+def _after(seconds: float, call: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+
+
 class FreeMemory:
     """Of the process. Thread rule: any."""
 
@@ -28,11 +60,15 @@ class FreeMemory:
         self,
         trim: Callable[[int], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        after: Callable[[float, Callable[[], None]], None] = _after,
     ) -> None:
-        """trim: as malloc_trim(), which it is by default."""
+        """trim: as malloc_trim(), which it is by default. after: has a call made in so many
+        seconds, on any thread."""
         self._trim = trim or _heap_trim()
         self._clock = clock
+        self._after = after
         self._trims = threading.Lock()
+        self._waits = threading.Lock()
         self._rests_until = clock()
 
     def give_back(self) -> None:
@@ -48,3 +84,14 @@ class FreeMemory:
             self._rests_until = now + (now - began) / _PART
         finally:
             self._trims.release()
+
+    def give_back_later(self) -> None:
+        """Give back in a second, or as soon as it may be done again: what is in use now may be free
+        then. One such call waits at a time."""
+        if not self._waits.acquire(blocking=False):
+            return
+        self._after(max(_LATER_SECONDS, self._rests_until - self._clock()), self._give_back_now)
+
+    def _give_back_now(self) -> None:
+        self._waits.release()
+        self.give_back()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from tasuki.utils.progress import Progress
 from .free.model import FreeModel
 from .free.runner import FreeRunner, LayerTicks
 from .free.step_cost import StepCost
+from .free.tokens import NextToken, Repeated, next_token
 
 _ROLES = {"serve": fused.main, "prefill": prefill.main, "decode": decode.main}
 FREE, RANDOM = "free", "random"
@@ -41,6 +43,7 @@ class NodeConfig:
     step_ms: float = option(0.0, "of any forward of the free model; 0: none takes any time")
     row_us: float = option(0.0, "more for each sequence that decodes")
     token_us: float = option(0.0, "more for each prompt token")
+    answers: str = option("", "of the free model: a JSON file of token ids, which repeat")
 
     @property
     def cost(self) -> StepCost:
@@ -48,7 +51,15 @@ class NodeConfig:
 
     @property
     def build(self) -> BuildParts:
-        return _drawn_parts if self.weights == RANDOM else partial(_free_parts, self.cost)
+        return (
+            _drawn_parts
+            if self.weights == RANDOM
+            else partial(_free_parts, self.cost, self.next_token)
+        )
+
+    @property
+    def next_token(self) -> NextToken:
+        return Repeated.read(Path(self.answers)) if self.answers else next_token
 
 
 def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> EngineParts:
@@ -57,23 +68,23 @@ def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> Engine
 
 
 def _free_parts(
-    cost: StepCost, config: EngineConfig, progress: Progress, role: Role
+    cost: StepCost, answers: NextToken, config: EngineConfig, progress: Progress, role: Role
 ) -> EngineParts:
     torch.set_num_threads(config.threads)
     model = ModelConfig.load(config.model)
     arena = build_arena(config, model, torch.device("cpu"), role)
-    runner = partial(_free_runner, cost)
-    return EngineParts(model, FreeModel(model, cost), arena, StepCounter(), runner=runner)
+    runner = partial(_free_runner, cost, answers)
+    return EngineParts(model, FreeModel(model, cost, answers), arena, StepCounter(), runner=runner)
 
 
-def _free_runner(cost: StepCost, parts: EngineParts, hands_on: bool) -> Runner:
+def _free_runner(cost: StepCost, answers: NextToken, parts: EngineParts, hands_on: bool) -> Runner:
     ticks = None
     if hands_on:
         # Nothing is ever written here: without it a window that is lost would look like one of
         # zeros that has landed.
         np.random.default_rng().random(out=parts.arena.bytes.numpy().view(np.float64))
         ticks = LayerTicks(parts.steps, len(parts.layout.layer_kinds), timed=cost.base > 0)
-    return FreeRunner(parts.arena.slabs, parts.model_config.vocab, cost, ticks)
+    return FreeRunner(parts.arena.slabs, parts.model_config.vocab, cost, ticks, answers)
 
 
 def main(argv: Sequence[str]) -> int:

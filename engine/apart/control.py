@@ -37,10 +37,12 @@ class EndEngine(Message):
 
 class EngineStands(Message):
     """The engine is ready. max_request_tokens: of prompt and answer together. max_batch: requests
-    in one forward. handover_address: HOST:PORT of its server for decode nodes; None without one."""
+    in one forward. trials: address of the trial server of its grammars (model/grammar/trials).
+    handover_address: HOST:PORT of its server for decode nodes; None without one."""
 
     max_request_tokens: int
     max_batch: int
+    trials: str
     handover_address: str | None = None
 
 

@@ -1,7 +1,8 @@
 """The engine's ends of the sockets to front workers, beside the one to the front that started it.
 
 Owns a FrontLink for each worker, and which worker a request came from. Thread rule: add() from any
-thread, split() from the engine's; `receive` and `gone` are called on the links' threads.
+thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
+tables change and are copied under the lock; split() looks single keys up without it.
 Invariants: what a request is answered goes to the worker that submitted it, its end to the front
 too, and to the front first; a worker that is gone has its requests aborted, and gone(number,
 requests) comes behind every end that the front was sent before.
@@ -9,6 +10,7 @@ requests) comes behind every end that the front was sent before.
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
@@ -43,12 +45,15 @@ class WorkerLinks:
         self._receive = receive
         self._to_front = to_front
         self._gone = gone
+        self._lock = threading.Lock()
         self._links: dict[int, FrontLink] = {}
         self._of: dict[m.RequestId, int] = {}
 
     def add(self, number: int, connection: socket.socket) -> None:
         """number: of a worker that never had a link before."""
-        link = self._links[number] = FrontLink(connection)
+        link = FrontLink(connection)
+        with self._lock:
+            self._links[number] = link
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
@@ -105,8 +110,10 @@ class WorkerLinks:
             front.append(TokensMade(made))
         if front:
             self._to_front(front)
-        for request in ended:
-            self._of.pop(request, None)
+        if ended:
+            with self._lock:
+                for request in ended:
+                    self._of.pop(request, None)
         for number, share in shares.items():
             link = self._links.get(number)
             if link is not None:
@@ -114,7 +121,9 @@ class WorkerLinks:
 
     def close(self) -> None:
         """Send what still waits, and end the links."""
-        for link in [*self._links.values()]:
+        with self._lock:
+            links = [*self._links.values()]
+        for link in links:
             link.close()
 
     def _shared(self, tokens: m.TokensOut) -> list[tuple[int | None, m.TokensOut]]:
@@ -129,14 +138,24 @@ class WorkerLinks:
         ]
 
     def _take(self, number: int, messages: Sequence[Any]) -> None:
-        for message in messages:
-            if isinstance(message, m.Submit):
-                self._of.update(dict.fromkeys(message.answer_ids, number))
+        names = [
+            name
+            for message in messages
+            if isinstance(message, m.Submit)
+            for name in message.answer_ids
+        ]
+        if names:
+            # Before the engine has them: it may answer at once.
+            with self._lock:
+                self._of.update(dict.fromkeys(names, number))
         self._receive(messages)
 
     def _lose(self, number: int) -> None:
-        left = tuple(request for request, owner in [*self._of.items()] if owner == number)
+        with self._lock:
+            left = tuple(request for request, owner in self._of.items() if owner == number)
         self._receive([m.Abort(request) for request in left])
         self._gone(number, left)
         # Last: close() waits for the links that are listed, and nothing is called behind it.
-        self._links.pop(number).close_ended()
+        with self._lock:
+            link = self._links.pop(number)
+        link.close_ended()

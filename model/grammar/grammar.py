@@ -1,7 +1,7 @@
 """What an answer must follow, by its source, as a request and a hand-over carry it.
 
-Pure values. Invariant: whatever exists is short enough to be compiled somewhere; whether its source
-means anything shows when it is compiled (compiled_grammar.py).
+Pure values. Invariant: every Grammar is short enough to be tried. Its trial (trials/) shows whether
+its source has a meaning.
 """
 
 from dataclasses import dataclass
@@ -27,6 +27,10 @@ class GrammarError(ValueError):
 
 class GrammarsUnavailable(RuntimeError):
     """No grammar can be compiled in this process; the message names the cause and the mend."""
+
+
+class GrammarsBusy(RuntimeError):
+    """The grammar was not tried in time. The same request may be sent again."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,15 @@
-"""The grammars of an engine: compiled on threads of its own, and kept.
+"""The grammars of an engine: tried first, then compiled on threads of its own, and kept.
 
 Owns the vocabulary's tree, the threads, and what is compiled. Thread rule: the engine loop's; the
-threads here compile and touch nothing else. Invariants: what is kept of compiled grammars never
-counts for more than the capacity; one that is asked for again is compiled again, with the same
-masks; what is being compiled is what somebody waits for (retain), in turns of the callers.
+threads here compile and touch nothing else.
+
+Invariants:
+- Only a source that passed its trial (trials/) is compiled here.
+- The loop never waits for a trial or a compilation: ready() begins them and returns.
+- A grammar that a request waits for or uses is not dropped.
+- The other compiled grammars count, by the memory that their trials measured, for at most the
+  capacity. One that is asked for again is compiled again, with the same masks.
+- What is being compiled is what a request waits for (retain), in turns of the callers.
 """
 
 from collections.abc import Iterable
@@ -16,128 +22,182 @@ from tasuki.utils.fair_threads import FairThreads
 
 from .compiled_grammar import Matcher, compiled, token_tree
 from .constraint import Constraint
-from .grammar import Grammar, GrammarsUnavailable
-from .grammar_check import GrammarCheck
+from .grammar import Grammar, GrammarKind, GrammarsUnavailable
+from .trials.client import GrammarTrials, outcome_raised
+from .trials.messages import Verdict
 from .vocabulary import Vocabulary
 
 DEFAULT_CACHE_BYTES = 256 << 20
 _LEAST_BYTES = 256 << 10
 _BYTES_A_LETTER = 64
-"""About what a compiled grammar takes of memory: llguidance reports none of it."""
+"""The least that a compiled grammar counts for, where its trial measured less."""
 
 _THREADS = 2
+_LARGE_VOCABULARY = 1 << 15
+"""Tokens. With more, the trial server takes over a second to start, and starts with the node."""
+_NO_TOKENS = Vocabulary((), ())
 
 _Key = tuple[str, str]
 
 Wanted = tuple[str, Grammar]
-"""A caller, and a grammar that a request of it waits for."""
+"""A caller, and a grammar that a request of it waits for or follows."""
+
+
+class _Begun:
+    """A grammar on its way: its trial, then its compilation."""
+
+    def __init__(self, trial: "Future[Verdict]") -> None:
+        self.trial = trial
+        self.matcher: Future[Matcher] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether advance() would end it, with a matcher or an error."""
+        if self.matcher is not None:
+            return self.matcher.done()
+        return self.trial.done() and bool(self.trial.result().reason)
+
+    def cancel(self) -> None:
+        self.trial.cancel()
+        if self.matcher is not None:
+            self.matcher.cancel()
 
 
 class GrammarCompiler:
     def __init__(
-        self, vocabulary: Vocabulary | None, cache_bytes: int = DEFAULT_CACHE_BYTES
+        self,
+        vocabulary: Vocabulary | None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        trials: GrammarTrials | None = None,
     ) -> None:
-        """vocabulary: of the model; None where its checkpoint has no tokenizer."""
-        self._vocabulary = vocabulary
+        """vocabulary: of the model; None where its checkpoint has no tokenizer. trials: where
+        grammars are tried; None: by a server of this engine's own."""
+        self.vocabulary = vocabulary
         self._tree: Any = None
         self._unavailable = ""
-        self.checks = GrammarCheck()
-        """Any thread's: a front in this process tries by the same, and neither tries twice."""
+        self.trials = trials or GrammarTrials.of(vocabulary or _NO_TOKENS)
+        """Any thread's: a front of this node tries by the same, and no source is tried twice."""
         self._kept: BoundedCache[_Key, Matcher] = BoundedCache(cache_bytes)
-        self._compiling: dict[tuple[str, _Key], Future[Matcher]] = {}
+        self._used: dict[_Key, Matcher] = {}
+        """Of the requests that are alive, as of the last retain()."""
+        self._begun: dict[tuple[str, _Key], _Begun] = {}
         self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
 
     def prepare(self) -> None:
-        """Before anybody waits: takes a second for a large vocabulary, during which no other thread
-        runs. Without it the first grammar waits for that."""
+        """Build the vocabulary's tree, before any request waits. Takes a second for a large
+        vocabulary, during which no other thread runs. Without it the first grammar waits for
+        that."""
         if self._tree is not None or self._unavailable:
             return
-        if self._vocabulary is None:
+        if self.vocabulary is None:
             self._unavailable = (
                 "grammars need the text of each token: this checkpoint has no byte-level "
                 "tokenizer.json"
             )
             return
+        if len(self.vocabulary.tokens) > _LARGE_VOCABULARY:
+            self.trials.warm_up()
         try:
-            self._tree = token_tree(self._vocabulary)
+            self._tree = token_tree(self.vocabulary)
         except GrammarsUnavailable as error:
             self._unavailable = str(error)
 
     @property
     def compiling(self) -> bool:
-        """Whether a grammar that somebody asked for is not ready yet."""
-        return any(not item.done() for item in self._compiling.values())
+        """Return whether a grammar that a request asked for is not ready yet."""
+        return any(not begun.is_over for begun in self._begun.values())
 
     @property
     def kept(self) -> int:
-        """Compiled grammars."""
+        """Return the number of compiled grammars in the cache."""
         return len(self._kept)
 
     @property
     def held(self) -> int:
-        """Grammars that are being compiled, or were and nobody has looked."""
-        return len(self._compiling)
+        """Return how many grammars are on their way, or arrived and were not asked for again."""
+        return len(self._begun)
 
     def wait(self) -> None:
-        """Until all that was begun has been compiled, or cannot be."""
-        wait(self._compiling.values())
+        """Wait until every grammar that was begun is compiled or refused."""
+        for begun in self._begun.values():
+            begun.trial.result()
+        for caller, key in [*self._begun]:
+            self._advance(caller, key)
+        wait([begun.matcher for begun in self._begun.values() if begun.matcher is not None])
 
     def retain(self, wanted: Iterable[Wanted]) -> None:
-        """Give up what was begun and is not wanted any more."""
+        """Give up what was begun and is not wanted any more. wanted: of every request alive."""
         kept = {(caller, _key(grammar)) for caller, grammar in wanted}
-        for begun in self._compiling.keys() - kept:
-            self._compiling.pop(begun).cancel()
+        for begun in self._begun.keys() - kept:
+            self._begun.pop(begun).cancel()
+        keys = {key for _, key in kept}
+        for unused in self._used.keys() - keys:
+            del self._used[unused]
 
-    def begins(self, grammar: Grammar, caller: str = "") -> bool:
-        """Whether ready() would begin a compilation."""
-        key = _key(grammar)
-        return self._kept.get(key) is None and (caller, key) not in self._compiling
+    def give_up(self, reason: str) -> None:
+        """End every trial that a request waits for. reason: for its caller."""
+        self.trials.give_up(reason)
 
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
-        """Whether constraint() needs no compilation; begins one, in the caller's turn, where it
-        would. Raises GrammarError, GrammarsUnavailable."""
+        """Return whether constraint() needs no compilation. Begins or goes on with one, in the
+        caller's turn, where it would. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
         key = _key(grammar)
-        if self._kept.get(key) is not None:
+        matcher = self._matcher(key)
+        if matcher is not None:
+            self._used[key] = matcher
             return True
         self._require_tree()
-        begun = self._compiling.get((caller, key))
-        if begun is None:
-            compile_it = partial(self._compile, grammar)
-            self._compiling[caller, key] = self._threads.submit(caller, compile_it)
+        if (caller, key) not in self._begun:
+            trial = self.trials.verdict(caller, grammar.kind, grammar.source)
+            self._begun[caller, key] = _Begun(trial)
+        begun = self._begun[caller, key]
+        if begun.trial.done() and begun.trial.result().reason:
+            del self._begun[caller, key]
+            outcome_raised(begun.trial.result())
+        self._advance(caller, key)
+        if begun.matcher is None or not begun.matcher.done():
             return False
-        if not begun.done():
-            return False
-        del self._compiling[caller, key]
-        self._keep(key, begun.result())
+        del self._begun[caller, key]
+        matcher = begun.matcher.result()
+        self._used[key] = matcher
+        self._keep(key, matcher, begun.trial.result().held_bytes)
         return True
 
     def constraint(self, grammar: Grammar, output: Iterable[int]) -> Constraint:
-        """As far as an answer has come. Raises GrammarError, GrammarsUnavailable."""
+        """Return the constraint behind `output`. REQUIRES: ready() returned True for the grammar,
+        or its source is trusted. Raises GrammarError, GrammarsUnavailable."""
         key = _key(grammar)
-        matcher = self._kept.get(key)
+        matcher = self._matcher(key)
         if matcher is None:
             self._require_tree()
-            matcher = self._compile(grammar)
-            self._keep(key, matcher)
-        vocabulary = self._vocabulary
+            matcher = compiled(self._tree, grammar)
+            self._keep(key, matcher, 0)
+        vocabulary = self.vocabulary
         assert vocabulary is not None
         made = Constraint(matcher.deep_copy(), grammar, vocabulary.eos_ids, vocabulary.tokens)
         for token in output:
             made.append(token)
         return made
 
+    def _matcher(self, key: _Key) -> Matcher | None:
+        found = self._kept.get(key)
+        return self._used.get(key) if found is None else found
+
     def _require_tree(self) -> None:
         self.prepare()
         if self._unavailable:
             raise GrammarsUnavailable(self._unavailable)
 
-    def _compile(self, grammar: Grammar) -> Matcher:
-        """On any thread."""
-        self.checks.check(grammar)
-        return compiled(self._tree, grammar)
+    def _advance(self, caller: str, key: _Key) -> None:
+        """Compile what has passed its trial."""
+        begun = self._begun[caller, key]
+        if begun.matcher is None and begun.trial.done() and not begun.trial.result().reason:
+            grammar = Grammar(GrammarKind(key[0]), key[1])
+            begun.matcher = self._threads.submit(caller, partial(compiled, self._tree, grammar))
 
-    def _keep(self, key: _Key, matcher: Matcher) -> None:
-        self._kept.put(key, matcher, _LEAST_BYTES + _BYTES_A_LETTER * len(key[1]))
+    def _keep(self, key: _Key, matcher: Matcher, held_bytes: int) -> None:
+        least = _LEAST_BYTES + _BYTES_A_LETTER * len(key[1])
+        self._kept.put(key, matcher, max(least, held_bytes))
 
 
 def _key(grammar: Grammar) -> _Key:

@@ -53,6 +53,10 @@ class Vocabulary:
         return Vocabulary(tokens, tuple(token for token in eos_ids if 0 <= token < size))
 
 
+ALL_BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,))
+"""A token for each byte, and an end token."""
+
+
 def _token_bytes(specification: Mapping[str, Any]) -> dict[int, bytes]:
     added = specification.get("added_tokens") or []
     names = {str(item["content"]) for item in added}

@@ -4,7 +4,7 @@ A field that would change the answer and that this engine cannot honour is refus
 fields about accounts and routing are ignored, and so are those of a cache's lifetime.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -15,6 +15,7 @@ from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submi
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.openai.usage import wants_hit
+from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.request_checks import check_stops
 from tasuki.server.text.chat_renderer import ChatRenderer
@@ -48,12 +49,25 @@ _KNOWN = (
     | _WITHOUT_EFFECT_ON_ANSWERS
     | {*("output_config", "output_format", "context_management")}
 )
+_MAX_USER_ID = 256
+"""Characters, as Anthropic has it."""
 _EFFORTS = (None, "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True)
+class AskedMessage:
+    """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
+    the reply's end."""
+
+    submit: Submit
+    options: AnswerOptions
+    writer: MessageWriter
+    kept_bytes: int
 
 
 def read_message_request(
     model: ServedModel, request: web.Request, fields: RequestFields
-) -> tuple[Submit, AnswerOptions, MessageWriter]:
+) -> AskedMessage:
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise InvalidField("max_tokens", "is missing: send how many tokens an answer may have")
@@ -66,7 +80,7 @@ def read_message_request(
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
-    options = options.following(placed(asked, rendered.thinking, model.codec))
+    options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, _affinity(fields), rendered, options, model)
     head = MessageHead(
         f"msg_{submit.request_id}",
@@ -75,7 +89,8 @@ def read_message_request(
         fills_context=max_tokens > room,
         with_hit=wants_hit(request),
     )
-    return submit, options, MessageWriter(head, parser, choice)
+    kept = submit_bytes(submit) + value_bytes(tools.definitions)
+    return AskedMessage(submit, options, MessageWriter(head, parser, choice), kept)
 
 
 def count_message_tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> int:
@@ -112,7 +127,7 @@ def _read_options(model: ServedModel, fields: RequestFields, max_tokens: int) ->
 
 def _affinity(fields: RequestFields) -> RequestFields:
     """As chats name it: whose conversation it is, its salt, its place among its caller's."""
-    user = fields.fields("metadata").text("user_id")
+    user = fields.fields("metadata").short_text("user_id", _MAX_USER_ID, "metadata.user_id")
     own = {name: fields.get(name) for name in ("cache_salt", "priority")}
     return RequestFields({**own, "prompt_cache_key": user})
 

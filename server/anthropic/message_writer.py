@@ -4,7 +4,6 @@ Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariant: 
 one is open at a time, and each is closed before the next begins.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from tasuki.engine.messages import FinishReason
 from tasuki.server.http.anthropic_errors import anthropic_error
 from tasuki.server.http.errors import error_body, error_status
 from tasuki.server.openai.usage import hybrid_hit
+from tasuki.server.replies.growing_text import GrowingText
 from tasuki.server.replies.named_events import TextEvent, named_event
 from tasuki.server.text.answer_parts import (
     AnswerItem,
@@ -23,11 +23,14 @@ from tasuki.server.text.answer_parts import (
     Content,
     Reasoning,
 )
+from tasuki.server.text.call_arguments import read_whole_arguments
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
 
 from .thinking import ThinkingChoice, signature_of
 
+_KEPT_OF_LETTER = 2
+"""Bytes: in the block, and again while the reply is written."""
 _PING = named_event({"type": "ping"})
 
 
@@ -49,11 +52,11 @@ class _Block:
     def __init__(self, start: dict[str, Any], delta: Callable[[str], dict[str, Any]]) -> None:
         self.start = start
         self.delta = delta
-        self.texts: list[str] = []
+        self.texts = GrowingText()
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return str(self.texts)
 
 
 class MessageWriter:
@@ -63,22 +66,30 @@ class MessageWriter:
         self.id = head.id
         self._head = head
         self.may_complete = parser.may_complete
+        self.keeps = True
         self._parser = parser
         self._thinking = thinking
+        # A call's input is its text here.
         self._content: list[dict[str, Any]] = []
         self._open: _Block | None = None
         self._event: TextEvent | None = None
         self._end: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         self._usage = self._usage_so_far()
+        self._kept_bytes = 0
 
     @property
     def complete(self) -> bool:
         return self._parser.complete
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._kept_bytes
+
     def opening(self) -> bytes:
         return named_event({"type": "message_start", "message": self.whole()}) + _PING
 
     def piece(self, piece: Piece) -> bytes:
+        self._kept_bytes += _KEPT_OF_LETTER * len(piece.text)
         return b"".join(map(self._add, self._parser.push(piece)))
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
@@ -104,7 +115,7 @@ class MessageWriter:
             "type": "message",
             "role": "assistant",
             "model": self._head.model,
-            "content": self._content,
+            "content": [_whole_block(block) for block in self._content],
             **self._end,
             "usage": self._usage,
         }
@@ -128,7 +139,7 @@ class MessageWriter:
             begun = self._close() + self._begin(_thinking() if kind == "thinking" else _text())
         if kind == "thinking" and not self._thinking.shown:
             assert self._open is not None
-            self._open.texts.append(text)
+            self._open.texts.add(text)
             return begun
         return begun + self._append(text)
 
@@ -147,7 +158,7 @@ class MessageWriter:
 
     def _append(self, text: str) -> bytes:
         assert self._open is not None and self._event is not None
-        self._open.texts.append(text)
+        self._open.texts.add(text)
         return self._event.holding(text)
 
     def _close(self) -> bytes:
@@ -165,7 +176,7 @@ class MessageWriter:
         elif block.start["type"] == "text":
             self._content.append({**block.start, "text": block.text})
         else:
-            self._content.append({**block.start, "input": _input(block.text)})
+            self._content.append({**block.start, "input": block.text})
         return signed + named_event({"type": "content_block_stop", "index": index})
 
     def _reason(self, end: ChatEnding) -> str:
@@ -216,9 +227,10 @@ def _tool_use(call: str, name: str) -> _Block:
     return _Block(start, lambda text: {"type": "input_json_delta", "partial_json": text})
 
 
-def _input(arguments: str) -> Any:
-    """Of a call that the answer's end cut off nothing can be read."""
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return {}
+def _whole_block(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block with a call's input as an object, empty where the answer's end cut it off.
+
+    A stream has no use for the object, which may be long: its text is read only here."""
+    if block["type"] != "tool_use":
+        return block
+    return {**block, "input": read_whole_arguments(block["input"])}

@@ -34,13 +34,20 @@ class MessageHandlers:
     async def create(self, request: web.Request) -> web.StreamResponse:
         _check_version(request)
         model = self._model
-        asked = await model.read(request, partial(read_message_request, model, request))
-        return await answer_with(self._engine, model, request, *asked)
+        with model.hold(request) as hold:
+            read = partial(read_message_request, model, request)
+            asked = await model.read(request, hold, read)
+            hold.resize(asked.kept_bytes)
+            return await answer_with(
+                *(self._engine, model, request, hold), asked.submit, asked.options, asked.writer
+            )
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         _check_version(request)
         model = self._model
-        count = await model.read(request, partial(count_message_tokens, model, request))
+        with model.hold(request) as hold:
+            read = partial(count_message_tokens, model, request)
+            count = await model.read(request, hold, read)
         return web.json_response({"input_tokens": count})
 
 

@@ -93,7 +93,8 @@ class ClientFront:
     def services(self, client: EngineClient) -> tuple[Service, ...]:
         store = self._sessions(client)
         ours = grpc_services(
-            client, self._codec, self._config, self._status, self._role_change, store
+            *(client, self._codec, self._config, self._status, self._role_change, store),
+            held=self._served.held,
         )
         return (*ours, *self._gateway(client))
 
@@ -112,6 +113,7 @@ class ClientFront:
             self._model.vocab,
             self._model.max_position,
             self._max_request_tokens,
+            self._codec.grammars.address,
         )
         pool = WorkerPool(job, self._config.front_workers)
         return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)

@@ -57,7 +57,10 @@ async def _live(link: FrontLink, make: MakeSide, door: str | None) -> None:
     link.send(
         [
             c.EngineStands(
-                side.engine.max_request_tokens, side.engine.max_batch, side.handover_address
+                side.engine.max_request_tokens,
+                side.engine.max_batch,
+                side.engine.trials_address,
+                side.handover_address,
             )
         ]
     )

@@ -6,7 +6,7 @@ FD: of a socket whose other end the front has; what to build comes first over it
 
 import sys
 
-from tasuki.utils.child_process import run_job
+from tasuki.utils.child_process import end_after, run_job
 
 if __name__ == "__main__":
-    sys.exit(run_job(sys.argv[1:]))
+    end_after(run_job(sys.argv[1:]))

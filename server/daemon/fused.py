@@ -36,7 +36,7 @@ from .lifecycle import StopRequest, announce_ready, spare_collections
 from .local_checkpoint import with_local_checkpoint
 from .near_engine import NearEngine
 from .node import Node, about_node
-from .node_codec import node_codec
+from .node_codec import node_codec, with_trials
 from .running_engine import RunningEngine
 
 
@@ -106,6 +106,7 @@ async def _serve_apart(
         model = asked_model(engine_config)
         codec = node_codec(engine_config, server_config, model)
         sizes = await engine.stands()
+        codec = with_trials(codec, sizes.trials)
         front = ClientFront(
             engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
         )
@@ -150,7 +151,7 @@ class FusedSide:
             assert end is not None, "ranks outlive no engine on a thread"
             self._ranks.on_loss(end)
         self.model = parts.model_config
-        self.grammars = parts.grammars.checks
+        self.grammars = parts.grammars.trials
         self.engine = build_fused_engine(
             config, parts, build_cache(config, parts), progress_bar("decode graphs")
         )
@@ -191,4 +192,5 @@ def _front(
         tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
         chat_tokens=codec.chat_tokens,
         workers=workers,
+        grammars=codec.grammars,
     )

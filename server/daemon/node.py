@@ -21,6 +21,7 @@ from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
+from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
 from tasuki.server.activity_log import ActivityLog
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
@@ -81,13 +82,15 @@ class Node:
         tracing: Tracing | None = None,
         chat_tokens: Callable[[], Mapping[str, int]] = dict,
         workers: NodeWorkers | None = None,
+        grammars: GrammarTrials | None = None,
     ) -> None:
         """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread; None where the role has none,
         or has them in the engine's process. status: of this node's
         hand-overs. about: the page's heading, `node` (its name), `role` and
         `model`. tracing: closed with the node. chat_tokens: as in NodeReport. workers: answer
-        clients in this process's place, which is then their registry; None: there are none."""
+        clients in this process's place, which is then their registry; None: there are none.
+        grammars: trials that this process's callers wait for; None where it answers no caller."""
         self._config = config
         self.loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
@@ -110,6 +113,7 @@ class Node:
             watchers=config.watchers,
         )
         self._workers = workers
+        self._grammars = grammars
         self._services = services(self.engine)
         if workers is not None:
             self._registry = workers.registry(self.engine, self.tracing.header)
@@ -268,6 +272,8 @@ class Node:
             self._http.refuse_traffic()
         if self._workers is not None:
             self._workers.pool.refuse_traffic()
+        if self._grammars is not None:
+            self._grammars.close(DRAINS)
         if self.engine.lost is not None:
             return
         heirs = TimeForHeirs(self.engine, self._config.drain_timeout)

@@ -52,6 +52,7 @@ def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
 
 
 _LIMIT, _MOST_NODES = 256, 4096
+_LONGEST_NODE_NAME = len(f"{2**31}.{2**64}")
 
 
 def tree_question(
@@ -75,11 +76,13 @@ def read_node_name(text: str) -> NodeName:
     """Raises InvalidField."""
     node, _, serial = text.partition(".")
     if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
-        raise InvalidField("under", f"is {text!r}: give a node's name as Tree returned it")
-    name = (int(node), int(serial))
-    if name[0] >= 2**31 or name[1] >= 2**64:
-        raise InvalidField("under", f"is {text!r}, which no node is called")
-    return name
+        raise InvalidField("under", f"is {text!r:.60}: give a node's name as Tree returned it")
+    # Longer ones are not read: Python refuses thousands of digits with an error of its own.
+    if len(text) <= _LONGEST_NODE_NAME:
+        name = (int(node), int(serial))
+        if name[0] < 2**31 and name[1] < 2**64:
+            return name
+    raise InvalidField("under", f"is {text!r:.60}, which no node is called")
 
 
 def node_name(name: NodeName | None) -> str:

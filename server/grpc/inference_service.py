@@ -8,9 +8,11 @@ from tasuki.engine.messages import PromptScored, Submit
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
+from tasuki.server.auth.held_bytes import HeldBytes, Hold
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import CallContext, InvalidRequest
+from tasuki.server.replies.kept_bytes import score_bytes, submit_bytes
 from tasuki.server.request_checks import checked_prediction, forks_of, read_request_id
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
@@ -30,17 +32,34 @@ from .response_stream import REQUEST_ID_KEY, write_tokens
 class InferenceService(pb_grpc.InferenceServicer):
     """Has no part in sessions. Lives on the event loop's thread."""
 
-    def __init__(self, engine: Answering, codec: TextCodec, keys: ApiKeys = NO_KEYS) -> None:
-        """keys: identify the caller, whose limits a call counts against."""
+    def __init__(
+        self,
+        engine: Answering,
+        codec: TextCodec,
+        keys: ApiKeys = NO_KEYS,
+        held: HeldBytes | None = None,
+    ) -> None:
+        """keys: identify the caller, whose limits a call counts against. held: counts the memory of
+        calls; None: counts of its own."""
         self._keys = keys
+        self._held = HeldBytes() if held is None else held
         self._engine = engine
         self._codec = codec
 
     async def Generate(self, request: pb.GenerateRequest, context: CallContext) -> None:
         with self._engine.calls.one():
-            await self._generate(request, context)
+            await self._counted(request, context)
 
-    async def _generate(self, request: pb.GenerateRequest, context: CallContext) -> None:
+    async def _counted(self, request: pb.GenerateRequest, context: CallContext) -> None:
+        """Answer the call. gRPC has read the message already: it is counted from here on, and
+        stands in memory until the call's end."""
+        caller = grpc_request_context(self._keys, context).caller
+        with self._held.hold(caller, request.ByteSize()) as hold:
+            await self._generate(request, context, hold)
+
+    async def _generate(
+        self, request: pb.GenerateRequest, context: CallContext, hold: Hold
+    ) -> None:
         request_id = read_request_id(request.request_id)
         # Gateways give up on streams whose headers wait for the first token.
         await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
@@ -51,11 +70,9 @@ class InferenceService(pb_grpc.InferenceServicer):
             request_context.line, partial(read_prompt, request, salt, self._codec)
         )
         sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
-        if request.sampling.WhichOneof("constraint") is not None:
-            sampling = await self._codec.work.run(
-                request_context.line,
-                partial(with_grammar, sampling, request.sampling, tokens, self._codec),
-            )
+        sampling = await with_grammar(
+            sampling, request.sampling, tokens, self._codec, request_context.line
+        )
         choices = range(read_choices(request))
         asks_scores = request.HasField("prompt_logprobs")
         submit = Submit(
@@ -71,6 +88,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             forks=forks_of(request_id, choices, sampling.seed),
             prediction=checked_prediction(request.prediction, self._codec),
         )
+        hold.grow(submit_bytes(submit) + score_bytes(submit))
         scores: list[PromptScored] = []
         taken = [scores.append if asks_scores else None]
         writing = asyncio.Lock()

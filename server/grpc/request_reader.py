@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from tasuki.engine.messages import Targets, Tokens
-from tasuki.model.grammar.grammar import GrammarKind
-from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES, SamplingParams
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
@@ -30,6 +30,7 @@ from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
 from tasuki.server.text.grammars.asked_grammar import (
     AskedGrammar,
+    check_followable,
     of_choices,
     of_schema,
     of_text,
@@ -37,6 +38,8 @@ from tasuki.server.text.grammars.asked_grammar import (
     thinking_at_end,
 )
 from tasuki.server.text.text_codec import TextCodec
+
+_MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
 
 
 def read_prompt(
@@ -103,12 +106,21 @@ def read_choices(request: pb.GenerateRequest) -> int:
     return max(request.n, 1)
 
 
-def with_grammar(
-    params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec
+async def with_grammar(
+    params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec, line: str
 ) -> SamplingParams:
-    """The params with the grammar that the client's sampling names, if any. May take seconds."""
-    grammar = placed(_asked_grammar(sampling), thinking_at_end(prompt, codec), codec)
-    return params if grammar is None else replace(params, grammar=grammar)
+    """Return the params with the grammar that the client's sampling names, if any, once it has
+    passed its trial. line: as of WorkThreads.run(). Raises InvalidField, Busy."""
+    if sampling.WhichOneof("constraint") is None:
+        return params
+
+    def read() -> tuple[AskedGrammar | None, Grammar | None]:
+        asked = _asked_grammar(sampling)
+        return asked, placed(asked, thinking_at_end(prompt, codec), codec)
+
+    asked, grammar = await codec.work.run(line, read)
+    await check_followable(asked, codec, line)
+    return replace(params, grammar=grammar)
 
 
 def _asked_grammar(sampling: pb.Sampling) -> AskedGrammar | None:
@@ -149,6 +161,11 @@ def read_sampling(
         raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
     stops = np.array(sampling.stop_token_ids, dtype=np.int64)
     check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
+    # Before they are copied: a message holds millions, and this runs on an event loop.
+    for name, most in _MOST_NAMED.items():
+        if len(getattr(sampling, name)) > most:
+            count = len(getattr(sampling, name))
+            raise InvalidRequest(f"sampling.{name} must hold at most {most} tokens, not {count}")
     absent = SamplingParams()
 
     def given(name: str) -> Any:

@@ -4,6 +4,7 @@ import time
 from functools import partial
 
 from tasuki.proto import inference_pb2_grpc as pb_grpc
+from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.role_change import RoleChange
@@ -24,13 +25,15 @@ def grpc_services(
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
     store: SessionStore | None = None,
+    held: HeldBytes | None = None,
 ) -> tuple[Service, ...]:
     """Inference, Session and CacheAdmin. handover, role_change: as in AdminService. store: of
-    sessions; None: one of its own."""
+    sessions; None: one of its own. held: counts the memory of calls; None: counts of its own."""
+    held = HeldBytes.for_messages(config.access.max_message_bytes) if held is None else held
     store = session_store(engine, config) if store is None else store
     keys = config.access.keys
-    inference = InferenceService(engine, codec, keys)
-    session = SessionService(engine, codec, store, keys)
+    inference = InferenceService(engine, codec, keys, held)
+    session = SessionService(engine, codec, store, keys, held)
     return (
         Service(
             "tasuki.v1.Inference",

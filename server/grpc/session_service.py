@@ -10,9 +10,11 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import Caller
+from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext
+from tasuki.server.replies.kept_bytes import submit_bytes
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.sessions.session_store import SessionStore
 from tasuki.server.sessions.turns import HeldSessions, Sessions
@@ -30,11 +32,17 @@ class TurnService(pb_grpc.SessionServicer):
     on the event loop's thread."""
 
     def __init__(
-        self, engine: Answering, codec: TextCodec, sessions: Sessions, keys: ApiKeys = NO_KEYS
+        self,
+        engine: Answering,
+        codec: TextCodec,
+        sessions: Sessions,
+        keys: ApiKeys = NO_KEYS,
+        held: HeldBytes | None = None,
     ) -> None:
         """keys: identify the caller, who owns the session and whose limits a call counts
-        against."""
+        against. held: counts the memory of calls; None: counts of its own."""
         self._keys = keys
+        self._held = HeldBytes() if held is None else held
         self._engine = engine
         self._codec = codec
         self._sessions = sessions
@@ -46,10 +54,11 @@ class TurnService(pb_grpc.SessionServicer):
         caller = request_context.caller
         await self._engine.admit(caller)
         end = await self._sessions.end(caller, request.session_id)
-        added = await self._codec.work.run(
-            request_context.line,
-            partial(read_session_input, request, end.tail, end.salt, self._codec),
-        )
+        with self._held.hold(caller, request.ByteSize()):
+            added = await self._codec.work.run(
+                request_context.line,
+                partial(read_session_input, request, end.tail, end.salt, self._codec),
+            )
         log = await self._sessions.append(caller, request.session_id, end.tail, added)
         return pb.SessionAppendResponse(appended_tokens=log.tokens, total_tokens=log.total)
 
@@ -66,11 +75,9 @@ class TurnService(pb_grpc.SessionServicer):
         sampling = read_sampling(request.sampling, self._codec)
         async with self._sessions.turn(caller, tenant, request.session_id) as turn:
             prompt = turn.prompt
-            if request.sampling.WhichOneof("constraint") is not None:
-                sampling = await self._codec.work.run(
-                    request_context.line,
-                    partial(with_grammar, sampling, request.sampling, prompt.tokens, self._codec),
-                )
+            sampling = await with_grammar(
+                sampling, request.sampling, prompt.tokens, self._codec, request_context.line
+            )
             submit = Submit(
                 request_id=request_id,
                 prompt=prompt.tokens,
@@ -83,8 +90,9 @@ class TurnService(pb_grpc.SessionServicer):
                 patience=patience_of(context),
                 targets=read_targets(request.targets).or_else(metadata_targets(context)),
             )
-            parts = self._engine.generate(submit, request_context)
-            answer = await write_tokens(parts, context.write, self._codec.detokenizer())
+            with self._held.hold(caller, request.ByteSize() + submit_bytes(submit)):
+                parts = self._engine.generate(submit, request_context)
+                answer = await write_tokens(parts, context.write, self._codec.detokenizer())
             if answer.reason is not FinishReason.ABORT:
                 turn.keep(answer.token_ids)
         # The turn is over first: a client may append as soon as it reads this.
@@ -98,9 +106,14 @@ class SessionService(TurnService):
     """The whole service, over a store in this process."""
 
     def __init__(
-        self, engine: EngineClient, codec: TextCodec, store: SessionStore, keys: ApiKeys = NO_KEYS
+        self,
+        engine: EngineClient,
+        codec: TextCodec,
+        store: SessionStore,
+        keys: ApiKeys = NO_KEYS,
+        held: HeldBytes | None = None,
     ) -> None:
-        super().__init__(engine, codec, HeldSessions(store, codec), keys)
+        super().__init__(engine, codec, HeldSessions(store, codec), keys, held)
         self._store = store
         self._engine_client = engine
 

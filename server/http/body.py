@@ -2,14 +2,16 @@
 
 Owns the deadline of a body. One event loop's thread.
 Invariants: no byte of a body is read before read_body(), nor is the client given leave to send it
-(100 Continue); a body is never decompressed; an unread body is drained within bounds and ends its
-connection.
+(100 Continue); a body is never decompressed; each byte that was read is counted in its request's
+hold; an unread body is drained within bounds and ends its connection.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+
+from tasuki.server.auth.held_bytes import Hold
 
 from .errors import HttpRefusal
 
@@ -22,20 +24,30 @@ _SKIMMED_BYTES = 1 << 18
 _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
+_PIECE_BYTES = 1 << 16
+"""A piece is at least so long, but for the last: an object of Python adds some 40 bytes to each."""
+
 _MAY_SEND = web.RequestKey("may_send", bool)
 
 
-async def read_body(request: web.Request) -> list[bytes]:
-    """Its pieces. Raises HttpRefusal where it comes too slowly, HTTPRequestEntityTooLarge."""
+async def read_body(request: web.Request, hold: Hold) -> list[bytes]:
+    """Return the body's pieces, and count their bytes in the hold.
+
+    Raises HttpRefusal where the body comes too slowly, HTTPRequestEntityTooLarge, and Busy where
+    the requests of this caller, or of all callers, hold too much memory.
+    """
     size = request.client_max_size
     announced = request.content_length or 0
     if announced > size:
         raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=announced)
+    # A body that does not fit now is refused before the client sends it.
+    hold.check(announced)
     if _waits_for_leave(request):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # It is no part of the answer, which has yet to begin.
         request.writer.output_size = 0
     pieces: list[bytes] = []
+    last = bytearray()
     received = 0
     begun = asyncio.get_running_loop().time()
     try:
@@ -44,14 +56,18 @@ async def read_body(request: web.Request) -> list[bytes]:
                 received += len(piece)
                 if received > size:
                     raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=received)
-                pieces.append(piece)
+                hold.resize(received)
+                last += piece
+                if len(last) >= _PIECE_BYTES:
+                    pieces.append(bytes(last))
+                    last.clear()
                 deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
     except TimeoutError as error:
         request[_MAY_SEND] = False
         raise HttpRefusal(
             408, "slow_body", f"the body stopped after {received} bytes: send it faster"
         ) from error
-    return pieces
+    return [*pieces, bytes(last)]
 
 
 async def leave_later(request: web.Request) -> None:

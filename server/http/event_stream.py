@@ -1,8 +1,8 @@
 """A reply of server-sent events, written as its connection takes them.
 
 One event loop's thread. Invariants: a client that reads too slowly is waited for, once its
-transport's buffer is over the high-water mark; what is written meanwhile is one write at most;
-while nothing else is written, something is every KEEP_ALIVE_SECONDS.
+transport's buffer is over _HIGH_WATER_BYTES; the buffer takes at most _WRITE_BYTES more; while
+nothing else is written, something is every KEEP_ALIVE_SECONDS.
 """
 
 import asyncio
@@ -11,6 +11,10 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 
 KEEP_ALIVE_SECONDS = 15.0
+_HIGH_WATER_BYTES = 1 << 14
+"""The kernel has a buffer of its own behind this one, and a larger one."""
+_WRITE_BYTES = 1 << 16
+
 _LOOKS = 4
 """At a stream within its longest silence: what is written leaves a mark and reads no clock."""
 
@@ -50,14 +54,16 @@ class EventStream:
         if self._request.version >= HttpVersion11:
             self.response.enable_chunked_encoding()
         await self.response.prepare(self._request)
+        if self._request.transport is not None:
+            self._request.transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         self._looks_left = _LOOKS
         self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     async def write(self, events: bytes) -> None:
         """Waits for a slow client. Raises ConnectionError where it has gone."""
-        if events:
+        for begin in range(0, len(events), _WRITE_BYTES):
             await self._request.writer.drain()
-            await self.response.write(events)
+            await self.response.write(events[begin : begin + _WRITE_BYTES])
             if self.response.chunked:
                 self._transport = self._request.transport
             self._looks_left = _LOOKS
@@ -88,8 +94,14 @@ class EventStream:
             self._keeping.cancel()
 
     async def end(self, events: bytes) -> None:
-        """The last events, and the reply's end."""
+        """Write the last events and the reply's end, and wait for a client that reads slowly.
+
+        Until it has read nearly all, its request is not over, and its memory is counted."""
+        if len(events) > _WRITE_BYTES:
+            await self.write(events)
+            events = b""
         await self.response.write_eof(events)
+        await self._request.writer.drain()
 
     def _look(self) -> None:
         self._looks_left -= 1

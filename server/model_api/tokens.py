@@ -9,6 +9,7 @@ from aiohttp import web
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.http.json_reply import send_json
 from tasuki.server.openai.chat import opens_answer, render_chat
 from tasuki.server.openai.completions import read_prompt
 from tasuki.server.openai.generation import ServedModel, prompt_salt
@@ -23,11 +24,11 @@ class TokenHandlers:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """`prompt` as completions take it, or `messages` as chats do."""
         return await self._answer(request, partial(_tokenized, self._model, request))
 
-    async def detokenize(self, request: web.Request) -> web.Response:
+    async def detokenize(self, request: web.Request) -> web.StreamResponse:
         """`tokens`: ids. Special tokens are written by their names."""
         return await self._answer(request, partial(_detokenized, self._model.codec))
 
@@ -45,9 +46,11 @@ class TokenHandlers:
             }
         )
 
-    async def _answer(self, request: web.Request, read: Any) -> web.Response:
-        reply = await self._model.read(request, read)
-        return web.Response(body=reply, content_type="application/json", charset="utf-8")
+    async def _answer(self, request: web.Request, read: Any) -> web.StreamResponse:
+        with self._model.hold(request) as hold:
+            reply = await self._model.read(request, hold, read)
+            hold.resize(len(reply))
+            return await send_json(request, reply)
 
 
 def _tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
-from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.kept_bytes import score_bytes, submit_bytes, value_bytes
+from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_length, checked_prediction
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
@@ -18,6 +19,7 @@ from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 
+from .account_fields import check_account_fields
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
 from .generation import AskedReply, ServedModel, prompt_salt, read_submit
@@ -46,6 +48,7 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
     """On any thread."""
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
+    check_scores("prompt_logprobs", [submit], 1)
     scored = None if prompt_logprobs is None else ScoredPrompt(submit.prompt)
     head = ReplyHead(f"chatcmpl-{submit.request_id}", model.named(fields.text("model")))
     shapes = [
@@ -60,7 +63,8 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
         )
         for place in range(options.choices)
     ]
-    return AskedReply([submit], options, shapes, [scored])
+    kept = submit_bytes(submit) + score_bytes(submit, 1) + value_bytes(read_tools(fields))
+    return AskedReply([submit], options, shapes, [scored], kept)
 
 
 def read_chat_request(
@@ -73,6 +77,7 @@ def read_chat_request(
     """A chat whatever its reply's shape is. fields: as of /v1/chat/completions. prompt_logprobs:
     as of the Submit; honoured: as of read_options(). The parser takes the answer apart. On any
     thread."""
+    check_account_fields(fields)
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
     # Without a limit an answer may fill what the prompt leaves, as elsewhere.
@@ -91,7 +96,7 @@ def read_chat_request(
         model.codec,
         parallel=parallel,
     )
-    options = options.following(placed(asked, rendered.thinking, model.codec))
+    options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
     submit = replace(submit, prediction=_prediction(fields, model.codec))
     parser = partial(AnswerParser, rendered.thinking, tools, parallel_calls=parallel)

@@ -6,6 +6,9 @@ Owns the answer so far. Has no part in HTTP. One answer, one thread.
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from tasuki.server.replies.growing_text import GrowingText
 from tasuki.server.replies.scored_prompt import ScoredPrompt, json_prompt_logprobs
 from tasuki.server.text.answer_parts import (
     AnswerItem,
@@ -22,6 +25,9 @@ from tasuki.server.text.tokenizer import Tokenizer
 from .events import TextChoice, to_json
 from .reply import ReplyHead
 from .usage import chat_logprob
+
+_CALL_BYTES = 500
+"""Of a call without its arguments."""
 
 
 class ChatReply:
@@ -53,9 +59,14 @@ class ChatReply:
         self._with_logprobs = with_logprobs
         self._prompt_logprobs = prompt_logprobs
         self._streamed = streamed
+        self.keeps = not streamed
         self.plain: TextChoice | None = None
-        self._items: list[AnswerItem] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._content = GrowingText()
+        self._reasoning = GrowingText()
+        self._calls: list[tuple[CallBegin, GrowingText]] = []
+        self._arguments_bytes = 0
+        self._logprobs = bytearray()
+        """JSON, a comma behind each: as objects they would take five times the memory."""
 
     @property
     def complete(self) -> bool:
@@ -72,7 +83,7 @@ class ChatReply:
             return self._choices(items)
         entry = chat_logprob(piece.token, self._tokenizer)
         if not self._streamed:
-            self._logprobs.append(entry)
+            self._logprobs += to_json(entry) + b","
         shown = [item for item in items if not isinstance(item, CallEnd)]
         # A token whose text is held back still has its logprob now.
         delta = _delta(shown[0]) if shown else {"content": ""}
@@ -83,9 +94,8 @@ class ChatReply:
         return [*choices, to_json({**self._chunk({}), "finish_reason": self._reason(ending)})]
 
     def whole(self, ending: Ending) -> dict[str, Any]:
-        content = "".join([item.text for item in self._items if isinstance(item, Content)])
-        reasoning = "".join([item.text for item in self._items if isinstance(item, Reasoning)])
-        calls = [self._whole_call(item) for item in self._items if isinstance(item, CallBegin)]
+        content, reasoning = str(self._content), str(self._reasoning)
+        calls = [_call(begin, str(arguments)) for begin, arguments in self._calls]
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls or reasoning:
             message["content"] = content or None
@@ -96,9 +106,17 @@ class ChatReply:
         return {
             "index": self._index,
             "message": message,
-            "logprobs": {"content": self._logprobs} if self._with_logprobs else None,
+            "logprobs": {"content": self._whole_logprobs()} if self._with_logprobs else None,
             "finish_reason": self._reason(ending),
         }
+
+    def _whole_logprobs(self) -> msgspec.Raw:
+        return msgspec.Raw(b"[" + self._logprobs.removesuffix(b",") + b"]")
+
+    @property
+    def kept_bytes(self) -> int:
+        texts = self._content.kept_bytes + self._reasoning.kept_bytes
+        return len(self._logprobs) + texts + self._arguments_bytes
 
     def beside_choices(self) -> dict[str, Any]:
         if self._prompt_logprobs is None:
@@ -114,17 +132,21 @@ class ChatReply:
 
     def _kept(self, items: list[AnswerItem]) -> list[AnswerItem]:
         """The same items."""
-        if not self._streamed:
-            self._items += items
+        if self._streamed:
+            return items
+        for item in items:
+            match item:
+                case Content(text):
+                    self._content.add(text)
+                case Reasoning(text):
+                    self._reasoning.add(text)
+                case CallBegin():
+                    self._calls.append((item, GrowingText()))
+                    self._arguments_bytes += _CALL_BYTES
+                case CallArguments(number, text):
+                    self._calls[number][1].add(text)
+                    self._arguments_bytes += len(text)
         return items
-
-    def _whole_call(self, begin: CallBegin) -> dict[str, Any]:
-        arguments = [
-            item.json
-            for item in self._items
-            if isinstance(item, CallArguments) and item.number == begin.number
-        ]
-        return _call(begin, "".join(arguments))
 
     def _choices(self, items: Sequence[AnswerItem]) -> list[bytes]:
         return [self._choice(item) for item in items if not isinstance(item, CallEnd)]

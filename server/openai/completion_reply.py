@@ -7,16 +7,18 @@ Owns the answer so far. Has no part in HTTP. One answer, one thread.
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tasuki.model.ops.sampling.params import TopLogprobs
+from tasuki.server.replies.growing_text import GrowingText
 from tasuki.server.replies.scored_prompt import ScoredPrompt, json_prompt_logprobs
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.tokenizer import Tokenizer
 
 from .events import TextChoice, to_json
+from .logprob_columns import LogprobColumns
 from .reply import ReplyHead
 from .usage import json_logprob, token_text
-
-_LOGPROBS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,11 @@ class CompletionReply:
         self._prompt = prompt
         self._begun = False
         self._streamed = streamed
+        self.keeps = not streamed
         self.plain = None if shown.echo else self._plain
-        self._texts: list[str] = []
+        self._texts = GrowingText()
         self._offset = 0
-        self._logprobs: dict[str, list[Any]] = {name: [] for name in _LOGPROBS}
+        self._logprobs = LogprobColumns()
 
     def opening(self) -> list[bytes]:
         return []
@@ -78,12 +81,13 @@ class CompletionReply:
 
     def _push(self, piece: Piece) -> list[bytes]:
         if not self._streamed:
-            self._texts.append(piece.text)
+            self._texts.add(piece.text)
         if self._shown.logprobs is None or piece.token is None:
             return [self._text.holding(piece.text)] if piece.text else []
         token = piece.token
-        logprobs = self._entries([(token.token, token.logprob, token.top)])
-        return [to_json({**self._choice(piece.text), "logprobs": logprobs})]
+        columns = self._columns()
+        self._add(columns, token.token, token.logprob, token.top)
+        return [self._with_logprobs(piece.text, columns)]
 
     @property
     def _plain(self) -> TextChoice | None:
@@ -98,14 +102,14 @@ class CompletionReply:
         self.plain = self._plain
         text = self._echoed()
         if not self._streamed:
-            self._texts.append(text)
+            self._texts.add(text)
         if self._shown.logprobs is None:
             return [self._text.holding(text)] if text else []
-        tokens: list[tuple[int, float | None, TopLogprobs]]
-        tokens = [(int(self._prompt.tokens[0]), None, ())]
+        columns = self._columns()
+        self._add(columns, int(self._prompt.tokens[0]), None, ())
         for scored in self._prompt.scored(self._shown.logprobs):
-            tokens.append((scored.token, scored.logprob, scored.top))
-        return [to_json({**self._choice(text), "logprobs": self._entries(tokens)})]
+            self._add(columns, scored.token, scored.logprob, scored.top)
+        return [self._with_logprobs(text, columns)]
 
     def _echoed(self) -> str:
         if self._prompt_text is not None:
@@ -114,23 +118,26 @@ class CompletionReply:
             return ""
         return self._tokenizer.decode(self._prompt.tokens.tolist())
 
-    def _entries(self, tokens: list[tuple[int, float | None, TopLogprobs]]) -> dict[str, list[Any]]:
-        """Of the next tokens, each with its logprob, None of a prompt's first, and the likeliest in
-        its place."""
-        found: dict[str, list[Any]] = {name: [] for name in _LOGPROBS}
-        for token, logprob, top in tokens:
-            text, _ = token_text(token, self._tokenizer)
-            found["tokens"].append(text)
-            found["token_logprobs"].append(None if logprob is None else json_logprob(logprob))
-            found["top_logprobs"].append(
-                None if logprob is None else self._alternatives(token, logprob, top)
-            )
-            found["text_offset"].append(self._offset)
-            self._offset += len(text)
+    def _columns(self) -> LogprobColumns:
+        """Return those of the next tokens: the reply's, or fresh ones for a stream's event."""
+        return LogprobColumns() if self._streamed else self._logprobs
+
+    def _add(
+        self, columns: LogprobColumns, token: int, logprob: float | None, top: TopLogprobs
+    ) -> None:
+        """Add the next token, its logprob, which a prompt's first has not, and the likeliest in its
+        place."""
+        text, _ = token_text(token, self._tokenizer)
+        shown = None if logprob is None else json_logprob(logprob)
+        alternatives = None if logprob is None else self._alternatives(token, logprob, top)
+        columns.add(text, shown, alternatives, self._offset)
+        self._offset += len(text)
+
+    def _with_logprobs(self, text: str, columns: LogprobColumns) -> bytes:
+        """Return a stream's choice. A whole reply has no use for it."""
         if not self._streamed:
-            for name, values in found.items():
-                self._logprobs[name] += values
-        return found
+            return b""
+        return msgspec.json.encode({**self._choice(text), "logprobs": columns.json()})
 
     def finish(self, ending: Ending) -> list[bytes]:
         begun = self._begin()
@@ -138,14 +145,18 @@ class CompletionReply:
 
     def whole(self, ending: Ending) -> dict[str, Any]:
         choice = {
-            **self._choice("".join(self._texts)),
-            "logprobs": None if self._shown.logprobs is None else self._logprobs,
+            **self._choice(str(self._texts)),
+            "logprobs": None if self._shown.logprobs is None else self._logprobs.json(),
             "finish_reason": ending.reason.value,
         }
         top = self._shown.prompt_logprobs
         if top is not None:
             choice["prompt_logprobs"] = json_prompt_logprobs(self._prompt, top, self._tokenizer)
         return choice
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._texts.kept_bytes + self._logprobs.kept_bytes
 
     def beside_choices(self) -> dict[str, Any]:
         return {}

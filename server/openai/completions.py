@@ -1,20 +1,22 @@
 """POST /v1/completions: what a completion asks, and the shape of its reply."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from tasuki.engine.messages import Submit, Tokens
+from tasuki.engine.messages import Tokens
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.server.errors import InvalidField
-from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.kept_bytes import score_bytes, submit_bytes
+from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed, thinking_at_end
 from tasuki.server.text.text_codec import TextCodec
 
+from .account_fields import check_account_fields
 from .answer_format import read_answer_format
 from .completion_reply import CompletionReply, ShownFields
 from .generation import AskedReply, ServedModel, read_submit
@@ -30,15 +32,13 @@ _DEFAULT_NEW_TOKENS = 16
 MAX_PROMPTS = 1024
 
 
-# Numbers of prompts' scores in one reply, about 80 MB of JSON.
-MAX_REPLY_SCORES = 1 << 20
-
 _PROMPTS = frozenset({str, list})
 _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs"})
 
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
+    check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
     top = read_top_logprobs(fields, "logprobs")
     options = read_options(
@@ -51,21 +51,23 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
         honoured=_HONOURED,
     )
     _check_choices(len(prompts) * options.choices)
-    grammars = _grammars(read_answer_format(fields), prompts, model.codec)
+    asked = read_answer_format(fields)
+    grammars = _grammars(asked, prompts, model.codec)
+    options = replace(options, asked=asked)
     shown = _read_shown(fields, top)
     submits = [
         read_submit(
             request,
             fields,
             RenderedPrompt(prompt.tokens),
-            options.following(grammar),
+            options.following(asked, grammar),
             model,
             place,
             shown.scored_top,
         )
         for place, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
     ]
-    _check_scores(submits, shown)
+    check_scores("prompt", submits, options.choices)
     scored = [ScoredPrompt(prompt.tokens) for prompt in prompts]
     head = ReplyHead(f"cmpl-{submits[0].request_id}", model.named(fields.text("model")))
     shapes = [
@@ -82,13 +84,14 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
         for choice in range(options.choices)
     ]
     taken = scored if shown.scored_top is not None else [None] * len(scored)
-    return AskedReply(submits, options, shapes, taken)
+    kept = sum(submit_bytes(submit) + score_bytes(submit, options.choices) for submit in submits)
+    return AskedReply(submits, options, shapes, taken, kept)
 
 
 def _grammars(
     asked: AskedGrammar | None, prompts: Sequence["AskedPrompt"], codec: TextCodec
 ) -> list[Grammar | None]:
-    """Of the answer to each prompt; compiled once for those that end alike."""
+    """Return the grammar of the answer to each prompt."""
     if asked is None:
         return [None] * len(prompts)
     ends = [thinking_at_end(prompt.tokens, codec) for prompt in prompts]
@@ -109,20 +112,6 @@ def _read_shown(fields: RequestFields, top: int) -> ShownFields:
         logprobs=None if fields.get("logprobs") is None else top,
         prompt_logprobs=read_prompt_logprobs(fields),
     )
-
-
-def _check_scores(submits: Sequence[Submit], shown: ShownFields) -> None:
-    """Raises InvalidField where a reply would be too long."""
-    if shown.scored_top is None:
-        return
-    tokens = sum(len(submit.prompt) * len(submit.answer_ids) for submit in submits)
-    numbers = tokens * (shown.scored_top + 1)
-    if numbers > MAX_REPLY_SCORES:
-        raise InvalidField(
-            "prompt",
-            f"would have {numbers} logprobs, and a reply may have {MAX_REPLY_SCORES}: ask for "
-            "fewer, or send fewer prompts",
-        )
 
 
 @dataclass(frozen=True)

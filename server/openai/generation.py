@@ -6,17 +6,19 @@ Has no part in chat messages or JSON shapes. One event loop's thread.
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
+from tasuki.server.auth.held_bytes import HeldBytes, Hold
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
-from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.request_ids import http_request_id
@@ -30,9 +32,11 @@ from tasuki.server.request_checks import (
     read_targets,
 )
 from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.utils.free_memory import FreeMemory
 
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
@@ -46,12 +50,15 @@ ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
 
+_LARGE_BYTES = 1 << 20
+"""Of a body whose memory goes back to the system: a heap would keep it for later bodies."""
+
 
 @dataclass(frozen=True)
 class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
     sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
-    it; ANY_NAME among them: whatever they give."""
+    it; ANY_NAME among them: whatever they give. held: memory of the requests of all routes."""
 
     name: str
     created: int
@@ -59,6 +66,8 @@ class ServedModel:
     codec: TextCodec
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     aliases: tuple[str, ...] = ()
+    held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
+    memory: FreeMemory = field(default_factory=FreeMemory, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,18 +85,33 @@ class ServedModel:
             404, "model_not_found", f"model {asked!r:.200} is not served here: use {self.name!r}"
         )
 
-    async def read(self, request: web.Request, read: Callable[[RequestFields], Result]) -> Result:
-        """What `read` makes of the body's JSON object. `read` runs on one of the codec's threads;
-        what it raises is raised here. Raises HttpRefusal, InvalidRequest, Busy."""
+    def hold(self, request: web.Request) -> AbstractContextManager[Hold]:
+        """Return the count of the memory that the request holds, which is empty at first and ends
+        with `with`."""
+        return self.held.hold(http_caller(request))
+
+    async def read(
+        self, request: web.Request, hold: Hold, read: Callable[[RequestFields], Result]
+    ) -> Result:
+        """Return what `read` makes of the body's JSON object. `read` runs on one of the codec's
+        threads, and what it raises is raised here.
+
+        The hold then has the body's size, until the caller sets it to what the result keeps.
+        Raises HttpRefusal, InvalidRequest, Busy.
+        """
         check_is_json(request)
-        body = await read_body(request)
+        body = await read_body(request, hold)
 
         def work() -> Result:
             fields = read_fields(body)
             self.named(fields.text("model"))
             return read(fields)
 
-        return await self.codec.work.run(http_request_context(request).line, work)
+        try:
+            return await self.codec.work.run(http_request_context(request).line, work)
+        finally:
+            if hold.size > _LARGE_BYTES:
+                self.memory.give_back_later()
 
 
 def read_submit(
@@ -144,12 +168,13 @@ def _session(fields: RequestFields, tenant: str | None) -> str | None:
 class AskedReply:
     """What a request asks: prompts, and of each choice of the reply, one of each prompt or more,
     the shape, in their order. scored: of each prompt what takes its scores; None of one that is
-    not scored."""
+    not scored. kept_bytes: memory that these take until the reply's end."""
 
     submits: Sequence[Submit]
     options: AnswerOptions
     shapes: Sequence[ReplyShape]
     scored: Sequence[ScoredPrompt | None]
+    kept_bytes: int
 
 
 ReadRequest = Callable[[ServedModel, web.Request, RequestFields], AskedReply]
@@ -162,16 +187,19 @@ def answering(
     events, is what the engine answers, as text."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        asked = await model.read(request, partial(read, model, request))
-        reply = ChunkedReply(
-            asked.shapes,
-            include_usage=asked.options.include_usage,
-            with_hit=wants_hit(request),
-            choices=asked.options.choices,
-        )
-        return await answer_all(
-            engine, model, request, asked.submits, asked.options, reply.writers(), asked.scored
-        )
+        with model.hold(request) as hold:
+            asked = await model.read(request, hold, partial(read, model, request))
+            hold.resize(asked.kept_bytes)
+            reply = ChunkedReply(
+                asked.shapes,
+                include_usage=asked.options.include_usage,
+                with_hit=wants_hit(request),
+                choices=asked.options.choices,
+            )
+            return await answer_all(
+                *(engine, model, request, hold),
+                *(asked.submits, asked.options, reply.writers(), asked.scored),
+            )
 
     return handle
 
@@ -180,18 +208,20 @@ async def answer_with(
     engine: Answering,
     model: ServedModel,
     request: web.Request,
+    hold: Hold,
     submit: Submit,
     options: AnswerOptions,
     writer: AnswerWriter,
 ) -> web.StreamResponse:
     """The reply that the writer makes of the engine's answer, whole or as a stream of events."""
-    return await answer_all(engine, model, request, [submit], options, [writer], [None])
+    return await answer_all(engine, model, request, hold, [submit], options, [writer], [None])
 
 
 async def answer_all(
     engine: Answering,
     model: ServedModel,
     request: web.Request,
+    hold: Hold,
     submits: Sequence[Submit],
     options: AnswerOptions,
     writers: Sequence[AnswerWriter],
@@ -199,6 +229,7 @@ async def answer_all(
 ) -> web.StreamResponse:
     """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
+    await check_followable(options.asked, model.codec, request_context.line)
     names = [name for submit in submits for name in submit.answer_ids]
     choices = [
         Choice(
@@ -209,13 +240,14 @@ async def answer_all(
                 options.sampling.min_tokens,
             ),
             writer,
+            hold,
         )
         for name, writer in zip(names, writers, strict=True)
     ]
     # Thousands of scores take longer to write than the loop may be held.
     work = partial(model.codec.work.run, request_context.line) if any(scored) else None
     reply: StreamedReply | WholeReply = (
-        StreamedReply(request, choices) if options.stream else WholeReply(choices, work)
+        StreamedReply(request, choices) if options.stream else WholeReply(request, choices, work)
     )
     scores = [None if prompt is None else prompt.take for prompt in scored]
     async with engine.generate_all(submits, request_context, reply.sinks, scores) as answers:

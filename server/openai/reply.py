@@ -31,18 +31,24 @@ class ReplyHead:
 
 class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
-    chunk each, as JSON. complete: no more of the answer is wanted. may_complete: as in
-    AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one choice
-    of it, which this one holds; None until then, and where it never is."""
+    chunk each, as JSON. complete: no more of the answer is wanted. may_complete, keeps: as in
+    AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one
+    choice of it, which this one holds; None until then, and where it never is."""
 
     head: ReplyHead
     whole_kind: str
     chunk_kind: str
     may_complete: bool
+    keeps: bool
     plain: TextChoice | None
 
     @property
     def complete(self) -> bool: ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of what is kept of the answer so far."""
+        ...
 
     def opening(self) -> list[bytes]: ...
 
@@ -136,6 +142,7 @@ class ChoiceWriter:
     ) -> None:
         self.id = reply.head.id
         self.may_complete = shape.may_complete
+        self.keeps = shape.keeps
         self._reply = reply
         self._number = number
         self._shape = shape
@@ -145,6 +152,10 @@ class ChoiceWriter:
     @property
     def complete(self) -> bool:
         return self._shape.complete
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._shape.kept_bytes
 
     def opening(self) -> bytes:
         return self._chunks.of(self._shape.opening())

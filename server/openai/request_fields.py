@@ -39,6 +39,15 @@ class RequestFields:
         value: str | None = self._of(name, str, "a string")
         return value
 
+    def short_text(self, name: str, most: int, place: str | None = None) -> str | None:
+        """Return the field's text. most: characters. place: the field's name in errors; None: its
+        own. Raises InvalidField where it is longer, or no text."""
+        value = self.text(name)
+        if value is not None and len(value) > most:
+            complaint = f"has {len(value)} characters: send at most {most}"
+            raise InvalidField(place or name, complaint)
+        return value
+
     def flag(self, name: str) -> bool:
         return bool(self._of(name, bool, "true or false"))
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
 from tasuki.server.text.text_codec import TextCodec
@@ -35,4 +36,5 @@ def served_model(
         codec=codec,
         sampling_defaults=SamplingDefaults.load(config.generation_config, Path(folder)),
         aliases=tuple(aliases),
+        held=HeldBytes.for_messages(config.max_message_mib * 2**20),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tasuki.model.grammar.grammar import Grammar
-from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_TOP_LOGPROBS, SamplingParams
+from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
 from tasuki.server.request_checks import (
     MAX_CHOICES,
@@ -23,6 +23,7 @@ from tasuki.server.request_checks import (
     to_tokens,
 )
 from tasuki.server.text.bad_words import read_bad_words
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar
 from tasuki.server.text.text_codec import TextCodec
 
 from .request_fields import RequestFields
@@ -90,7 +91,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class AnswerOptions:
     """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
-    stream ends with a chunk of usage. choices: answers to each prompt."""
+    stream ends with a chunk of usage. choices: answers to each prompt. asked: the grammar that the
+    sampling names, as the request asked for it; it is untried."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
@@ -98,10 +100,12 @@ class AnswerOptions:
     stream: bool
     include_usage: bool
     choices: int = 1
+    asked: AskedGrammar | None = None
 
-    def following(self, grammar: Grammar | None) -> "AnswerOptions":
-        """The same, of an answer that follows the grammar, if any."""
-        return replace(self, sampling=replace(self.sampling, grammar=grammar))
+    def following(self, asked: AskedGrammar | None, grammar: Grammar | None) -> "AnswerOptions":
+        """Return the same for an answer that follows the grammar, if any. asked: what it was placed
+        from."""
+        return replace(self, sampling=replace(self.sampling, grammar=grammar), asked=asked)
 
 
 def read_options(
@@ -229,8 +233,11 @@ def _or(given: float | None, default: float) -> float:
 
 def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
     """An object of token ids, as JSON has them: in quotes."""
+    given = fields.items_by_name("logit_bias")
+    if len(given) > MAX_BIASES:
+        raise InvalidField("logit_bias", f"must hold at most {MAX_BIASES} tokens, not {len(given)}")
     found = {}
-    for name, bias in fields.items_by_name("logit_bias").items():
+    for name, bias in given.items():
         if not (name.isascii() and name.isdigit() and len(name) <= 10):
             raise InvalidField("logit_bias", f"must name token ids, not {name!r:.40}")
         if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:

@@ -9,30 +9,41 @@ from tasuki.server.text.chat_message import ChatMessage, ToolCall
 
 
 class ConversationBuilder:
-    """messages: those that are whole."""
-
     def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
         """before: messages that the conversation begins with."""
-        self.messages: list[ChatMessage] = [*before]
+        self._messages: list[ChatMessage] = [*before]
+        # Behind the last message's content. To join each as it comes would copy a long message for
+        # every short reminder behind it.
+        self._joining: list[str] = []
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[ToolCall] = []
         self._answers = False
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """Those that are whole."""
+        if self._joining:
+            last = self._messages[-1]
+            content = "".join([last.content, *self._joining])
+            self._messages[-1] = ChatMessage(last.role, content)
+            self._joining.clear()
+        return self._messages
 
     def system(self, text: str) -> None:
         """Templates take one system message, the first. What comes later joins the message before
         it, as a reminder: it opens no turn of its own, which would end the thoughts about the
         user's last question."""
         self.end_turn()
-        last = self.messages[-1] if self.messages else None
+        last = self._messages[-1] if self._messages else None
         if last is None:
             self.messages.append(ChatMessage("system", text))
         elif last.role == "system":
-            self.messages[-1] = ChatMessage("system", f"{last.content}\n\n{text}")
+            self._joining.append(f"\n\n{text}")
         elif last.role == "assistant":
             self.messages.append(ChatMessage("user", _reminder(text)))
         else:
-            self.messages[-1] = ChatMessage(last.role, f"{last.content}\n{_reminder(text)}")
+            self._joining.append(f"\n{_reminder(text)}")
 
     def user(self, text: str) -> None:
         self.end_turn()

@@ -10,11 +10,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import web
 
 from tasuki.engine.messages import Finished, TokenOut
+from tasuki.server.auth.held_bytes import Hold
 from tasuki.server.errors import ServerError
 from tasuki.server.http.event_stream import EventStream
+from tasuki.server.http.json_reply import send_json
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_looks
 from tasuki.server.unread_answer import AnswerPart, TokenSink
 from tasuki.utils.loops.together import together
@@ -23,6 +26,9 @@ log = logging.getLogger(__name__)
 
 # How long a stream's headers may wait for a refusal by the engine, which then has its own status.
 _FIRST_LOOK_SECONDS = 0.5
+
+_COUNTED_AT_ONCE = 1 << 14
+"""Bytes of an answer: less is part of what each answer is counted with."""
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
@@ -33,13 +39,20 @@ Writing = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 class AnswerWriter(Protocol):
     """Fed one answer in order. What it returns, but for `whole`, are whole server-sent events, in
     their order. id: for logs. complete: no more of the answer is wanted; never where
-    may_complete is false, so that nobody needs to look after each token."""
+    may_complete is false, so that nobody needs to look after each token. keeps: something of the
+    answer is kept until its end."""
 
     id: str
     may_complete: bool
+    keeps: bool
 
     @property
     def complete(self) -> bool: ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of what is kept of the answer so far."""
+        ...
 
     def opening(self) -> bytes: ...
 
@@ -65,11 +78,16 @@ class AnswerWriter(Protocol):
 class Choice:
     """One answer on its way to its shape. The engine stops where no more of it is wanted."""
 
-    def __init__(self, answer: TextAnswer, writer: AnswerWriter) -> None:
+    def __init__(self, answer: TextAnswer, writer: AnswerWriter, hold: Hold) -> None:
+        """hold: the request's, which counts what the writer keeps of the answer."""
         self.writer = writer
         self._answer = answer
+        self._hold = hold
+        self._counted = 0
 
     def written(self, tokens: Sequence[TokenOut]) -> bytes:
+        """Return the events of these tokens. Raises Busy and InvalidRequest where what is kept of
+        the answer is more than its caller may hold."""
         answer, writer = self._answer, self.writer
         events: list[bytes] = []
         for token in tokens:
@@ -79,7 +97,14 @@ class Choice:
             events.append(writer.piece(piece))
             if writer.may_complete and writer.complete:
                 answer.stop()
+        if writer.keeps:
+            self._count(writer.kept_bytes)
         return b"".join(events)
+
+    def _count(self, kept: int) -> None:
+        if kept >= self._counted + _COUNTED_AT_ONCE:
+            self._hold.grow(kept - self._counted)
+            self._counted = kept
 
     def ending(self, end: Finished) -> bytes:
         return self.writer.ending(*self._answer.ended(end))
@@ -88,8 +113,11 @@ class Choice:
 class WholeReply:
     """One JSON object, once every choice has ended."""
 
-    def __init__(self, choices: Sequence[Choice], work: Writing | None = None) -> None:
+    def __init__(
+        self, request: web.Request, choices: Sequence[Choice], work: Writing | None = None
+    ) -> None:
         """choices: one or more, of one reply. work: writes it elsewhere, where it is long."""
+        self._request = request
         self._choices = choices
         self._work = work
 
@@ -105,12 +133,16 @@ class WholeReply:
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
         """answers: of each choice."""
         await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
-        if self._work is None:
-            return web.json_response(self._choices[0].writer.whole())
-        return web.json_response(body=await self._work(self._body))
+        body = self._body() if self._work is None else await self._work(self._body)
+        return await send_json(self._request, body)
 
     def _body(self) -> bytes:
-        return json.dumps(self._choices[0].writer.whole()).encode()
+        whole = self._choices[0].writer.whole()
+        try:
+            return msgspec.json.encode(whole)
+        except UnicodeEncodeError:
+            # A call's arguments may name half a character, which UTF-8 does not have.
+            return json.dumps(whole, default=msgspec.json.decode).encode()
 
     async def _read(self, choice: Choice, parts: AsyncGenerator[AnswerPart, None]) -> None:
         async with aclosing(parts):

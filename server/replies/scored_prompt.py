@@ -3,13 +3,19 @@
 Owns the pieces. One event loop's thread until all have come, then any.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.engine.messages import PromptScored, Tokens
+import msgspec
+
+from tasuki.engine.messages import PromptScored, Submit, Tokens
 from tasuki.model.ops.sampling.params import TopLogprobs
+from tasuki.server.errors import InvalidField
 from tasuki.server.text.tokenizer import Tokenizer
+
+MAX_REPLY_SCORES = 1 << 20
+"""Numbers of prompts' scores in one reply, about 80 MB of JSON."""
 
 _LEAST = -9999.0
 
@@ -49,12 +55,39 @@ class ScoredPrompt:
                 yield ScoredToken(token, logprob, rank, tuple(zip(tokens, logprobs, strict=True)))
 
 
+def check_scores(field: str, submits: Sequence[Submit], written: int) -> None:
+    """Raise InvalidField where a reply would be too long.
+
+    field: to blame. written: how often the reply holds the scores of each prompt.
+    """
+    numbers = sum(
+        len(submit.prompt) * (submit.prompt_logprobs + 1)
+        for submit in submits
+        if submit.prompt_logprobs is not None
+    )
+    if numbers * written > MAX_REPLY_SCORES:
+        raise InvalidField(
+            field,
+            f"would have {numbers * written} logprobs, and a reply may have {MAX_REPLY_SCORES}: "
+            "ask for fewer, or send fewer prompts",
+        )
+
+
 def json_prompt_logprobs(
     prompt: ScoredPrompt, top: int, tokenizer: Tokenizer | None
-) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: by token ids in each place, none in the first, which stands behind
-    nothing."""
-    return [None, *(_place(scored, tokenizer) for scored in prompt.scored(top))]
+) -> msgspec.Raw:
+    """Return vLLM's `prompt_logprobs` as JSON: an object by token ids for each place, and null for
+    the first, which stands behind nothing.
+
+    Each place is written before the next is made: as objects they would take several times the
+    memory.
+    """
+    written = bytearray(b"[null")
+    for scored in prompt.scored(top):
+        written += b","
+        written += msgspec.json.encode(_place(scored, tokenizer))
+    written += b"]"
+    return msgspec.Raw(written)
 
 
 def _place(scored: ScoredToken, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from tasuki.server.replies.growing_text import GrowingText
+
 from .reasoning_text import carried
 from .tools import CUSTOM_INPUT, ToolName
 
@@ -35,11 +37,11 @@ class _TextItem:
     def __init__(self, item_id: str) -> None:
         self._place = {"item_id": item_id, "content_index": 0}
         self._id = item_id
-        self._texts: list[str] = []
+        self._text = GrowingText()
 
     @property
     def text(self) -> str:
-        return "".join(self._texts)
+        return str(self._text)
 
     def part(self, text: str) -> Body:
         return {"type": self.part_type, "text": text}
@@ -52,7 +54,7 @@ class _TextItem:
         yield {"type": "response.content_part.added", **self._place, "part": self.part("")}
 
     def grow(self, text: str) -> Iterator[Body]:
-        self._texts.append(text)
+        self._text.add(text)
         yield {"type": f"{self.event}.delta", **self._place, "delta": text, **self.more()}
 
     def end(self) -> Iterator[Body]:
@@ -102,11 +104,11 @@ class _CallItem:
         self._id = item_id
         self._name = name
         self._call_id = call_id
-        self._pieces: list[str] = []
+        self._text = GrowingText()
 
     @property
     def _arguments(self) -> str:
-        return "".join(self._pieces)
+        return str(self._text)
 
     def begin(self) -> Iterator[Body]:
         yield from ()
@@ -120,7 +122,7 @@ class _CallItem:
 
 class FunctionCallItem(_CallItem):
     def grow(self, text: str) -> Iterator[Body]:
-        self._pieces.append(text)
+        self._text.add(text)
         event = "response.function_call_arguments.delta"
         yield {"type": event, "item_id": self._id, "delta": text}
 
@@ -137,7 +139,7 @@ class CustomCallItem(_CallItem):
     """Its text is known once the arguments that hold it are whole."""
 
     def grow(self, text: str) -> Iterator[Body]:
-        self._pieces.append(text)
+        self._text.add(text)
         yield from ()
 
     def end(self) -> Iterator[Body]:
@@ -155,7 +157,7 @@ class CustomCallItem(_CallItem):
         arguments = self._arguments
         try:
             value = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return arguments
         text = value.get(CUSTOM_INPUT) if isinstance(value, dict) else None
         return text if isinstance(text, str) else arguments

@@ -6,22 +6,24 @@ fields about accounts and routing are ignored.
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.openai.account_fields import MAX_ID, check_account_fields
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
+from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
@@ -30,7 +32,8 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
 from .input_items import read_input
-from .response_writer import ResponseHead, ResponseWriter
+from .response_head import ResponseHead
+from .response_writer import ResponseWriter
 from .stored_items import StoredItems
 from .stored_responses import Responses, StoredResponse
 from .tools import ResponseTools, read_response_tools
@@ -78,9 +81,13 @@ _PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True
 
 @dataclass(frozen=True)
 class AskedResponse:
+    """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
+    the reply's end."""
+
     submit: Submit
     options: AnswerOptions
     writer: ResponseWriter
+    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,10 @@ def read_response_request(
     except PromptTooLong as error:
         if not fields.flag("stream"):
             raise
-        head = ResponseHead(_echoed(model, fields, None), carries_reasoning=False, with_hit=False)
+        # The prompt is among what it would echo, and is too long.
+        head = ResponseHead.of(_plain_fields(model, fields), {})
         parser = AnswerParser(Thinking.NEVER, ())
-        nothing = TurnRecord(np.zeros(0, dtype=np.int32), (), b"")
-        writer = ResponseWriter(
-            head, parser, ResponseTools([], {}, True, ToolChoice()), nothing, None
-        )
+        writer = ResponseWriter(head, parser, ResponseTools([], {}, True, ToolChoice()))
         return TooLongResponse(error, writer)
 
 
@@ -117,38 +122,36 @@ def _read(
     previous = _previous(store, request, fields)
     before = None if previous is None else previous.turn
     context = http_request_context(request)
-    messages = read_input(
-        fields.get("input"),
-        () if before is None else before.messages,
-        StoredItems(store, context),
-    )
+    old = () if before is None else before.messages()
+    messages = read_input(fields.get("input"), old, StoredItems(store, context))
     settings = PromptSettings(
         fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
     )
     salt = prompt_salt(request, fields)
-    rendered = turn_prompt(model.codec, settings, messages, before, salt)
+    rendered = turn_prompt(model.codec, settings, messages, before, len(old), salt)
     tokens = rendered.tokens
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, room)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
-    options = options.following(placed(asked, rendered.thinking, model.codec))
+    options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model)
     is_stored = fields.get("store") is None or fields.flag("store")
-    head = ResponseHead(
-        {**_echoed(model, fields, options), "store": is_stored},
+    head = ResponseHead.of(
+        {**_plain_fields(model, fields), **_sampled(options), "store": is_stored},
+        _echoed(fields),
+        wants_hit(request),
         carries_reasoning=_ENCRYPTED in _include(fields),
-        with_hit=wants_hit(request),
     )
     parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
-    record = TurnRecord(submit.prompt, messages, settings.digest)
-
-    def keep(response_id: str, body: bytes) -> None:
-        store.put(context, StoredResponse(response_id, body, record.turn()))
-
-    writer = ResponseWriter(head, parser, tools, record, keep if is_stored else None)
-    return AskedResponse(submit, options, writer)
+    writer = ResponseWriter(head, parser, tools)
+    kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
+    if is_stored:
+        record = TurnRecord(submit.prompt, messages, settings.digest)
+        writer.keep(record, partial(store.put, context))
+        kept += record.kept_bytes
+    return AskedResponse(submit, options, writer, kept)
 
 
 def _previous(
@@ -171,6 +174,8 @@ def _refuse_unserved(fields: RequestFields) -> None:
     fields.refuse_unknown(_KNOWN)
     for name, harmless in _AS_IT_IS.items():
         fields.refuse_but(name, harmless)
+    check_account_fields(fields)
+    fields.integer("max_tool_calls")
     text = fields.fields("text")
     if text.get("verbosity") not in (None, "medium"):
         raise InvalidField("text.verbosity", "must be medium: ask for it in the instructions")
@@ -201,7 +206,7 @@ def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, An
     asked = {name: fields.get(name) for name in _VARIABLES}
     if asked["preserve_thinking"] is None:
         asked["preserve_thinking"] = _PRESERVES[context]
-    effort = reasoning.text("effort")
+    effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
     if effort is not None and effort != NO_EFFORT:
         effort = effort_of_template(codec, "reasoning.effort", effort)
     return read_template_variables(RequestFields({**asked, EFFORT: effort}))
@@ -215,35 +220,43 @@ def _read_options(model: ServedModel, fields: RequestFields, room: int) -> Answe
     return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, 0)
 
 
-def _echoed(
-    model: ServedModel, fields: RequestFields, options: AnswerOptions | None
-) -> dict[str, Any]:
-    """The request's fields in its response. options: None where they were not read."""
-    sampling = None if options is None else options.sampling
-    reasoning = fields.fields("reasoning")
+def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
+    """Return a response's fields that are short whatever the request is. REQUIRES:
+    _refuse_unserved() let the request pass."""
     parallel = fields.get("parallel_tool_calls")
+    effort = fields.fields("reasoning").text("effort")
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
         "model": model.named(fields.text("model")),
         "background": False,
-        "instructions": fields.get("instructions"),
-        "max_output_tokens": fields.get("max_output_tokens"),
-        "max_tool_calls": fields.get("max_tool_calls"),
-        "metadata": fields.items_by_name("metadata"),
-        "parallel_tool_calls": True if parallel is None else parallel,
-        "previous_response_id": fields.get("previous_response_id"),
+        "max_output_tokens": fields.integer("max_output_tokens"),
+        "max_tool_calls": fields.integer("max_tool_calls"),
+        "parallel_tool_calls": True if parallel is None else bool(parallel),
+        "previous_response_id": fields.short_text("previous_response_id", MAX_ID),
         "prompt_cache_key": fields.get("prompt_cache_key"),
-        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "reasoning": {"effort": effort, "summary": None},
         "safety_identifier": fields.get("safety_identifier"),
         "service_tier": "default",
-        "temperature": fields.get("temperature") if sampling is None else sampling.temperature,
+        "temperature": None,
+        "top_logprobs": 0,
+        "top_p": None,
+        "truncation": "disabled",
+        "user": fields.get("user"),
+    }
+
+
+def _sampled(options: AnswerOptions) -> dict[str, Any]:
+    return {"temperature": options.sampling.temperature, "top_p": options.sampling.top_p}
+
+
+def _echoed(fields: RequestFields) -> dict[str, Any]:
+    """Return the fields that are as long as the client made them, as it sent them."""
+    return {
+        "instructions": fields.get("instructions"),
+        "metadata": fields.items_by_name("metadata"),
         "text": {"format": fields.fields("text").get("format") or {"type": "text"}},
         "tool_choice": fields.get("tool_choice") or "auto",
         "tools": fields.items("tools"),
-        "top_logprobs": 0,
-        "top_p": fields.get("top_p") if sampling is None else sampling.top_p,
-        "truncation": "disabled",
-        "user": fields.get("user"),
     }

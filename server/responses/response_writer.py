@@ -6,7 +6,6 @@ one is open at a time, and each is done before the next is added; events are num
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,21 +27,16 @@ from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
 
 from .output_items import CustomCallItem, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
+from .response_head import ResponseHead
 from .stored_items import item_id
+from .stored_responses import StoredResponse
 from .tools import ResponseTools
 from .turn_record import TurnRecord
 
+_KEPT_OF_LETTER = 6
+"""Bytes: once among the items and once in the turn, and again while the ending is written."""
+_KEPT_OF_TOKEN = 8
 _ERROR_CODE = {"internal": "server_error", "rate_limited": "rate_limit_exceeded"}
-
-
-@dataclass(frozen=True)
-class ResponseHead:
-    """fields: of the response that no answer changes. carries_reasoning: items of reasoning have
-    their text encoded too. with_hit: usage explains the hit."""
-
-    fields: dict[str, Any]
-    carries_reasoning: bool
-    with_hit: bool
 
 
 class ResponseWriter:
@@ -53,32 +47,43 @@ class ResponseWriter:
         head: ResponseHead,
         parser: AnswerParser,
         tools: ResponseTools,
-        record: TurnRecord,
-        keep: Callable[[str, bytes], None] | None,
     ) -> None:
-        """keep: takes the response's id and body at its end; None: it is not stored."""
-        self.id: str = head.fields["id"]
+        self.id = head.id
         self._head = head
         self.may_complete = parser.may_complete
+        self.keeps = True
         self._parser = parser
         self._tools = tools
-        self._record = record
-        self._keep = keep
+        self._record: TurnRecord | None = None
+        """None where the response is not stored."""
+        self._store: Callable[[StoredResponse], None] | None = None
         self._number = 0
+        self._kept_bytes = 0
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._end: dict[str, Any] = _not_ended("in_progress")
+
+    def keep(self, record: TurnRecord, store: Callable[[StoredResponse], None]) -> None:
+        """Have the response stored at its end. record: of its turn, before the answer. REQUIRES:
+        nothing of the answer came."""
+        self._record, self._store = record, store
 
     @property
     def complete(self) -> bool:
         return self._parser.complete
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of the items and, where it is stored, of the turn: each has its text."""
+        return self._kept_bytes
+
     def opening(self) -> bytes:
-        return self._whole_event("response.created") + self._whole_event("response.in_progress")
+        return self._whole_event("response.created") + self.keep_alive()
 
     def piece(self, piece: Piece) -> bytes:
-        if piece.token is not None:
+        if self._record is not None and piece.token is not None:
             self._record.add_token(piece.token.token)
+        self._kept_bytes += _KEPT_OF_LETTER * len(piece.text) + _KEPT_OF_TOKEN
         return b"".join(map(self._add, self._parser.push(piece)))
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
@@ -94,8 +99,9 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": self._usage(self._parser.ending(ending)),
         }
-        if self._keep is not None:
-            self._keep(self.id, msgspec.json.encode(self.whole()))
+        if self._record is not None and self._store is not None:
+            body = msgspec.json.encode(self._whole())
+            self._store(StoredResponse(self.id, body, self._record.turn()))
         return events + self._whole_event(f"response.{status}")
 
     def failure(self, error: Exception) -> bytes:
@@ -106,21 +112,29 @@ class ResponseWriter:
         return self._whole_event("response.failed")
 
     def keep_alive(self) -> bytes:
-        """Some clients wait for events, and count no comments as such."""
-        return self._whole_event("response.in_progress")
+        """Some clients wait for events, and count no comments as such. This one is short, whatever
+        the request and the answer so far are: it has no echoes and no items."""
+        response = {**self._head.brief, **_not_ended("in_progress"), "output": []}
+        return self._event({"type": "response.in_progress", "response": response})
 
     def whole(self) -> dict[str, Any]:
-        return {**self._head.fields, **self._end, "output": self._output}
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self._whole()))
+        return found
+
+    def _whole(self) -> dict[str, Any]:
+        """Return what whole() does, with the request's echoes as msgspec.Raw."""
+        return {**self._head.whole, **self._end, "output": self._output}
 
     def _whole_event(self, kind: str) -> bytes:
-        return self._event({"type": kind, "response": self.whole()})
+        return self._event({"type": kind, "response": self._whole()})
 
     def _event(self, body: dict[str, Any]) -> bytes:
         number, self._number = self._number, self._number + 1
         return named_event({"type": body["type"], "sequence_number": number, **body})
 
     def _add(self, item: AnswerItem) -> bytes:
-        self._record.add(item)
+        if self._record is not None:
+            self._record.add(item)
         match item:
             case Reasoning(text):
                 return self._grow(ReasoningItem, text)

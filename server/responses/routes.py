@@ -4,10 +4,12 @@ from functools import partial
 
 from aiohttp import web
 
+from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.engine_client import Answering
-from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.event_stream import EventStream
+from tasuki.server.http.json_reply import send_json
 from tasuki.server.openai.generation import ServedModel, answer_with
 
 from .response_request import TooLongResponse, read_response_request
@@ -19,7 +21,7 @@ STORED_PATH = "/v1/responses/{name}"
 def response_routes(
     engine: Answering, model: ServedModel, store: ResponseStore
 ) -> list[web.RouteDef]:
-    stored = StoredHandlers(store)
+    stored = StoredHandlers(store, model.held)
     return [
         *answering_routes(engine, model, store),
         web.get(STORED_PATH, stored.retrieve),
@@ -39,31 +41,41 @@ class ResponseHandlers:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         model = self._model
-        read = partial(read_response_request, model, self._store, request)
-        asked = await model.read(request, read)
-        if isinstance(asked, TooLongResponse):
-            stream = EventStream(request, asked.writer.keep_alive)
-            await stream.prepare()
-            stream.keep_no_longer()
-            await stream.end(asked.writer.opening() + asked.writer.failure(asked.error))
-            return stream.response
-        return await answer_with(
-            self._engine, model, request, asked.submit, asked.options, asked.writer
-        )
+        with model.hold(request) as hold:
+            read = partial(read_response_request, model, self._store, request)
+            asked = await model.read(request, hold, read)
+            if isinstance(asked, TooLongResponse):
+                hold.resize(0)
+                return await _told_in_a_stream(request, asked)
+            hold.resize(asked.kept_bytes)
+            return await answer_with(
+                *(self._engine, model, request, hold), asked.submit, asked.options, asked.writer
+            )
+
+
+async def _told_in_a_stream(request: web.Request, asked: TooLongResponse) -> web.StreamResponse:
+    stream = EventStream(request, asked.writer.keep_alive)
+    await stream.prepare()
+    stream.keep_no_longer()
+    await stream.end(asked.writer.opening() + asked.writer.failure(asked.error))
+    return stream.response
 
 
 class StoredHandlers:
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, held: HeldBytes) -> None:
+        """held: counts what waits for clients that read slowly."""
         self._store = store
+        self._held = held
 
-    async def retrieve(self, request: web.Request) -> web.Response:
+    async def retrieve(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if request.query.get("stream", "false").lower() not in ("false", "0"):
             raise HttpRefusal(400, "invalid", "stream: a response that has ended is not streamed")
         found = self._store.get(http_request_context(request), name)
         if found is None:
             raise _not_found(name)
-        return web.Response(body=found.body, content_type="application/json", charset="utf-8")
+        with self._held.hold(http_caller(request), len(found.body)):
+            return await send_json(request, found.body)
 
     async def delete(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

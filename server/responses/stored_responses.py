@@ -1,15 +1,16 @@
 """Responses that later ones may go on from: their bodies, and the exact tokens at which they ended.
 
 Owns what is stored, in memory. Any thread. Invariants: a response is found by the caller and tenant
-that it was made for, and by nobody else; no key holds more than its count, nor, where there are
-several, more than half of the bytes; what is stored takes no more bytes than the capacity, as they
-are counted here. The longest unused of whoever holds most goes first, so that nobody crowds out the
-others; each is gone after its lifetime.
+that it was made for, and by no other caller; no key holds more than its count, nor, where there are
+several, more than half of the bytes; all responses together take no more memory than the capacity,
+since each is a few blocks of bytes and its size counts them all. The longest unused response of the
+owner with the most bytes goes first, so that no owner crowds out the others; each response is gone
+after its lifetime.
 """
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,23 +18,35 @@ from tasuki.engine.messages import Tokens
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.text.chat_message import ChatMessage
 
-_ENTRY_BYTES = 1000
-_MESSAGE_BYTES = 300
+from .stored_messages import read_messages, written_messages
+
+_ENTRY_BYTES = 1500
+"""Of a response's objects, and of its places in the store's tables."""
 
 _Owner = tuple[str, str | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """tokens: the prompt and its answer, int32 [T]. messages: the same as a template takes them,
-    without instructions. context: a digest of all else that the prompt's text depends on."""
+    """tokens: the prompt and its answer, int32 [T]. conversation: the same as a template takes it,
+    without instructions, as stored_messages.py writes it. context: a digest of all else that the
+    prompt's text depends on."""
 
     tokens: Tokens
-    messages: tuple[ChatMessage, ...]
+    conversation: bytes
     context: bytes
 
+    @staticmethod
+    def of(tokens: Tokens, messages: Sequence[ChatMessage], context: bytes) -> "StoredTurn":
+        """Return the turn of a conversation."""
+        return StoredTurn(tokens, written_messages(messages), context)
 
-@dataclass(frozen=True)
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """Return the conversation, read anew by each call."""
+        return read_messages(self.conversation)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredResponse:
     """body: JSON."""
 
@@ -43,15 +56,13 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes. Messages count as often as they are stored, though turns share them."""
-        texts = sum(
-            _MESSAGE_BYTES + len(message.content) + len(message.reasoning or "")
-            for message in self.turn.messages
-        )
-        return _ENTRY_BYTES + len(self.body) + self.turn.tokens.nbytes + texts
+        """Bytes of memory."""
+        turn = self.turn
+        blocks = len(turn.conversation) + len(turn.context) + turn.tokens.nbytes
+        return _ENTRY_BYTES + len(self.body) + blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Held:
     response: StoredResponse
     owner: _Owner
@@ -77,22 +88,25 @@ class ResponseStore:
         self._per_key = per_key
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._held: dict[str, _Held] = {}
+        # In the order of their ends, since all live equally long.
+        self._held: OrderedDict[str, _Held] = OrderedDict()
         # By owner, the longest unused first.
         self._of: dict[_Owner, OrderedDict[str, int]] = {}
         self._bytes: dict[_Owner, int] = {}
-        self._ends: deque[tuple[float, str]] = deque()
+        self._owners: dict[_Owner, _Owner] = {}
+        """Each owner once, however many responses it has."""
+        self._used = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def used(self) -> int:
-        """Bytes."""
-        return sum(self._bytes.values())
+        """Bytes of all responses."""
+        return self._used
 
     def put(self, context: RequestContext, response: StoredResponse) -> None:
-        """What alone is over a bound is not stored."""
+        """Store the response, unless it alone exceeds a bound."""
         owner, size = _owner(context), response.size
         one_of_many = context.caller.is_one_of_many
         most = self._capacity // 2 if one_of_many else self._capacity
@@ -101,16 +115,20 @@ class ResponseStore:
         until = self._clock() + self._seconds
         with self._lock:
             self._drop_ended()
+            if response.id in self._held:
+                self._drop(response.id)
+            owner = self._owners.setdefault(owner, owner)
             self._held[response.id] = _Held(response, owner, size, until)
             self._of.setdefault(owner, OrderedDict())[response.id] = size
             self._bytes[owner] = self._bytes.get(owner, 0) + size
-            self._ends.append((until, response.id))
+            self._used += size
             while self._bytes[owner] > most or 0 < self._per_key < len(self._of[owner]):
                 self._drop_oldest(owner)
-            while self.used > self._capacity:
+            while self._used > self._capacity:
                 self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
 
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
+        """Return the caller's response of that id; None where there is none."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, response_id)
@@ -120,7 +138,7 @@ class ResponseStore:
             return held.response
 
     def delete(self, context: RequestContext, response_id: str) -> bool:
-        """Whether there was one."""
+        """Drop the caller's response of that id, and return whether there was one."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, response_id)
@@ -139,15 +157,17 @@ class ResponseStore:
         held = self._held.pop(response_id)
         del self._of[held.owner][response_id]
         self._bytes[held.owner] -= held.size
+        self._used -= held.size
         if not self._of[held.owner]:
-            del self._of[held.owner], self._bytes[held.owner]
+            del self._of[held.owner], self._bytes[held.owner], self._owners[held.owner]
 
     def _drop_ended(self) -> None:
         now = self._clock()
-        while self._ends and self._ends[0][0] <= now:
-            _, response_id = self._ends.popleft()
-            if response_id in self._held:
-                self._drop(response_id)
+        while self._held:
+            response_id, held = next(iter(self._held.items()))
+            if held.until > now:
+                return
+            self._drop(response_id)
 
 
 def _owner(context: RequestContext) -> _Owner:

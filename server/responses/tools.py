@@ -20,6 +20,9 @@ from tasuki.server.text.grammars.tool_choice import ToolChoice
 CUSTOM_INPUT = "input"
 """The one parameter by which a template is shown a tool of free text."""
 
+MAX_NAMESPACE = 256
+"""Characters of its name."""
+
 _SEPARATOR = "__"
 _SYNTAXES = {"lark": GrammarKind.LARK, "regex": GrammarKind.REGEX}
 
@@ -66,8 +69,6 @@ def read_response_tools(fields: RequestFields) -> ResponseTools:
     names: dict[str, ToolName] = {}
     for index, tool in enumerate(fields.items("tools")):
         _add(tool, f"tools[{index}]", None, offered, names)
-    if len(offered) > MAX_TOOLS:
-        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
     choice = fields.get("tool_choice")
     parallel = fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
     shown = [] if choice == "none" else offered
@@ -125,11 +126,16 @@ def _add(
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise InvalidField(f"{place}.tools", "must be a list")
+        if len(name) > MAX_NAMESPACE:
+            # Each of its tools bears it.
+            raise InvalidField(f"{place}.name", f"may have at most {MAX_NAMESPACE} characters")
         for index, item in enumerate(inner):
             _add(item, f"{place}.tools[{index}]", name, offered, names)
         return
     if tool.get("defer_loading"):
         raise InvalidField(f"{place}.defer_loading", "must be false: nothing searches for tools")
+    if len(offered) >= MAX_TOOLS:
+        raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
     shown = template_name(name, namespace)
     names[shown] = ToolName(name, namespace, kind == "custom")
     function = _custom(tool, place) if kind == "custom" else _function(tool, place)

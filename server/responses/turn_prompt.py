@@ -43,11 +43,15 @@ def turn_prompt(
     settings: PromptSettings,
     messages: Sequence[ChatMessage],
     before: StoredTurn | None,
+    old: int,
     salt: bytes,
 ) -> RenderedPrompt:
-    """messages: all of the conversation, those of the turn before among them. Raises
-    InvalidRequest, PromptTooLong."""
-    new = messages if before is None else messages[len(before.messages) :]
+    """Return the prompt of the whole conversation.
+
+    messages: those of the turn before, and then the new ones. old: how many are of that turn.
+    Raises InvalidRequest, PromptTooLong.
+    """
+    new = messages[old:]
     if not new:
         raise InvalidField("input", "is empty: send at least one item")
     if new[-1].role == "assistant":

@@ -1,14 +1,16 @@
 """What a response's turn becomes, as it is answered: its tokens, and the message of its answer.
 
-One answer, one thread.
+One answer, one thread. Invariant: all of it is bytes and arrays, whose memory is some bytes for
+each token.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
 from tasuki.engine.messages import Tokens
-from tasuki.server.replies.conversation_builder import ConversationBuilder
+from tasuki.server.replies.growing_text import GrowingText
 from tasuki.server.text.answer_parts import (
     AnswerItem,
     CallArguments,
@@ -17,9 +19,9 @@ from tasuki.server.text.answer_parts import (
     Content,
     Reasoning,
 )
-from tasuki.server.text.call_arguments import read_arguments
-from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.chat_message import ChatMessage
 
+from .stored_messages import joined_messages, written_answer, written_messages
 from .stored_responses import StoredTurn
 
 
@@ -27,36 +29,42 @@ class TurnRecord:
     def __init__(self, prompt: Tokens, messages: Sequence[ChatMessage], context: bytes) -> None:
         """messages: the conversation before the answer. context: as in StoredTurn."""
         self._prompt = prompt
-        self._messages = messages
+        self._before = written_messages(messages)
         self._context = context
-        self._tokens: list[int] = []
-        self._answer = ConversationBuilder()
+        self._tokens = array("i")
+        self._reasoning = GrowingText()
+        self._content = GrowingText()
         self._names: list[str] = []
-        self._arguments: list[list[str]] = []
+        self._arguments: list[GrowingText] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory before the answer, without the prompt."""
+        return len(self._before)
 
     def add_token(self, token: int) -> None:
         self._tokens.append(token)
 
     def add(self, item: AnswerItem) -> None:
+        """Take the answer's next part."""
         match item:
             case Reasoning(text):
-                self._answer.reasoning(text)
+                self._reasoning.add(text)
             case Content(text):
-                self._answer.content(text)
+                self._content.add(text)
             case CallBegin(_, _, name):
                 self._names.append(name)
-                self._arguments.append([])
+                self._arguments.append(GrowingText())
             case CallArguments(number, text):
-                self._arguments[number].append(text)
+                self._arguments[number].add(text)
             case CallEnd():
                 pass
 
     def turn(self) -> StoredTurn:
-        """Once the answer has ended."""
-        # An answer of nothing is a message too.
-        self._answer.content("")
-        for name, arguments in zip(self._names, self._arguments, strict=True):
-            self._answer.call(ToolCall(name, read_arguments("".join(arguments))))
-        self._answer.end_turn()
+        """Return the whole turn. REQUIRES: the answer has ended."""
+        calls = [*zip(self._names, map(str, self._arguments), strict=True)]
+        # An answer without text is a message too.
+        answer = written_answer(str(self._content), str(self._reasoning), calls)
         tokens = np.concatenate([self._prompt, np.array(self._tokens, dtype=np.int32)])
-        return StoredTurn(tokens, (*self._messages, *self._answer.messages), self._context)
+        conversation = joined_messages(self._before, answer)
+        return StoredTurn(tokens, conversation, self._context)

@@ -13,7 +13,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from tasuki.engine.messages import GatewayRoom, RoomId, Submit, Tokens
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
-from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
+from tasuki.model.ops.sampling.params import MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
@@ -42,13 +42,14 @@ _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 @dataclass(frozen=True)
 class GatewayRequest:
     """stops: strings that end the answer. keeps_stop_token: a stop token is sent as the answer's
-    last token."""
+    last token. asked: the grammar of the answer, untried; None if another node draws the answer."""
 
     submit: Submit
     stops: tuple[str, ...]
     streams: bool
     wants_logprobs: bool
     keeps_stop_token: bool
+    asked: AskedGrammar | None = None
 
 
 def has_grammar(request: pb.GenerateRequest) -> bool:
@@ -74,11 +75,12 @@ def read_gateway_request(
         raise InvalidField("logprob_start_len", "is not supported here: prompts have no logprobs")
     wanted = request.sampling_params
     sampling = _sampling(wanted, model, model.max_tokens - len(prompt), request.top_logprobs_num)
+    asked = _asked_grammar(wanted)
     return GatewayRequest(
         submit=Submit(
             request_id=read_request_id(request.request_id),
             prompt=prompt,
-            sampling=replace(sampling, grammar=_grammar(wanted, prompt, codec)),
+            sampling=replace(sampling, grammar=_grammar(asked, prompt, codec)),
             salt=salt_of(tenant, b""),
             gateway_room=_room(request),
         ),
@@ -86,19 +88,22 @@ def read_gateway_request(
         streams=request.stream,
         wants_logprobs=request.return_logprob,
         keeps_stop_token=wanted.no_stop_trim,
+        asked=None if codec is None else asked,
     )
 
 
 def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
-    ids = np.array(request.tokenized.input_ids, dtype=np.int64)
-    if not len(ids):
+    given = request.tokenized.input_ids
+    if not len(given):
         raise InvalidRequest("tokenized.input_ids is empty: send at least one token")
-    check_vocabulary("tokenized.input_ids", ids, model.vocab_size)
-    if len(ids) >= model.max_tokens:
+    # Before they are copied, which takes a tenth of a second for a message full of them.
+    if len(given) >= model.max_tokens:
         raise PromptTooLong(
-            f"tokenized.input_ids has {len(ids)} tokens, and {model.max_tokens} fit with the "
+            f"tokenized.input_ids has {len(given)} tokens, and {model.max_tokens} fit with the "
             "answer: send less"
         )
+    ids = np.array(given, dtype=np.int64)
+    check_vocabulary("tokenized.input_ids", ids, model.vocab_size)
     return ids.astype(np.int32)
 
 
@@ -151,9 +156,9 @@ def _sampling(
         raise InvalidRequest(f"sampling_params.{error}") from error
 
 
-def _grammar(wanted: pb.SamplingParams, prompt: Tokens, codec: TextCodec | None) -> Grammar | None:
-    """Behind the thinking that the prompt opens, as smg's reasoning parsers split it."""
-    asked = _asked_grammar(wanted)
+def _grammar(asked: AskedGrammar | None, prompt: Tokens, codec: TextCodec | None) -> Grammar | None:
+    """Return the grammar behind the thinking that the prompt opens, as smg's reasoning parsers
+    split it."""
     if codec is None:
         return None
     return placed(asked, thinking_at_end(prompt, codec), codec)
@@ -177,6 +182,11 @@ def _asked_grammar(wanted: pb.SamplingParams) -> AskedGrammar | None:
 
 def _bias(wanted: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
     """Token ids stand as text."""
+    if len(wanted.logit_bias) > MAX_BIASES:
+        raise InvalidField(
+            "sampling_params.logit_bias",
+            f"must hold at most {MAX_BIASES} tokens, not {len(wanted.logit_bias)}",
+        )
     found = {}
     for name, bias in wanted.logit_bias.items():
         if not (name.isascii() and name.isdigit() and len(name) <= 10):

@@ -22,6 +22,7 @@ from tasuki.server.errors import CallContext, InvalidRequest
 from tasuki.server.grpc.auth import grpc_request_context, grpc_watch_scope
 from tasuki.server.grpc.response_stream import REQUEST_ID_KEY
 from tasuki.server.request_checks import read_request_id
+from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.text_answer import first_look
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
@@ -86,7 +87,9 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         read = partial(read_gateway_request, request, self._model, context.tenant, self._codec)
         if self._codec is None or not has_grammar(request):
             return read()
-        return await self._codec.work.run(context.line, read)
+        asked = await self._codec.work.run(context.line, read)
+        await check_followable(asked.asked, self._codec, context.line)
+        return asked
 
     async def Abort(self, request: pb.AbortRequest, context: CallContext) -> pb.AbortResponse:
         if not request.request_id:

@@ -1,25 +1,34 @@
-"""Reads the arguments of a tool call that a client sends back, as the text that it was given.
+"""Reads the arguments of a tool call as the object that their text stands for.
 
-Pure functions. Invariant: every text is read as an object, since a call that was cut off by the
-answer's length would else end its conversation for good. What was cut off is closed where it ends,
-so that it is rendered as far as it was written.
+Pure functions; any thread. Invariants: every text is read as an object, since a call that was cut
+off by the answer's length would else end its conversation for good. What was cut off is closed
+where it ends, so that it is rendered as far as it was written. The cost is linear in the text: it
+is scanned once, and parsed at most 5 times.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .json_bounds import nested_too_deeply
+from .json_bounds import MAX_DEPTH, nested_too_deeply
 
 _CLOSING = {"{": "}", "[": "]"}
 # Begins the escape of every half of a character.
 _HALF = "\\ud"
+# The next letter that has a meaning outside of strings: a quote is one whose string does not end.
+# Without a letter the match ends at the text's end, or where other threads may run.
+_SIGN = re.compile(
+    r'(?:[^"{}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,4096}+(["{}\[\],]?)', re.DOTALL
+)
 UNREAD = "arguments"
 """The one key of arguments that are no object's text, whose value they are."""
 
 
 def read_arguments(text: str) -> Mapping[str, Any]:
-    """text: at best a JSON object's. None at all is no arguments."""
+    """Return the object that the text of a call's arguments stands for; without text an empty one.
+
+    Text that is no object's, or nests deeper than MAX_DEPTH, is the value of UNREAD."""
     if not text.strip():
         return {}
     for candidate in _readings(text):
@@ -35,53 +44,68 @@ def read_arguments(text: str) -> Mapping[str, Any]:
     return {UNREAD: text}
 
 
+def read_whole_arguments(text: str) -> dict[str, Any]:
+    """Return the object of a text that was not cut off; an empty one for all other text, and for an
+    object that nests deeper than MAX_DEPTH."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict) or nested_too_deeply(value):
+        return {}
+    return _whole_characters(value) if _HALF in text.lower() else value
+
+
 def _readings(text: str) -> Iterator[str]:
-    """The text itself, then, where that is no JSON, as if it had been closed."""
+    """Yield the text itself, then the texts that it may be if the answer's end cut it off."""
     yield text
     yield from _closed(text)
 
 
 def _whole_characters(value: dict[str, Any]) -> dict[str, Any]:
-    """With U+FFFD for each half of a character, which no tokenizer could encode."""
+    """Put U+FFFD for each half of a character, which no tokenizer could encode."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
     whole: dict[str, Any] = json.loads(text.decode("utf-16-le", "replace"))
     return whole
 
 
-def _closed(text: str) -> list[str]:
-    """The text closed where it ends, and where its last whole value ends."""
+def _closed(text: str) -> Iterator[str]:
+    """Yield the text closed where it ends, then closed where its last whole value ends.
+
+    Yields none where the brackets do not match, or nest deeper than MAX_DEPTH."""
     closing: list[str] = []
-    # Where the text could be closed last, and by what.
-    whole = (0, "")
-    in_string = escaped = False
-    for at, letter in enumerate(text):
-        if in_string:
-            if escaped:
-                escaped = False
-            elif letter == "\\":
-                escaped = True
-            elif letter == '"':
-                in_string = False
-            continue
+    # The last place at which the text could be closed.
+    whole = 0
+    in_string = False
+    for sign in _SIGN.finditer(text):
+        letter = sign[1]
         if letter == '"':
             in_string = True
-        elif letter in _CLOSING:
-            closing.append(_CLOSING[letter])
-            whole = (at + 1, "".join(reversed(closing)))
-        elif letter in "}]":
-            if not closing or closing.pop() != letter:
-                return []
-            whole = (at + 1, "".join(reversed(closing)))
-        elif letter == ",":
-            whole = (at, "".join(reversed(closing)))
+            break
+        if letter == ",":
+            whole = sign.start(1)
+        elif letter:
+            whole = sign.end()
+            if letter in _CLOSING:
+                closing.append(_CLOSING[letter])
+                if len(closing) > MAX_DEPTH:
+                    return
+            elif not closing or closing.pop() != letter:
+                return
+    # Behind the last place no bracket came: both are closed by the same letters.
     end = "".join(reversed(closing))
     if in_string:
-        return [*(f'{cut}"{end}' for cut in _without_escape(text)), text[: whole[0]] + whole[1]]
-    return [text + end, text[: whole[0]] + whole[1]]
+        yield from (f'{cut}"{end}' for cut in _without_escape(text))
+    else:
+        yield text + end
+    yield text[:whole] + end
 
 
-def _without_escape(text: str) -> list[str]:
-    """The text, and the text without an escape that its end may have torn: of at most 5 letters, a
-    backslash first."""
-    torn = text.rfind("\\", len(text) - 5)
-    return [text] if torn < 0 else [text, text[:torn], text[: torn - 1]]
+def _without_escape(text: str) -> Iterator[str]:
+    """Yield the text, then the text without an escape that its end may have torn: at most 5
+    letters, a backslash first."""
+    yield text
+    torn = text.rfind("\\", max(len(text) - 5, 0))
+    if torn >= 0:
+        yield text[:torn]
+        yield text[: torn - 1]

@@ -4,69 +4,152 @@ bytes suggest.
 Pure; any thread. Counts in slices, between which other threads can run.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
 
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 20
 """As many as a prompt of a million token ids needs."""
 
 _HOLDERS = frozenset({dict, list})
+_MANY = 16
 _SLICE = 1 << 18
+_BLOCK = 1 << 11
+"""Letters. Less than half of the digits that json takes in one number, so that a longer number
+fills a block."""
+
+Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_SEPARATORS = (b",", b"[", b"{")
 _QUOTE, _BACKSLASH = b'"', b"\\"
+# By byte: how many levels deeper the text is behind it.
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[[*b"[{"]] = 1
+_STEPS[[*b"]}"]] = -1
 
 
 def holds_too_many_values(body: bytes) -> bool:
-    """Whether the JSON in `body` has over MAX_VALUES commas, objects and lists, before any of it is
-    built. What is no JSON is only counted as if it were."""
-    if _separators(body, 0, len(body)) <= MAX_VALUES:
+    """Return whether the JSON in `body` has over MAX_VALUES commas, objects and lists.
+
+    No value is built. Text that is no JSON is counted as if it were."""
+    if sum(body.count(mark, at, at + _SLICE) for at in _slices(body) for mark in _SEPARATORS) <= (
+        MAX_VALUES
+    ):
         return False
     # Too many, unless they are letters of strings.
-    values = position = 0
-    while values <= MAX_VALUES:
-        quote = body.find(_QUOTE, position)
-        values += _separators(body, position, len(body) if quote < 0 else quote)
-        if quote < 0:
-            break
-        position = _string_end(body, quote + 1)
-    return values > MAX_VALUES
+    values = 0
+    for outside in _outside_strings(body):
+        values += sum(int(np.count_nonzero(outside == ord(mark))) for mark in _SEPARATORS)
+        if values > MAX_VALUES:
+            return True
+    return False
+
+
+def is_json(text: str) -> bool:
+    """Return whether the text is one JSON value. None of its values is built: a megabyte takes
+    milliseconds."""
+    try:
+        msgspec.json.decode(text.encode(), type=msgspec.Raw)
+    except (UnicodeEncodeError, msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def nested_too_deeply(value: Any) -> bool:
-    level = [value]
+    """Return whether objects and lists are in each other over MAX_DEPTH levels deep."""
+    level = [value] if type(value) in _HOLDERS else []
     for _ in range(MAX_DEPTH):
-        level = [
-            child for item in level if isinstance(item, dict | list) for child in _holders_in(item)
-        ]
+        level = _holders_in(level)
         if not level:
             return False
     return True
 
 
-def _holders_in(item: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    children = item.values() if isinstance(item, dict) else item
-    # A prompt's thousands of token ids are not looked at one by one.
-    if not set(map(type, children)) & _HOLDERS:
-        return ()
-    return (child for child in children if type(child) in _HOLDERS)
+def _holders_in(level: list[Any]) -> list[Any]:
+    """Return the objects and lists among the values of objects and lists."""
+    found: list[Any] = []
+    for item in level:
+        children = item.values() if type(item) is dict else item
+        # A prompt's thousands of token ids are not looked at one by one.
+        if len(children) > _MANY and _HOLDERS.isdisjoint(map(type, children)):
+            continue
+        found += [child for child in children if type(child) in _HOLDERS]
+    return found
 
 
-def _separators(body: bytes, begin: int, end: int) -> int:
-    return sum(
-        body.count(letter, at, min(at + _SLICE, end))
-        for at in range(begin, end, _SLICE)
-        for letter in (b",", b"[", b"{")
-    )
+def _slices(body: bytes) -> range:
+    return range(0, len(body), _SLICE)
 
 
-def _string_end(body: bytes, position: int) -> int:
-    """Behind the quote that ends a string whose text begins at `position`."""
-    while True:
-        quote = body.find(_QUOTE, position)
-        if quote < 0:
-            return len(body)
-        before = body[position:quote]
-        escapes = len(before) - len(before.rstrip(_BACKSLASH))
-        position = quote + 1
-        if escapes % 2 == 0:
-            return position
+def _outside_strings(body: bytes) -> Iterator[Letters]:
+    """Yield the bytes outside of strings, slice by slice."""
+    strings = _Strings()
+    for begin in _slices(body):
+        yield strings.outside(body[begin : begin + _SLICE])
+
+
+class _Strings:
+    """The strings of a JSON text that comes in pieces. One thread."""
+
+    def __init__(self) -> None:
+        self._in_string = np.uint8(0)
+        # A backslash whose letter is still to come.
+        self._escape = b""
+
+    def outside(self, piece: bytes) -> Letters:
+        """Return the piece's bytes that are in no string."""
+        piece = self._escape + piece
+        self._escape = b""
+        if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2:
+            piece, self._escape = piece[:-1], _BACKSLASH
+        # Every quote that is left begins or ends a string.
+        piece = piece.replace(_BACKSLASH * 2, b"").replace(_BACKSLASH + _QUOTE, b"")
+        letters = np.frombuffer(piece, dtype=np.uint8)
+        inside = np.bitwise_xor.accumulate((letters == ord(_QUOTE)).view(np.uint8))
+        inside ^= self._in_string
+        if len(inside):
+            self._in_string = inside[-1]
+        outside: Letters = letters[inside == 0]
+        return outside
+
+
+class JsonDepth:
+    """The depth of a JSON text that comes in pieces, without its values. One thread.
+
+    Text is looked at in blocks, so that neither a token nor the end costs much."""
+
+    def __init__(self) -> None:
+        self._strings = _Strings()
+        self._waiting: list[str] = []
+        self._letters = 0
+        self._level = 0
+        self._deepest = 0
+        self._has_long_number = False
+
+    def add(self, text: str) -> None:
+        """Take the next piece."""
+        self._waiting.append(text)
+        self._letters += len(text)
+        if self._letters >= _BLOCK:
+            self._look()
+
+    def is_bounded(self) -> bool:
+        """Return whether the text so far nests at most MAX_DEPTH levels, and has no number of over
+        some thousand digits, which json refuses."""
+        self._look()
+        return self._deepest <= MAX_DEPTH and not self._has_long_number
+
+    def _look(self) -> None:
+        block = "".join(self._waiting)
+        self._waiting.clear()
+        self._letters = 0
+        for begin in range(0, len(block), _BLOCK):
+            piece = block[begin : begin + _BLOCK]
+            self._has_long_number |= len(piece) == _BLOCK and piece.isdecimal()
+            steps = _STEPS[self._strings.outside(piece.encode(errors="surrogatepass"))]
+            if len(steps):
+                levels = np.cumsum(steps, dtype=np.int32)
+                self._deepest = max(self._deepest, self._level + int(levels.max()))
+                self._level += int(levels[-1])

@@ -1,56 +1,66 @@
 """Ends an answer's text at the first of the client's stop strings, whatever the token borders.
 
 Owns the text that is held back because a stop string could begin in it. One answer, one thread.
-Invariant: the text given out never holds a stop string, nor any part of the one that ended the
-answer; where that one is kept, it is the text's end.
+Invariants: the text given out never holds a stop string, nor any part of the one that ended the
+answer; where that one is kept, it is the text's end. A letter is looked at once.
 """
 
 from collections.abc import Iterable, Sequence
 
+from .stop_automaton import START, StopAutomaton
+
 
 class StopStrings:
-    """any: whether there are any to look for. found: the stop string that has come, after which
-    every piece is empty; None: none has."""
+    """The scanner of one answer's text. any: whether there are any to look for. found: the stop
+    string that has come, after which every piece is empty; None: none has."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
         """stops: not empty strings. is_kept: the one that ends the answer is part of its text."""
-        self._stops = tuple(stops)
         self.any = bool(stops)
+        self._stops = tuple(stops)
+        self._first_letters = frozenset(stop[0] for stop in stops)
+        # Built at the first letter that may begin a stop string: most answers hold none.
+        self._automaton: StopAutomaton | None = None
         self._is_kept = is_kept
+        self._state = START
         self._held = ""
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Take the next piece of text; returns the text that no stop string can end any more."""
-        if not self._stops:
-            return text
+        """Take the next piece of text; return the text that no stop string can end any more."""
+        if self._state == START and self._first_letters.isdisjoint(text):
+            return "" if self.found else text
         if self.found:
             return ""
-        text = self._held + text
-        # Of two that begin at one place the shorter came first.
-        found = [
-            (start, len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0
-        ]
-        if found:
-            start, length, self.found = min(found)
-            self._held = ""
-            return text[: start + length if self._is_kept else start]
-        certain = len(text) - held_back(text, self._stops)
-        self._held = text[certain:]
-        return text[:certain]
+        if self._automaton is None:
+            self._automaton = StopAutomaton(self._stops)
+        self._state, match = self._automaton.scan(self._state, text)
+        whole = self._held + text
+        if match is not None:
+            start = len(self._held) + match.start
+            end = start + match.length
+            self.found, self._held = whole[start:end], ""
+            return whole[: end if self._is_kept else start]
+        certain = len(whole) - self._automaton.depth(self._state)
+        self._held = whole[certain:]
+        return whole[:certain]
 
     def finish(self) -> str:
-        """The text held back, after the last piece."""
+        """Return the text held back, after the last piece."""
         rest, self._held = self._held, ""
         return rest
 
 
 def held_back(text: str, markers: Iterable[str]) -> int:
-    """Characters at the end of `text` that could be the beginning of a marker."""
+    """Return how many characters at the end of `text` could be the beginning of a marker.
+
+    For markers as short as a tag: the cost is that of their lengths, not of the text's."""
     longest = 0
     for marker in markers:
-        for length in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:length]):
-                longest = length
+        at = text.find(marker[0], max(len(text) - len(marker) + 1, 0))
+        while at >= 0:
+            if marker.startswith(text[at:]):
+                longest = max(longest, len(text) - at)
                 break
+            at = text.find(marker[0], at + 1)
     return longest

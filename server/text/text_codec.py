@@ -4,7 +4,8 @@ on its text."""
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasuki.model.grammar.grammar_check import GrammarCheck
+from tasuki.model.grammar.trials.client import GrammarTrials
+from tasuki.model.grammar.vocabulary import ALL_BYTES
 from tasuki.server.errors import InvalidRequest
 from tasuki.server.work_threads import WorkThreads
 
@@ -23,7 +24,9 @@ class TextCodec:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
-    grammars: GrammarCheck = field(default_factory=GrammarCheck, repr=False, compare=False)
+    grammars: GrammarTrials = field(
+        default_factory=lambda: GrammarTrials.of(ALL_BYTES), repr=False, compare=False
+    )
 
     @staticmethod
     def load(
@@ -31,17 +34,17 @@ class TextCodec:
         vocab_size: int,
         max_tokens: int,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
-        grammars: GrammarCheck | None = None,
+        grammars: GrammarTrials | None = None,
     ) -> "TextCodec":
-        """cache_bytes: to remember tokens of conversations in. grammars: by which they are tried;
-        its own without. Raises TokenizerError and ChatTemplateError where a file is there but
-        broken."""
+        """cache_bytes: to remember tokens of conversations in. grammars: the node's trials; None: a
+        trial server of its own, which knows no vocabulary. Raises TokenizerError and
+        ChatTemplateError if a file is broken."""
         tokenizer = Tokenizer.load(model_dir)
         template = None
         if tokenizer is not None:
             template = ChatTemplate.load(model_dir, tokenizer, cache_bytes)
-        check = GrammarCheck() if grammars is None else grammars
-        return TextCodec(vocab_size, max_tokens, tokenizer, template, grammars=check)
+        trials = GrammarTrials.of(ALL_BYTES) if grammars is None else grammars
+        return TextCodec(vocab_size, max_tokens, tokenizer, template, grammars=trials)
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

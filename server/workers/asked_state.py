@@ -39,15 +39,24 @@ class AskedSessions:
         self, caller: Caller, tenant: str | None, session_id: str
     ) -> AsyncIterator["_AskedTurn"]:
         link, begun = self._link, self._link.number()
-        turn: _AskedTurn | None = None
+        asked = link.ask(w.BeginTurn(begun, caller, tenant, session_id))
         try:
-            reply: w.TurnBegun = await link.ask(w.BeginTurn(begun, caller, tenant, session_id))
-            turn = _AskedTurn(reply.prompt)
+            reply: w.TurnBegun = await asked
+        except BaseException:
+            # Refused, or the client left: the caller waits for no reply.
+            link.notify(w.EndTurn(link.number(), begun, None))
+            raise
+        turn = _AskedTurn(reply.prompt)
+        try:
             yield turn
-        finally:
-            answer = None if turn is None else turn.answer
-            # The client's leaving does not keep the turn from its end.
-            await asyncio.shield(link.ask(w.EndTurn(link.number(), begun, answer)))
+        except (asyncio.CancelledError, GeneratorExit):
+            link.notify(w.EndTurn(link.number(), begun, turn.answer))
+            raise
+        except BaseException:
+            await link.ask(w.EndTurn(link.number(), begun, turn.answer))
+            raise
+        # Sent before the wait: a client that leaves now keeps its turn.
+        await link.ask(w.EndTurn(link.number(), begun, turn.answer))
 
 
 class _AskedTurn:

@@ -1,7 +1,10 @@
 """What a front worker and the node's registry send each other.
 
-Plain, immutable values. An Ask has a number of its worker's own and is answered by a Reply of that
-number; a Note is not answered. A worker's messages are taken in order.
+Plain, immutable values. An Ask has a number of its worker's own, higher than those before it, and
+is answered by one Reply of that number; a Note is not answered. A worker's messages are taken in
+order. Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The
+message that ends it may come before the grant: then what was granted is given back at once
+(server/workers/seats).
 """
 
 from typing import get_args
@@ -79,7 +82,8 @@ class BeginTurn(Message):
 
 
 class EndTurn(Message):
-    """answer: to keep; None: the turn is taken back."""
+    """The end of a BeginTurn, also of one that was refused or is not granted yet. answer: to keep;
+    None: the turn is taken back."""
 
     call: int
     begun: int
@@ -98,7 +102,7 @@ Ask = Admit | Reserve | Enter | End | ReadLogEnd | AppendToLog | BeginTurn | End
 
 
 class Release(Message):
-    """Of a Reserve."""
+    """The end of a Reserve, also of one that was refused or is not granted yet."""
 
     reserved: int
 

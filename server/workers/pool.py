@@ -22,7 +22,8 @@ from tasuki.utils.commands import PACKAGE
 from . import messages as w
 from .frames import worker_frame, worker_frames
 from .port_claim import PortClaim
-from .registry import Registry, WorkerSeat
+from .registry import Registry
+from .seats.seat import WorkerSeat
 from .worker import WorkerJob, run_worker
 
 log = logging.getLogger(__name__)

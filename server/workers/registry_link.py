@@ -1,8 +1,9 @@
 """A worker's end of the socket to the node's registry.
 
-Thread rule: the worker's event loop. Invariants: an ask ends with its reply, typed; what is asked
-and noted arrives in that order; the end of the socket is the end of the process, since the registry
-is the node.
+Thread rule: the worker's event loop. Invariants: an ask ends with its reply, typed, or with the
+socket; an ask that its caller gives up leaves at once, and its reply is dropped; messages arrive in
+the order in which they were sent, so an ask's number is higher than those before it; the end of the
+socket is the end of the process, since the registry is the node.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from .frames import worker_frame, worker_frames
 from .refusals import error_of
 
 log = logging.getLogger(__name__)
+
+_GONE = "this front has lost its node's registry; ask again"
 
 
 class RegistryLink(FrameProtocol):
@@ -42,23 +45,34 @@ class RegistryLink(FrameProtocol):
         return link
 
     def number(self) -> int:
-        """Of an ask to come."""
+        """Return the number of an ask, which must be sent before the next number is taken."""
         return next(self._numbers)
 
-    def notify(self, note: w.Note) -> None:
+    @property
+    def waiting(self) -> int:
+        """Return how many asks wait for their reply."""
+        return len(self._waiting)
+
+    def notify(self, note: w.FromWorker) -> None:
+        """Send a message for whose reply, if it has one, no caller waits."""
         self.write(worker_frame([note]))
 
-    async def ask(self, ask: w.Ask, at_once: Callable[[Any], None] | None = None) -> Any:
-        """The reply. at_once: called with it before anything that came behind it is taken, unless
-        the caller was cancelled before it came. Raises what it refuses with, and what `at_once`
-        raises."""
+    def ask(
+        self, ask: w.Ask, at_once: Callable[[Any], None] | None = None
+    ) -> "asyncio.Future[Any]":
+        """Send the ask now, and return its reply to come; cancel that to give the ask up. at_once:
+        called with the reply before any message behind it is taken, unless the ask was given up.
+
+        Raises the errors of worker_frame(), and then nothing was asked. The future raises the
+        refusal's error, and the error of `at_once`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._closed.is_set():
+            future.set_exception(ServerError(_GONE))
+            return future
+        self.write(worker_frame([ask]))
         self._waiting[ask.call] = future, at_once
-        try:
-            self.write(worker_frame([ask]))
-            return await future
-        finally:
-            self._waiting.pop(ask.call, None)
+        future.add_done_callback(lambda _: self._waiting.pop(ask.call, None))
+        return future
 
     async def end(self) -> None:
         """Send what still waits, and close; on_end is not called."""
@@ -91,5 +105,8 @@ class RegistryLink(FrameProtocol):
 
     def _ended(self, why: Exception | None) -> None:
         self._closed.set()
+        for future, _ in [*self._waiting.values()]:
+            if not future.done():
+                future.set_exception(ServerError(_GONE))
         if not self._closes:
             self._on_gone()

@@ -17,8 +17,10 @@ from typing import Any
 import grpc
 from aiohttp import web
 
+from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.anthropic.routes import message_routes
+from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.grpc.inference_service import InferenceService
 from tasuki.server.grpc.server import Server, Service, start_server
@@ -58,7 +60,8 @@ _LAST_WRITES_SECONDS = 1.0
 @dataclass(frozen=True)
 class WorkerJob:
     """number: no other worker's, ever. config: with the ports that all workers serve. folder: of
-    the checkpoint; vocab, max_position: of its model. max_request_tokens: the engine's."""
+    the checkpoint; vocab, max_position: of its model. max_request_tokens: the engine's. trials:
+    where the node's trial server of grammars takes connections."""
 
     number: int
     sockets: NodeSockets
@@ -67,6 +70,7 @@ class WorkerJob:
     vocab: int
     max_position: int
     max_request_tokens: int
+    trials: str
 
 
 def run_worker(job: WorkerJob, connection: socket.socket) -> int:
@@ -108,8 +112,13 @@ class Worker:
         """connection: to the registry; registry_gone: called when that has ended."""
         job, config = self._job, self._job.config
         codec = TextCodec.load(
-            Path(job.folder), job.vocab, job.max_position, config.chat_cache_bytes
+            Path(job.folder),
+            job.vocab,
+            job.max_position,
+            config.chat_cache_bytes,
+            GrammarTrials(lambda: job.trials),
         )
+        self._grammars = codec.grammars
         self._registry = await RegistryLink.over(connection, self._taken, registry_gone)
         self._engine = await EngineSocket.to(
             job.sockets.engine,
@@ -148,8 +157,9 @@ class Worker:
                 ("grpc.max_send_message_length", size),
             ),
         )
-        inference = InferenceService(client, codec, access.keys)
-        turns = TurnService(client, codec, AskedSessions(self._registry), access.keys)
+        held = HeldBytes.for_messages(size)
+        inference = InferenceService(client, codec, access.keys, held)
+        turns = TurnService(client, codec, AskedSessions(self._registry), access.keys, held)
         forwarded = (_ADMIN, _GATEWAY) if config.gateway else (_ADMIN,)
         services = [
             Service(
@@ -191,6 +201,7 @@ class Worker:
             case w.AbortAsked(name):
                 self._client.abort_asked(name)
             case w.RefuseTraffic():
+                self._grammars.close(DRAINS)
                 self._loop.create_task(self._server.refuse_traffic())
                 if self._http is not None:
                     self._http.refuse_traffic()

@@ -74,8 +74,9 @@ class WorkerClient:
     @asynccontextmanager
     async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
         call = self._link.number()
+        asked = self._link.ask(w.Reserve(call, caller, given))
         try:
-            reply: w.Reserved = await self._link.ask(w.Reserve(call, caller, given))
+            reply: w.Reserved = await asked
             yield reply.request_id
         finally:
             self._link.notify(w.Release(call))
@@ -125,8 +126,9 @@ class WorkerClient:
                     self._scores[submit.request_id] = scored
 
         enter = w.Enter(call.number, tuple(submits), request_context, dict(self._chat_tokens()))
+        asked = self._link.ask(enter, let_in)
         try:
-            await self._link.ask(enter, let_in)
+            await asked
             yield [self._read(call, *each, request_context) for each in enumerate(unread)]
         finally:
             for answer in unread:
@@ -217,16 +219,19 @@ class _EnteredCall:
             self._link.notify(w.Took(self.number, self._counted()))
 
     def leave(self) -> None:
-        """Nobody reads on: nothing happens where every answer has ended."""
+        """Note that the answers are read no further. Nothing happens where every one has ended."""
         if self._unread:
+            self._unread = 0
             self._link.notify(w.Leave(self.number, self._counted(), bool(self.names)))
 
     async def end(self, answer: int) -> None:
-        """Of that place. Returns once the registry has seen the end, too."""
+        """Note the end of the answer at that place, which was read to it. Return once the registry
+        has seen the end, too. Nothing happens after leave()."""
+        if not self._unread:
+            return
         self._unread -= 1
-        ending = w.End(self._link.number(), self.number, answer, self._counted())
-        # The client's leaving takes nothing back of what has ended.
-        await asyncio.shield(self._link.ask(ending))
+        # Sent before the wait: a client that leaves now takes nothing back of what has ended.
+        await self._link.ask(w.End(self._link.number(), self.number, answer, self._counted()))
 
     def _counted(self) -> int:
         """The tokens that the registry has yet to count, which it then will."""

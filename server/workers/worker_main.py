@@ -7,7 +7,7 @@ people: a daemon starts it, and it does not outlive that daemon.
 
 import sys
 
-from tasuki.utils.child_process import run_job
+from tasuki.utils.child_process import end_after, run_job
 
 if __name__ == "__main__":
-    sys.exit(run_job(sys.argv[1:]))
+    end_after(run_job(sys.argv[1:]))

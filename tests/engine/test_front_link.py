@@ -80,7 +80,7 @@ STATUS = HandoverStatus(
     [
         [token(0), token(1), m.FlushReply(1, 4), token(0, "b"), m.FlushReply(2, 4), token(2)],
         [c.HandoverShown(STATUS), c.HandoverOver()],
-        [c.EngineStands(4096, 64), c.RequestTraced(m.RequestId("a"), "00-1-2-01")],
+        [c.EngineStands(4096, 64, "trials"), c.RequestTraced(m.RequestId("a"), "00-1-2-01")],
         [],
     ],
     ids=["a step", "a status", "control", "nothing"],

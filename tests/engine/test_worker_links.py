@@ -1,15 +1,23 @@
 """An engine's links to front workers: to each its own tokens, to the front every end."""
 
 import asyncio
+import gc
 import socket
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import permutations
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tasuki.engine import messages as m
+from tasuki.engine.apart import worker_links
 from tasuki.engine.apart.codec import FrameReader, frame_of
 from tasuki.engine.apart.control import TokensMade
 from tasuki.engine.apart.worker_links import NUMBER_BYTES, WorkerLinks, opened_door
@@ -153,3 +161,132 @@ def test_a_worker_that_is_gone_has_its_requests_aborted_behind_their_ends() -> N
         assert end("a") in both.front
         (frame,) = both.read(2)
         assert tokens_of(frame) == {"b": (11, ((11, -0.5),))}
+
+
+def test_worker_that_is_lost_while_the_engine_ends_requests_has_the_others_aborted() -> None:
+    """The engine's thread steps while the lost worker's requests are counted: each collection of
+    garbage, which the count causes, lets it run."""
+    names = [f"r{number}" for number in range(5_000)]
+    ended = [end(name) for name in names[:100]]
+    steps = threading.Semaphore(0)
+    stepped: SimpleQueue[None] = SimpleQueue()
+    blocked: list[str] = []
+
+    def let_the_engine_run(phase: str, _: object) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code.co_name != "_lose":
+            frame = frame.f_back
+        if phase == "start" and frame is not None and not blocked:
+            steps.release()
+            try:
+                stepped.get(timeout=0.5)
+            except Empty:
+                blocked.append("the engine waits until the requests are counted")
+
+    with linked() as both:
+        forks = tuple(m.Fork(m.RequestId(name), 1) for name in names[1:])
+        submit = m.Submit(m.RequestId(names[0]), PROMPT, SamplingParams(), forks=forks)
+        both.workers[1].sendall(frame_of([submit]))
+        until(lambda: bool(both.received), "the engine got no request")
+        thresholds = gc.get_threshold()
+        gc.callbacks.append(let_the_engine_run)
+        gc.set_threshold(1)
+        try:
+            both.workers[1].close()
+            for message in ended:
+                if not steps.acquire(timeout=0.5):
+                    break
+                both.links.split([message])
+                stepped.put(None)
+            gc.callbacks.remove(let_the_engine_run)
+            until(lambda: bool(both.gone), "the lost worker was not seen")
+        finally:
+            gc.set_threshold(*thresholds)
+        ((number, left),) = both.gone
+        assert number == 1 and {*left} >= {*names[100:]}
+        aborted = {each.request_id for each in both.received if isinstance(each, m.Abort)}
+        assert aborted == {*left}
+
+
+class ScriptedLink:
+    """As FrontLink, without a socket or a thread: the test calls what its thread would."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.closed = False
+
+    def start(
+        self, receive: Callable[[Sequence[Any]], None], on_end: Callable[[str], None]
+    ) -> None:
+        self.receive, self.on_end = receive, on_end
+
+    def send(self, messages: Sequence[Any]) -> None:
+        self.sent += messages
+
+    def close_ended(self) -> None:
+        self.closed = True
+
+
+EVENTS = ("take a", "take b", "end a", "end b", "lose 1", "take c", "end c", "lose 2")
+BEFORE = (
+    *(("take a", "take b"), ("take a", "end a"), ("take b", "end b"), ("take c", "end c")),
+    *(("take b", "lose 1"), ("take c", "lose 2")),
+)
+"""A link's thread takes in order; the engine ends what it has; a worker is lost behind its last."""
+
+
+def orders() -> list[tuple[str, ...]]:
+    found = []
+    for order in permutations(EVENTS):
+        places = {event: place for place, event in enumerate(order)}
+        if all(places[first] < places[then] for first, then in BEFORE):
+            found.append(order)
+    return found
+
+
+def test_requests_and_losses_in_every_order_end_once_at_the_front_and_leave_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[ScriptedLink] = []
+
+    def make(connection: socket.socket) -> ScriptedLink:
+        made.append(ScriptedLink())
+        return made[-1]
+
+    monkeypatch.setattr(worker_links, "FrontLink", make)
+    owner = {"a": 1, "b": 1, "c": 2}
+    every = orders()
+    assert len(every) == 896
+    for order in every:
+        made.clear()
+        received: list[Any] = []
+        front: list[Any] = []
+        links = WorkerLinks(
+            received.extend, front.extend, lambda number, left, front=front: front.append(left)
+        )
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            links.add(1, mine)
+            links.add(2, theirs)
+        of = dict(enumerate(made, 1))
+        for event in order:
+            what, _, name = event.partition(" ")
+            if what == "take":
+                of[owner[name]].receive([m.Submit(m.RequestId(name), PROMPT, SamplingParams())])
+            elif what == "end":
+                links.split([end(name)])
+            else:
+                of[int(name)].on_end("lost")
+        ends = [each.request_id for each in front if isinstance(each, m.Rejected)]
+        assert sorted(ends) == ["a", "b", "c"], order
+        for number in (1, 2):
+            lost = order.index(f"lose {number}")
+            ended = {name for name in owner if order.index(f"end {name}") < lost}
+            mine_left = {name for name, of_worker in owner.items() if of_worker == number} - ended
+            assert tuple(sorted(mine_left)) in front, order
+            told = {each.request_id for each in of[number].sent}
+            assert told == {name for name in ended if owner[name] == number}, order
+            assert of[number].closed
+        aborted = {each.request_id for each in received if isinstance(each, m.Abort)}
+        assert len(aborted) == sum(len(left) for left in front if isinstance(left, tuple))
+        assert not links._of and not links._links, order

@@ -9,7 +9,7 @@ from tasuki.engine.apart import control as c
 from tasuki.engine.apart.codec import FrameReader, frame_of
 from tasuki.server.daemon.engine_process import LAST_SECONDS
 
-STANDS = c.EngineStands(4096, 64)
+STANDS = c.EngineStands(4096, 64, "")
 LATE = 600.0
 
 

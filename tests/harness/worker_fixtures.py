@@ -103,7 +103,14 @@ def running_workers(
             stack.enter_context(closing(http_claim))
             config = replace(config, http_bind=http_claim.address)
         job = WorkerJob(
-            0, NodeSockets(folder), config, model, codec.vocab_size, codec.max_tokens, 1000
+            0,
+            NodeSockets(folder),
+            config,
+            model,
+            codec.vocab_size,
+            codec.max_tokens,
+            1000,
+            codec.grammars.address,
         )
         node = stack.enter_context(_running_node(codec, job, engine, observers))
         for number in range(1, count + 1):

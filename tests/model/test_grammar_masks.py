@@ -3,22 +3,28 @@
 import json
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tasuki.model.grammar import grammar_compiler
 from tasuki.model.grammar.constraint import Constraint, allows, keep_only, rule_out
 from tasuki.model.grammar.grammar import (
     MAX_SOURCE_BYTES,
     Grammar,
     GrammarError,
     GrammarKind,
+    GrammarsBusy,
     GrammarsUnavailable,
 )
-from tasuki.model.grammar.grammar_check import GrammarCheck
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.model.grammar.trials.client import GrammarTrials
+from tasuki.model.grammar.trials.messages import Outcome, Verdict
+from tasuki.model.grammar.vocabulary import ALL_BYTES, Vocabulary
+from tests.harness.trial_stand_ins import OBEYS
+from tests.harness.tried_grammars import check
 from tests.harness.waiting import HANG_SECONDS, until
 from tests.model.grammar_twin import naive_tokens
 
@@ -48,6 +54,11 @@ KINDS = {
     "behind thinking and a gap": {"closing": CLOSING, "gap": (10, 10)},
     "thinking or not": {"closing": CLOSING, "opening": OPENING, "gap": (10, 10)},
 }
+
+
+@pytest.fixture(scope="module")
+def trials() -> GrammarTrials:
+    return GrammarTrials.of(ALL_BYTES)
 
 
 def compiler(vocabulary: Vocabulary = SMALL, **terms: int) -> GrammarCompiler:
@@ -137,16 +148,13 @@ def test_what_else_a_request_asks_for_gives_way_to_the_grammar() -> None:
         ("Unsatisfiable", {"type": "array", "items": False, "minItems": 1}),
     ],
 )
-def test_a_keyword_that_no_mask_enforces_is_named(keyword: str, schema: object) -> None:
+def test_a_keyword_that_no_mask_enforces_is_named(
+    trials: GrammarTrials, keyword: str, schema: object
+) -> None:
     with pytest.raises(GrammarError) as refused:
-        GrammarCheck().check(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
+        check(trials, Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     assert keyword in str(refused.value)
     assert "x-guidance" not in str(refused.value)
-
-
-def _chain(rules: int) -> str:
-    lines = [f"r{number}: r{number + 1} r{number + 1}" for number in range(rules)]
-    return "\n".join(["start: r0", *lines, f'r{rules}: "a"'])
 
 
 def _nested(levels: int) -> object:
@@ -164,7 +172,6 @@ def _refs(length: int) -> object:
 
 
 ATTACKS = {
-    "a chain of rules": Grammar(GrammarKind.LARK, _chain(4000)),
     "parentheses": Grammar(GrammarKind.LARK, "start: " + "(" * 60_000 + '"a"' + ")" * 60_000),
     "parentheses in a regex": Grammar(GrammarKind.REGEX, "(" * 60_000 + "a" + ")" * 60_000),
     "a schema that doubles": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_nested(11))),
@@ -181,9 +188,12 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_hostile_grammar_is_refused_or_answers_and_the_process_lives(name: str) -> None:
+def test_a_hostile_grammar_is_refused_or_answers_and_the_process_lives(
+    trials: GrammarTrials, name: str
+) -> None:
     grammars = compiler()
     try:
+        check(trials, ATTACKS[name])
         made = grammars.constraint(ATTACKS[name], ())
     except GrammarError as error:
         assert 0 < len(str(error)) < 1000
@@ -195,13 +205,12 @@ def test_a_hostile_grammar_is_refused_or_answers_and_the_process_lives(name: str
         made.append(int(rng.choice(tokens)))
 
 
-@pytest.mark.parametrize("name", ["a chain of rules", "a loop", "no JSON", "parentheses"])
-def test_of_the_hostile_ones_these_are_refused(name: str) -> None:
-    check = GrammarCheck()
+@pytest.mark.parametrize("name", ["a loop", "no JSON", "parentheses"])
+def test_of_the_hostile_ones_these_are_refused(trials: GrammarTrials, name: str) -> None:
     with pytest.raises(GrammarError) as first:
-        check.check(ATTACKS[name])
+        check(trials, ATTACKS[name])
     with pytest.raises(GrammarError) as again:
-        check.check(ATTACKS[name])
+        check(trials, ATTACKS[name])
     assert str(first.value) == str(again.value)
 
 
@@ -214,17 +223,18 @@ def test_of_the_hostile_ones_these_are_refused(name: str) -> None:
         ("lark", "start: A\nA: /a/ & /b/"),
     ],
 )
-def test_what_no_text_follows_is_refused(kind: str, source: str) -> None:
+def test_what_no_text_follows_is_refused(trials: GrammarTrials, kind: str, source: str) -> None:
     with pytest.raises(GrammarError, match=r"no text follows it|Unsatisfiable|empty"):
-        GrammarCheck().check(Grammar(GrammarKind(kind), source))
+        check(trials, Grammar(GrammarKind(kind), source))
 
 
-def test_a_rule_s_temperature_is_refused_and_other_options_are_not() -> None:
-    check = GrammarCheck()
+def test_a_rule_s_temperature_is_refused_and_other_options_are_not(
+    trials: GrammarTrials,
+) -> None:
     for options in ("temperature=0.5", "max_tokens=3, temperature = 1"):
         with pytest.raises(GrammarError, match="temperature"):
-            check.check(Grammar(GrammarKind.LARK, f"start: x\nx[{options}]: /[a-z]{{3}}/"))
-    check.check(Grammar(GrammarKind.LARK, 'start: x "[temperature=2]"\nx[lazy]: /[a-z]+;/'))
+            check(trials, Grammar(GrammarKind.LARK, f"start: x\nx[{options}]: /[a-z]{{3}}/"))
+    check(trials, Grammar(GrammarKind.LARK, 'start: x "[temperature=2]"\nx[lazy]: /[a-z]+;/'))
 
 
 def test_a_source_that_is_too_long_is_no_grammar() -> None:
@@ -255,29 +265,80 @@ def test_a_grammar_is_ready_once_its_thread_has_compiled_it() -> None:
         grammars.ready(bad)
 
 
-def test_what_nobody_waits_for_any_more_is_given_up() -> None:
+def test_a_grammar_without_a_request_is_given_up() -> None:
     grammars = compiler()
     left, wanted = GRAMMARS["schema"], GRAMMARS["regex"]
     for grammar in (left, wanted):
-        assert grammars.begins(grammar, "ann") and not grammars.ready(grammar, "ann")
-        assert not grammars.begins(grammar, "ann")
+        assert not grammars.ready(grammar, "ann")
     grammars.wait()
     grammars.retain([("ann", wanted), ("bob", left)])
-    assert grammars.begins(left, "ann") and not grammars.begins(wanted, "ann")
+    assert grammars.held == 1
     assert grammars.ready(wanted, "ann") and not grammars.compiling
+    assert not grammars.ready(left, "ann") and grammars.compiling
+
+
+def test_a_trial_without_a_request_is_cancelled() -> None:
+    grammars = GrammarCompiler(SMALL, trials=GrammarTrials.of(SMALL, OBEYS))
+    assert not grammars.ready(Grammar(GrammarKind.REGEX, "sleep"), "ann")
+    assert grammars.compiling
+    grammars.retain([])
+    assert not grammars.held and not grammars.compiling
+
+
+def test_trials_end_with_a_reason_when_they_are_given_up() -> None:
+    grammars = GrammarCompiler(SMALL, trials=GrammarTrials.of(SMALL, OBEYS))
+    slow = Grammar(GrammarKind.REGEX, "sleep")
+    assert not grammars.ready(slow, "ann")
+    grammars.give_up("this node is draining")
+    with pytest.raises(GrammarsBusy, match="draining"):
+        grammars.ready(slow, "ann")
+    assert not grammars.held
+
+
+def test_a_grammar_in_use_is_not_dropped_for_others() -> None:
+    grammars = compiler(cache_bytes=600 << 10)
+    used = Grammar(GrammarKind.REGEX, "a{9}b")
+    until(lambda: grammars.ready(used, "ann"), lambda: "it is never compiled")
+    for count in range(1, 6):
+        other = Grammar(GrammarKind.REGEX, f"a{{{count}}}b")
+        until(lambda other=other: grammars.ready(other, "bob"), lambda: "it is never compiled")
+        grammars.retain([("ann", used)])
+    assert grammars.ready(used, "cat"), "it would be compiled again"
+    assert grammars.held == 0
+
+
+def _passed(held_bytes: int) -> "Future[Verdict]":
+    made: Future[Verdict] = Future()
+    made.set_result(Verdict(Outcome.PASSED, held_bytes=held_bytes))
+    return made
+
+
+def test_a_kept_grammar_counts_for_the_memory_that_its_trial_measured(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "|".join(f"word{number}" for number in range(10_000))
+    large = Grammar(GrammarKind.REGEX, words)
+    measured = trials.verdict("", large.kind, large.source).result(HANG_SECONDS).held_bytes
+    by_letters = len(words) * 64 + (256 << 10)
+    told = GrammarTrials.of(SMALL)
+    grammars = GrammarCompiler(SMALL, cache_bytes=4 * by_letters, trials=told)
+    monkeypatch.setattr(told, "verdict", lambda *_: _passed(8 * by_letters))
+    until(lambda: grammars.ready(large, "ann"), lambda: "it is never compiled")
+    assert grammars.kept == 0, "by its letters it would fit"
+    assert measured > 1 << 20
 
 
 def test_a_caller_s_grammars_wait_for_no_other_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ann's first is compiled until the test ends; bob's is ready meanwhile."""
     over = threading.Event()
-    compile_it = GrammarCompiler._compile
+    compile_it = grammar_compiler.compiled
 
-    def slow(self: GrammarCompiler, grammar: Grammar) -> Any:
+    def slow(tree: Any, grammar: Grammar) -> Any:
         if grammar.kind is GrammarKind.LARK:
             assert over.wait(HANG_SECONDS)
-        return compile_it(self, grammar)
+        return compile_it(tree, grammar)
 
-    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    monkeypatch.setattr(grammar_compiler, "compiled", slow)
     grammars = compiler()
     for number in range(3):
         assert not grammars.ready(Grammar(GrammarKind.LARK, f'start: "{number}"'), "ann")
@@ -297,5 +358,3 @@ def test_without_tokens_or_without_the_library_it_is_said_what_is_missing(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(GrammarsUnavailable, match="package llguidance"):
         compiler().ready(GRAMMARS["regex"])
-    with pytest.raises(GrammarsUnavailable, match="package llguidance"):
-        GrammarCheck().check(GRAMMARS["regex"])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.server.text.answer_parts import CallArguments
+from tasuki.server.text.json_bounds import JsonDepth
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.parsing.parameter_types import json_of, json_types, parameter_schemas
 from tasuki.server.text.text_answer import Piece
@@ -294,6 +295,33 @@ def test_a_parameter_that_nests_too_deeply_stays_text() -> None:
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
+_LONG = "1," * 20_000 + "1]"
+_NO_VALUES = {
+    "nested too deeply": "[" * 66 + "]" * 65 + "," + _LONG,
+    "a number of thousands of digits": "[" + "9" * 8192 + "," + _LONG,
+    "cut off": "[" + _LONG[:-1],
+}
+
+
+@pytest.mark.parametrize("length", [1, 7, 1 << 20])
+def test_a_long_list_is_a_list_however_it_comes(length: int) -> None:
+    text = "[" * 64 + "]" * 63 + r',"a]\"[[",' + _LONG
+    assert _long_value(text, length) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", _NO_VALUES.values(), ids=_NO_VALUES)
+def test_a_long_text_that_json_would_refuse_is_a_string(text: str) -> None:
+    assert _long_value(text, 5) == text
+
+
+def _long_value(text: str, length: int) -> Any:
+    whole = written(("a", text), name="f")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    pieces = [whole[at : at + length] for at in range(0, len(whole), length)]
+    (call,) = parsed(pieces, tools).calls
+    return call.value["a"]
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
@@ -348,7 +376,9 @@ def test_a_value_has_the_type_of_its_schema(schema: Any, text: str, value: Any) 
     parameters = {"properties": {"a": schema}, "$defs": definitions}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     schemas = parameter_schemas("f", tools)
-    assert json.loads(json_of(text, json_types(schemas["a"], schemas))) == value
+    depth = JsonDepth()
+    depth.add(text)
+    assert json.loads(json_of(text, json_types(schemas["a"], schemas), depth)) == value
     for pieces in ([written(("a", text), name="f")], list(written(("a", text), name="f"))):
         (call,) = parsed(pieces, tools).calls
         assert call.value == {"a": value} and type(call.value["a"]) is type(value)

@@ -428,7 +428,12 @@ def called_with(arguments: object) -> dict[str, Any]:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"prompt_cache_key": 5}, "prompt_cache_key"),
-        ({"metadata": {"x-session-id": 5}}, "x-session-id"),
+        ({"prompt_cache_key": "x" * 65}, "prompt_cache_key"),
+        ({"user": "x" * 65}, "user"),
+        ({"safety_identifier": "x" * 65}, "safety_identifier"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"x-session-id": 5}}, "metadata.x-session-id"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -276,6 +276,15 @@ def test_cache_control_marks_the_ends_of_messages(front: AgentFront) -> None:
     assert front.submits()[-1].marks == submit.marks[-1:]
 
 
+@pytest.mark.parametrize(("length", "status"), [(256, 200), (257, 400)])
+def test_user_id_beyond_its_bound_is_refused_by_its_name(
+    front: AgentFront, length: int, status: int
+) -> None:
+    reply = ask(front, metadata={"user_id": "x" * length})
+    assert reply.status == status
+    assert status == 200 or "metadata.user_id" in reply.json["error"]["message"]
+
+
 def test_sampling_reaches_the_engine(front: AgentFront) -> None:
     ask(front, temperature=0.5, top_p=0.9, top_k=3, seed=7, max_tokens=9)
     submit = front.submits()[-1]

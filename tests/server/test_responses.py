@@ -414,6 +414,17 @@ def test_a_response_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None
         assert ask(front, headers("k1"), previous_response_id=told["id"]).status == 200
 
 
+def test_account_fields_at_their_bounds_are_served_and_echoed(front: AgentFront) -> None:
+    fields = {
+        "user": "漢" * 64,
+        "safety_identifier": "x" * 64,
+        "prompt_cache_key": "0192f3a4-7c1e-7a30-b0e5-5e1f4c2d9a77",
+        "metadata": {f"{number:064}": "漢" * 512 for number in range(16)},
+    }
+    told = made(front, **fields)
+    assert {name: told[name] for name in fields} == fields
+
+
 def test_a_store_of_no_size_stores_nothing(codec: TextCodec) -> None:
     with running_agent_front(codec, ServerConfig(response_store_mib=0)) as front:
         told = made(front)
@@ -457,6 +468,15 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"reasoning": {"context": "some"}}, "reasoning.context"),
         ({"max_output_tokens": 0}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
+        ({"user": "x" * 65}, "user"),
+        ({"safety_identifier": "x" * 65}, "safety_identifier"),
+        ({"prompt_cache_key": "x" * 65}, "prompt_cache_key"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata has 17 pairs"),
+        ({"metadata": {"x" * 65: "x"}}, "metadata has a name of 65"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"metadata": {"a": {"b": "c"}}}, "metadata.a"),
+        ({"max_tool_calls": "x" * 100}, "max_tool_calls"),
+        ({"reasoning": {"effort": "x" * 65}}, "reasoning.effort"),
         ({"moderation": {}}, "moderation"),
         ({"stop": ["x"]}, "stop"),
         ({"guided_json": {}}, "guided_json"),

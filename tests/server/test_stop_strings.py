@@ -1,10 +1,14 @@
 """Stop strings in text that comes in any pieces."""
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.stop_strings import StopStrings, held_back
 from tests.harness.answer_pieces import cut
+from tests.harness.cpu_growth import MOST_RATIO, cpu_ratios
 
 
 @given(
@@ -51,3 +55,60 @@ def test_only_what_could_begin_a_stop_string_is_held_back() -> None:
         "",
         "<end!",
     ]
+
+
+class NaiveStops:
+    """Stop strings by their definition: every one is looked for in all of the text held."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self.stops = stops
+        self.held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        whole = self.held + text
+        found = [(whole.find(stop), len(stop), stop) for stop in self.stops if stop in whole]
+        if found:
+            start, _, self.found = min(found)
+            self.held = ""
+            return whole[:start]
+        ends = [whole[at:] for at in range(len(whole))]
+        begun = (end for end in ends if any(stop.startswith(end) for stop in self.stops))
+        self.held = next(begun, "")
+        return whole[: len(whole) - len(self.held)]
+
+
+@given(
+    pieces=st.lists(st.text("abc", max_size=6), max_size=12),
+    stops=st.lists(st.text("abc", min_size=1, max_size=7), min_size=1, max_size=6),
+)
+def test_each_piece_is_given_out_as_by_the_definition(pieces: list[str], stops: list[str]) -> None:
+    scanner, naive = StopStrings(stops), NaiveStops(stops)
+    for piece in pieces:
+        assert scanner.push(piece) == naive.push(piece)
+        assert scanner.found == naive.found
+        if naive.found:
+            return
+    assert scanner.finish() == naive.held
+
+
+@pytest.mark.parametrize("last", ["b", "c"])
+def test_text_that_long_stop_strings_may_begin_in_costs_linear_time(last: str) -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        others = [chr(ord("d") + index) * size for index in range(14)]
+        stops = [*others, "a" * (size - 1) + "b", "a" * (size - 2) + last + "c"]
+
+        def work() -> None:
+            for scanner in (StopStrings(stops) for _ in range(4)):
+                for _ in range(size):
+                    scanner.push("a")
+
+        return work
+
+    assert max(cpu_ratios(prepare, 64)) <= MOST_RATIO
+
+
+@given(text=st.text("<a/\n", max_size=9), marker=st.text("<a/\n", min_size=1, max_size=4))
+def test_the_longest_beginning_of_a_marker_is_held_back(text: str, marker: str) -> None:
+    ends = (length for length in range(len(marker)) if text.endswith(marker[:length]))
+    assert held_back(text, (marker,)) == max(ends)

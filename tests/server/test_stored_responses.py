@@ -1,14 +1,26 @@
 """The store of responses: whose they are, how many, how large, for how long."""
 
+import gc
+import json
 import random
+import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tasuki.server.auth.caller import OWNER, Caller
 from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.responses.stored_messages import (
+    NO_MESSAGES,
+    joined_messages,
+    read_messages,
+    written_messages,
+)
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse, StoredTurn
-from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.responses.turn_record import TurnRecord
+from tasuki.server.text.answer_parts import CallArguments, CallBegin, Content
+from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tests.harness.manual_clock import ManualClock
 
 ANN, BOB = (RequestContext(Caller(name, tenant=name), tenant=name) for name in ("ann", "bob"))
@@ -16,7 +28,7 @@ HOST = RequestContext(OWNER)
 
 
 def response(name: str, tokens: int = 0) -> StoredResponse:
-    turn = StoredTurn(np.zeros(tokens, dtype=np.int32), (ChatMessage("user", "it"),), b"")
+    turn = StoredTurn.of(np.zeros(tokens, dtype=np.int32), (ChatMessage("user", "it"),), b"")
     return StoredResponse(name, b"{}", turn)
 
 
@@ -114,3 +126,131 @@ def test_bounds_hold_whatever_is_asked(seed: int) -> None:
         assert all(len(names) <= 5 for names in of.values())
         assert found.used == sum(sum(names.values()) for names in of.values()) <= 12 * SIZE
         assert all(sum(of[one].values()) <= 6 * SIZE for one in (ANN, BOB))
+
+
+# --- Memory
+
+_NESTED = "[" + ",".join(["[]"] * 20_000) + "]"
+SHAPES: dict[str, Callable[[int], list[ChatMessage]]] = {
+    "arguments of empty lists": lambda number: [
+        ChatMessage("assistant", "", (ToolCall("f", {"a": json.loads(_NESTED)}),))
+    ],
+    "many small messages": lambda number: [
+        ChatMessage("user", f"so {number} {place}") for place in range(500)
+    ],
+    "a long text": lambda number: [ChatMessage("user", f"{number} " + "so it was " * 10_000)],
+    "four bytes a letter": lambda number: [
+        ChatMessage("user", f"{number} " + "a\U0001f600" * 9000)
+    ],
+    "nearly nothing": lambda number: [ChatMessage("user", f"{number}")],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_store_holds_little_more_memory_than_it_counts(shape: str) -> None:
+    count = 2000 if shape == "nearly nothing" else 20
+    found = ResponseStore(ManualClock(), 1 << 30, 0, 60.0)
+
+    def put(number: int) -> None:
+        # As an answer's own: no object of it is shared with another response.
+        caller = Caller("ann" + str(number)[:0], tenant="ann")
+        tokens = np.full(64, number, dtype=np.int32)
+        record = TurnRecord(tokens, SHAPES[shape](number), b"context %d" % number)
+        name = f"resp_{number:032x}"
+        body = json.dumps({"id": name, "output": []}).encode()
+        found.put(RequestContext(caller), StoredResponse(name, body, record.turn()))
+
+    put(count)
+    before_used = found.used
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(count):
+            put(number)
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    counted = found.used - before_used
+    assert held <= 1.25 * counted + 10_000
+    assert counted <= 2 * held
+
+
+def test_answer_of_a_call_of_nested_arguments_is_counted_by_its_bytes() -> None:
+    record = TurnRecord(np.zeros(1, dtype=np.int32), (), b"")
+    record.add(CallBegin(0, "call_1", "f"))
+    record.add(CallArguments(0, f'{{"a": {_NESTED}}}'))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        turn = record.turn()
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held <= 1.25 * StoredResponse("resp", b"", turn).size
+
+
+def test_response_that_left_the_store_leaves_nothing_there() -> None:
+    found = store(entries=10, seconds=1e6)
+    for number in range(20):
+        found.put(ANN, response(f"before{number}"))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(5000):
+            found.put(ANN, response(f"r{number}"))
+            found.delete(ANN, f"r{number}")
+        gc.collect()
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held < 20_000
+
+
+def test_response_put_twice_is_counted_once() -> None:
+    found = store()
+    for _ in range(3):
+        found.put(ANN, response("a", tokens=10))
+    assert (len(found), found.used) == (1, response("a", tokens=10).size)
+
+
+MESSAGES = [
+    ChatMessage("system", ""),
+    ChatMessage("user", 'it "was" \\ \ud800 \U0001f600 \x00'),
+    ChatMessage(
+        "assistant",
+        "fine",
+        (
+            ToolCall("f", {"a": [1, 2.5, None, True, {"b": []}], "n": 10**40, "s": "\udfff"}),
+            ToolCall("g", {}),
+        ),
+        "so",
+    ),
+    ChatMessage("assistant", "", (), ""),
+    ChatMessage("tool", "漢字"),
+]
+
+
+@pytest.mark.parametrize("cut", range(len(MESSAGES) + 1))
+def test_messages_are_read_as_they_were_written(cut: int) -> None:
+    first, second = written_messages(MESSAGES[:cut]), written_messages(MESSAGES[cut:])
+    assert list(read_messages(joined_messages(first, second))) == MESSAGES
+    assert written_messages([]) == NO_MESSAGES
+
+
+def test_turn_of_an_answer_joins_the_conversation_before_it() -> None:
+    record = TurnRecord(np.arange(3, dtype=np.int32), MESSAGES[:2], b"context")
+    for token in (7, 8):
+        record.add_token(token)
+    for text in ("so ", "it ", "was") * 50:
+        record.add(Content(text))
+    record.add(CallBegin(0, "call_1", "f"))
+    record.add(CallArguments(0, '{"a":'))
+    record.add(CallArguments(0, "1}"))
+    turn = record.turn()
+    answer = ChatMessage("assistant", "so it was" * 50, (ToolCall("f", {"a": 1}),), "")
+    assert list(turn.messages()) == [*MESSAGES[:2], answer]
+    assert turn.tokens.tolist() == [0, 1, 2, 7, 8] and turn.context == b"context"

@@ -1,9 +1,11 @@
 """Structured answers and forced tools, as the openai and anthropic clients and our own ask for
 them, by one daemon and by two."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,17 +14,19 @@ from pydantic import BaseModel, Field
 
 from tasuki.client.prompt import Prompt
 from tasuki.engine import messages as m
-from tasuki.model.grammar import grammar_check
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.trials import client as trials_client
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.fused import FusedSide
 from tasuki.server.daemon.node_codec import node_codec
 from tests.harness.anthropic_client import anthropic_client
 from tests.harness.daemons import Node
-from tests.harness.engines import engine_config, submit, tiny_parts
+from tests.harness.engines import LETTERS, engine_config, submit, tiny_parts
 from tests.harness.openai_client import openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
+from tests.harness.waiting import until
 
 USER = [{"role": "user", "content": "Where does Elizabeth live, and with whom?" * 4}]
 ASKED: dict[str, Any] = {"model": "embedded", "messages": USER, "temperature": 0.7, "seed": 5}
@@ -327,23 +331,32 @@ def test_answers_are_alike_through_two_daemons(fused: Node) -> None:
 def test_a_node_whose_engine_is_a_thread_tries_a_grammar_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[Grammar] = []
-    verdict = grammar_check._verdict
+    asked: list[str] = []
+    ask = trials_client._Link.ask
 
-    def counted(grammar: Grammar) -> str:
-        tried.append(grammar)
-        return verdict(grammar)
+    def counted(
+        link: trials_client._Link, future: Any, caller: str, kind: GrammarKind, source: str
+    ) -> None:
+        asked.append(source)
+        ask(link, future, caller, kind, source)
 
-    monkeypatch.setattr(grammar_check, "_verdict", counted)
+    monkeypatch.setattr(trials_client._Link, "ask", counted)
     config = engine_config(tmp_path)
-    side = FusedSide(config, lambda *_: tiny_parts())
+    parts = tiny_parts()
+    parts = replace(parts, grammars=GrammarCompiler(LETTERS))
+    side = FusedSide(config, lambda *_: parts)
     codec = node_codec(config, ServerConfig(), side.model, side.grammars)
     once = Grammar(GrammarKind.LARK, 'start: "once"')
-    codec.grammars.check(once)
+    asyncio.run(codec.grammars.check("ann", once.kind, once.source))
     sampling = SamplingParams(max_new_tokens=4, grammar=once)
     side.engine.handle(submit("r", [5, 6], 4, sampling=sampling))
-    while side.engine.step():
-        pass
-    said = m.tokens_apart(side.engine.take_outbox())
+    said: list[Any] = []
+
+    def ended() -> bool:
+        side.engine.step()
+        said.extend(m.tokens_apart(side.engine.take_outbox()))
+        return any(isinstance(part, m.Finished) for part in said)
+
+    until(ended, lambda: "the answer does not end")
     assert [part.token for part in said if isinstance(part, m.TokenOut)] == list(b"once")
-    assert tried == [once]
+    assert asked == [once.source]

@@ -23,7 +23,8 @@ from tasuki.server.sessions.turns import HeldSessions, SessionInput
 from tasuki.server.workers import messages as w
 from tasuki.server.workers.frames import worker_frame, worker_frames
 from tasuki.server.workers.refusals import error_of, refused
-from tasuki.server.workers.registry import Registry, WorkerSeat
+from tasuki.server.workers.registry import Registry
+from tasuki.server.workers.seats.seat import WorkerSeat
 from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
 from tests.harness.manual_clock import ManualClock
 
@@ -253,6 +254,57 @@ async def test_the_end_of_one_answer_waits_for_no_other() -> None:
 
 
 @running
+async def test_end_of_one_answer_of_several_is_answered_after_the_engines_own_end() -> None:
+    desk = Desk()
+    worker = desk.worker(1)
+    entered = await worker.enter_all(asked_call("r", 3), OF_ANN)
+    asks = {place: w.End(10 + place, entered.call, place, 0) for place in range(3)}
+    for place in (1, 0):
+        worker.tell(asks[place])
+        with pytest.raises(LookupError):
+            await worker.reply(10 + place)
+    desk.end("r.0.1")
+    assert await worker.reply(11) == w.Done(11)
+    with pytest.raises(LookupError):
+        await worker.reply(10)
+    desk.end("r.0.0")
+    assert await worker.reply(10) == w.Done(10)
+    desk.end("r.0.2")
+    worker.tell(asks[2])
+    assert await worker.reply(12) == w.Done(12)
+
+
+@running
+async def test_cursor_whose_caller_is_cancelled_behind_its_reply_is_closed() -> None:
+    posted: list[Any] = []
+    client = EngineClient(posted.append, asyncio.get_running_loop())
+    opening = asyncio.ensure_future(client.open_cursor(b""))
+    await rest()
+    # The reply comes, and its caller is cancelled before it runs again.
+    client.take([m.CursorOpened(posted[0].query_id, 7)])
+    opening.cancel()
+    await rest()
+    assert opening.cancelled()
+    assert posted[1:] == [m.CloseCursor(7)]
+
+
+@running
+async def test_call_that_breaks_at_the_registry_has_every_end_answered_and_holds_nothing() -> None:
+    desk = Desk(requests_per_key=2)
+    worker = desk.worker(1)
+    entered = await worker.enter_all(asked_call("r", 2), OF_ANN)
+    for unread in desk.client._unread.values():
+        unread.end(TypeError("broken by the test"))
+    worker.tell(w.End(10, entered.call, 0, 0))
+    assert await worker.reply(10) == w.Done(10)
+    assert await worker.ask(lambda call: w.End(call, entered.call, 1, 0))
+    assert not desk.registry._node.owners
+    for name in entered.names:
+        desk.end(name, m.FinishReason.ABORT)
+    assert (await worker.enter_all(asked_call("r", 2), OF_ANN)).names == entered.names
+
+
+@running
 async def test_answers_that_their_worker_never_sent_are_accounted_each() -> None:
     desk = Desk()
     worker = desk.worker(1)
@@ -336,7 +388,7 @@ async def test_a_turn_goes_on_from_any_worker_and_is_one_at_a_time() -> None:
 @running
 async def test_a_stored_response_is_found_by_any_worker() -> None:
     desk = Desk()
-    turn = StoredTurn(np.arange(3, dtype=np.int32), (), b"context")
+    turn = StoredTurn.of(np.arange(3, dtype=np.int32), (), b"context")
     desk.worker(1).tell(w.KeepResponse(OF_ANN, StoredResponse("resp", b"{}", turn)))
     worker = desk.worker(2)
     found = await worker.ask(lambda call: w.FindResponse(call, OF_ANN, "resp"))

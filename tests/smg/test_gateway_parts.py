@@ -23,6 +23,7 @@ from tasuki.server.smg.usable_blocks import (
     Withdrawn,
     namespace_of,
 )
+from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.grpc_fixtures import text_codec, usage, write_tokenizer
@@ -164,8 +165,10 @@ def test_what_the_answer_follows_reaches_the_engine(
 def test_what_no_answer_can_follow_is_named(
     tmp_path: Path, wanted: pb.SamplingParams, named: str
 ) -> None:
+    codec = text_codec(tmp_path)
+    asked = read_gateway_request(request(sampling_params=wanted), MODEL, codec=codec).asked
     with pytest.raises(InvalidRequest, match=named):
-        read_gateway_request(request(sampling_params=wanted), MODEL, codec=text_codec(tmp_path))
+        asyncio.run(check_followable(asked, codec, "ann"))
 
 
 def test_the_likeliest_tokens_are_told() -> None:

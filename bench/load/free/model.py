@@ -15,7 +15,7 @@ from tasuki.model.weights.random_weights import random_weights
 from tasuki.pycache.arena import Arena
 
 from .step_cost import StepCost
-from .tokens import VOCABULARY, next_token
+from .tokens import VOCABULARY, NextToken, next_token
 
 _LOGIT = 16.0
 
@@ -48,9 +48,13 @@ def free_shape(layers: int) -> dict[str, Any]:
 class FreeModel(Qwen35Model):
     """What computes early steps; all other forwards are the FreeRunner's."""
 
-    def __init__(self, config: ModelConfig, cost: StepCost) -> None:
+    def __init__(
+        self, config: ModelConfig, cost: StepCost, answers: NextToken = next_token
+    ) -> None:
+        """answers: as of FreeRunner."""
         super().__init__(config, random_weights(config, 1, torch.float32))
         self._cost = cost
+        self._answers = answers
 
     def forward(
         self,
@@ -68,7 +72,7 @@ class FreeModel(Qwen35Model):
         last = batch.cu_seqlens[1:] - 1
         position = batch.positions[last] + 1
         self._cost.wait(rows=len(last), prompt_tokens=0)
-        tokens = next_token(batch.token_ids[last], position, self.config.vocab)
+        tokens = self._answers(batch.token_ids[last], position, self.config.vocab)
         logits = torch.zeros(len(last), self.config.vocab)
         logits[torch.arange(len(last)), tokens] = _LOGIT
         return logits

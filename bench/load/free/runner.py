@@ -20,7 +20,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
 
 from .step_cost import StepCost
-from .tokens import next_token
+from .tokens import NextToken, next_token
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,15 @@ class FreeForward:
 
 class FreeRunner:
     def __init__(
-        self, lanes: int, vocabulary: int, cost: StepCost, ticks: "LayerTicks | None"
+        self,
+        lanes: int,
+        vocabulary: int,
+        cost: StepCost,
+        ticks: "LayerTicks | None",
+        answers: NextToken = next_token,
     ) -> None:
-        """ticks: None where nobody counts the layers."""
+        """ticks: None where nobody counts the layers. answers: which tokens are drawn."""
+        self._answers = answers
         self._sequences = SequenceStates(lanes)
         self._vocabulary = vocabulary
         self._cost = cost
@@ -86,7 +92,7 @@ class FreeRunner:
         if len(from_plan):
             ends: Ints = rows.tokens_at[from_plan] + rows.lengths[from_plan] - 1
             last[from_plan] = plan.tokens[ends]
-        tokens = next_token(last, rows.stops.astype(np.int64), self._vocabulary)
+        tokens = self._answers(last, rows.stops.astype(np.int64), self._vocabulary)
         self._last[rows.lanes] = tokens
         return DrawnTokens(tokens.astype(np.int32), np.zeros(len(tokens)), np.ones(len(tokens)))
 

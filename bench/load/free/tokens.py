@@ -5,8 +5,17 @@ So its answers are the same on any node, in any batch and however a prompt was c
 notices a wrong token. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+
+NextToken = Callable[[Any, Any, int], Any]
+"""As next_token."""
 
 VOCABULARY = 4096
 
@@ -15,6 +24,23 @@ def next_token(last: Any, position: Any, vocabulary: int) -> Any:
     """The token that stands at `position`, behind `last`: ints, or int64 arrays or tensors of one
     shape. Never 0, which ends an answer."""
     return (last * 48271 + position * 69621 + 11) % (vocabulary - 1) + 1
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """As next_token: a text that repeats, so that a token depends on its position alone."""
+
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "Repeated":
+        """path: of a JSON list of token ids."""
+        return cls(tuple(json.loads(path.read_text())))
+
+    def __call__(self, last: Any, position: Any, vocabulary: int) -> Any:
+        if isinstance(position, torch.Tensor):
+            return torch.tensor(self.tokens)[position % len(self.tokens)]
+        return np.array(self.tokens)[position % len(self.tokens)]
 
 
 def answer_to(prompt: Sequence[int], vocabulary: int) -> Iterator[int]:

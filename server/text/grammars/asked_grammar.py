@@ -1,6 +1,7 @@
-"""A grammar as a request asks for it, and its place in an answer.
+"""A grammar as a request asks for it, its place in an answer, and its trial.
 
-Pure values and functions; placed() may take seconds, so it belongs on a codec's thread.
+Pure values and functions, but for check_followable(), which waits for the node's trial server and
+belongs on an event loop.
 """
 
 import json
@@ -15,9 +16,10 @@ from tasuki.model.grammar.grammar import (
     Grammar,
     GrammarError,
     GrammarKind,
+    GrammarsBusy,
     GrammarsUnavailable,
 )
-from tasuki.server.errors import InvalidField
+from tasuki.server.errors import Busy, InvalidField
 from tasuki.server.text.json_bounds import MAX_DEPTH, nested_too_deeply
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import END_OF_THINK, THINK, Thinking
@@ -31,11 +33,13 @@ _SLASH = re.compile(r"(?<!\\)/")
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """field: of the request, as errors name it."""
+    """field: of the request, as errors name it. parts: grammars of the request that this one
+    contains. Each is tried alone first, so that an error names its field."""
 
     field: str
     kind: GrammarKind
     source: str
+    parts: tuple["AskedGrammar", ...] = ()
 
 
 def of_schema(field: str, schema: Any) -> AskedGrammar:
@@ -103,8 +107,8 @@ def thinking_at_end(tokens: Tokens, codec: TextCodec) -> Thinking:
 
 
 def placed(asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec) -> Grammar | None:
-    """Behind the thinking, where the answer may have any. Raises InvalidField where nobody can
-    compile it."""
+    """Return the grammar, behind the thinking if the answer may have any. The grammar is untried:
+    see check_followable(). Raises InvalidField."""
     if asked is None:
         return None
     tokenizer = codec.tokenizer
@@ -123,22 +127,28 @@ def placed(asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec) -> 
     elif thinking is Thinking.ALLOWED and closing is not None and opening is not None:
         gap = tuple(tokenizer.encode(_GAP))
         terms = {"closing": closing, "opening": opening, "gap": gap}
-    return _followable(asked, codec, terms)
+    for part in (*asked.parts, asked):
+        _grammar_of(part, {})
+    return _grammar_of(asked, terms)
 
 
-def check_followable(asked: AskedGrammar, codec: TextCodec) -> None:
-    """Raises InvalidField where nobody can compile it, as placed() does."""
-    _followable(asked, codec, {})
-
-
-def _followable(asked: AskedGrammar, codec: TextCodec, terms: Mapping[str, Any]) -> Grammar:
+def _grammar_of(asked: AskedGrammar, terms: Mapping[str, Any]) -> Grammar:
     try:
-        grammar = Grammar(asked.kind, asked.source, **terms)
-        codec.grammars.check(grammar)
-    except GrammarError as error:
-        raise InvalidField(asked.field, f"cannot be followed: {error}") from error
-    except GrammarsUnavailable as error:
-        raise InvalidField(asked.field, f"is not served here: {error}") from error
+        return Grammar(asked.kind, asked.source, **terms)
     except ValueError as error:
         raise InvalidField(asked.field, str(error).removeprefix("grammar ")) from error
-    return grammar
+
+
+async def check_followable(asked: AskedGrammar | None, codec: TextCodec, caller: str) -> None:
+    """Wait until the grammar and its parts have passed their trials. caller: whose share of the
+    trial server they take. A caller that is cancelled gives its trial up. Raises InvalidField if
+    one cannot be compiled, Busy if one was not tried in time."""
+    for part in () if asked is None else (*asked.parts, asked):
+        try:
+            await codec.grammars.check(caller, part.kind, part.source)
+        except GrammarError as error:
+            raise InvalidField(part.field, f"cannot be followed: {error}") from error
+        except GrammarsUnavailable as error:
+            raise InvalidField(part.field, f"is not served here: {error}") from error
+        except GrammarsBusy as error:
+            raise Busy(f"{part.field}: {error}") from error

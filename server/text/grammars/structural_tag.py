@@ -7,7 +7,8 @@ that are not known, are refused by their place.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tasuki.model.grammar.compiled_grammar import with_options
@@ -137,14 +138,15 @@ class _Rules:
         if not once and not is_last:
             raise InvalidField(place, "must be the last of the answer, or stop after its first tag")
         any_of_them = "|".join(expression(re.escape(text)) for text in triggers)
-        free = f"({_ANY_TEXT} & ~/(?s:.*)({any_of_them})(?s:.*)/)"
+        # Named once: each trigger's rule would else hold all triggers again.
+        free = self._terminal(f"{_ANY_TEXT} & ~/(?s:.*)({any_of_them})(?s:.*)/")
+        shortest = _Shortest(triggers)
         behind: dict[str, list[str]] = {}
         for tag_place, tag in _tags(form, place):
             begin = _text(tag, tag_place, "begin")
-            found = [text for text in triggers if begin.startswith(text)]
-            if not found:
+            trigger = shortest.that_begins(begin)
+            if trigger is None:
                 raise InvalidField(f"{tag_place}.begin", "must begin with one of the triggers")
-            trigger = min(found, key=len)
             rest = begin.removeprefix(trigger)
             opening = [literal(rest)] if rest else []
             behind.setdefault(trigger, []).append(
@@ -157,8 +159,8 @@ class _Rules:
         piece = self._named(" | ".join(pieces))
         least_one = _flag(form, place, "at_least_one")
         if once:
-            return piece if least_one else self._named(f"{piece} | {self._terminal(free)}")
-        return self._named(f"{piece}{'+' if least_one else '*'} {self._terminal(free)}")
+            return piece if least_one else self._named(f"{piece} | {free}")
+        return self._named(f"{piece}{'+' if least_one else '*'} {free}")
 
     def _separated(self, form: Mapping[str, Any], place: str) -> str:
         known = ("type", "tags", "separator", "at_least_one", "stop_after_first")
@@ -172,6 +174,24 @@ class _Rules:
             separator = _quoted(form, place, "separator")
             one = self._named(f"{one} ({separator} {one})*")
         return one if _flag(form, place, "at_least_one") else self._named(f"{one}?")
+
+
+class _Shortest:
+    """Texts among which one is looked for that another text begins with: the shortest one."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        # Without those that begin with a shorter one. In order, a text that any of the rest begins
+        # stands right behind that one.
+        self._texts: list[str] = []
+        for text in sorted(texts):
+            if not self._texts or not text.startswith(self._texts[-1]):
+                self._texts.append(text)
+
+    def that_begins(self, text: str) -> str | None:
+        """Return the shortest of the texts that `text` begins with; None if there is none."""
+        place = bisect_right(self._texts, text)
+        found = self._texts[place - 1] if place else None
+        return found if found is not None and text.startswith(found) else None
 
 
 def _tags(form: Mapping[str, Any], place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.text_codec import TextCodec
 
-from .asked_grammar import AskedGrammar, check_followable
+from .asked_grammar import AskedGrammar
 from .call_grammar import CallGrammar
 from .offered_tool import OfferedTool
 
@@ -67,9 +67,5 @@ def answer_grammar(
 def _calls(
     field: str, tools: Sequence[OfferedTool], codec: TextCodec, *, parallel: bool
 ) -> CallGrammar:
-    for tool in tools:
-        if tool.input is not None:
-            # Alone first, for an error that names it.
-            check_followable(tool.input, codec)
     template = codec.require_template()
     return CallGrammar(field, tools, in_tags=template.calls_in_tags, many=parallel)

@@ -9,6 +9,8 @@ from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallBegin
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_TAG = "<function="
 """Begins a call whose arguments are between tags; one of JSON begins with a brace."""
+LONGEST_NAME = 256
+"""Characters of a function's name, a parameter's or a key. What has more is no call."""
 
 
 class CallState(Enum):
@@ -20,19 +22,23 @@ class CallState(Enum):
 
 
 class CallReader(Protocol):
-    """Fed the text behind a call's opening tag, in pieces. left: text behind the call, closing tag
-    included, once it ENDED; all of the text where it is NO_CALL."""
+    """A reader of the text behind a call's opening tag and white space, in pieces.
+
+    left: text behind the call, closing tag included, once it ENDED; all of the text where it is
+    NO_CALL. decided: how many letters of `left` were looked at before the one that showed it to be
+    NO_CALL. Invariant: the work for a piece does not grow with the text before it."""
 
     state: CallState
     left: str
+    decided: int
 
     def push(self, text: str) -> list[AnswerItem]:
-        """The parts of the call that are certain now. REQUIRES: it is READING."""
+        """Return the parts of the call that are certain now. REQUIRES: it is READING."""
         ...
 
     def finish(self) -> list[AnswerItem]:
-        """What was held back, where the answer ends before the call does. A call that was not begun
-        is NO_CALL then."""
+        """Return the parts held back, where the answer ends before the call does. A call that has
+        not begun is NO_CALL then."""
         ...
 
 

@@ -1,27 +1,38 @@
 """Reads a tool call as Qwen3-Coder and Qwen3.5 write it: <function=...><parameter=...>, as the text
 comes, into the text of a JSON object.
 
-Owns the text that is not read yet. One call, one thread. Invariants: a closing tag counts only
-where what follows it is what the format goes on with, so that a value may hold any of the tags; a
-value whose type is a string is given out as it is written, every other once it is whole.
+Owns the text that is not read yet: a few tags, a name and the white space among them. One call, one
+thread. Invariants: a closing tag counts only where what follows it is what the format goes on with,
+so that a value may hold any of the tags; a value whose type is a string is given out as it is
+written, every other once it is whole.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from io import StringIO
 
 from tasuki.server.text.answer_parts import AnswerItem, CallEnd
+from tasuki.server.text.json_bounds import JsonDepth
 from tasuki.server.text.stop_strings import held_back
 
-from .call_reader import CLOSE, FUNCTION_TAG, CallState, call_arguments, call_begin
-from .parameter_types import json_of, json_types, parameter_schemas
+from .call_reader import (
+    CLOSE,
+    FUNCTION_TAG,
+    LONGEST_NAME,
+    CallState,
+    call_arguments,
+    call_begin,
+)
+from .parameter_types import ParameterTypes, json_of
 
-_LONGEST_NAME = 256
+_MOST_SPACE = 256
+"""White space between tags. Behind more of it no tag counts."""
 _FUNCTION, _END_OF_FUNCTION = FUNCTION_TAG, "</function>"
 _PARAMETER, _END_OF_PARAMETER = "<parameter=", "</parameter>"
-_NAME = re.compile(rf"([^>\n]{{1,{_LONGEST_NAME}}})>")
+_NULL = "null"
+_NAME = re.compile(rf"[^>\n]{{0,{LONGEST_NAME}}}")
 _TAG = re.compile("|".join((_PARAMETER, _END_OF_FUNCTION, CLOSE)))
 _END_OF_VALUE = re.compile(f"\n?(?:{_END_OF_PARAMETER}|{_END_OF_FUNCTION})")
 _ENDS_OF_VALUE = tuple(
@@ -38,17 +49,18 @@ class _Follows(Enum):
 
 
 class FunctionCall:
-    """As a CallReader."""
+    """As a CallReader. REQUIRES: FUNCTION_TAG begins the text."""
 
-    def __init__(self, number: int, tools: Sequence[Mapping[str, Any]]) -> None:
-        """tools: the request's definitions, which have the types of parameters."""
+    def __init__(self, number: int, types: ParameterTypes) -> None:
+        """types: those of the request's tools."""
         self.state = CallState.READING
         self.left = ""
+        self.decided = 0
         self._number = number
-        self._tools = tools
+        self._types = types
         self._held = ""
         self._finishing = False
-        self._schemas: Mapping[str, Any] = {}
+        self._function = ""
         self._seen: set[str] = set()
         self._value = _Value(frozenset())
         self._step: Callable[[list[AnswerItem]], bool] = self._open
@@ -65,24 +77,23 @@ class FunctionCall:
         items = self.push("")
         if self.state is CallState.READING:
             if self._step == self._open:
-                self._refuse()
+                self._refuse(len(self._held))
             elif self._step == self._pass_value:
                 items += self._given(self._value.push(self._held))
         return items
 
     def _open(self, items: list[AnswerItem]) -> bool:
-        text = self._held.lstrip()
-        name = _NAME.match(text, len(_FUNCTION))
-        if name is not None:
-            self._schemas = parameter_schemas(name[1].strip(), self._tools)
-            items.append(call_begin(self._number, name[1].strip()))
-            items += self._given("{")
-            self._held = text[name.end() :]
-            self._step = self._between
-            return True
-        if _no_name(text[len(_FUNCTION) :]):
-            self._refuse()
-        return False
+        follows, end = _name_end(self._held, len(_FUNCTION))
+        if follows is _Follows.NO:
+            self._refuse(end)
+        if follows is not _Follows.YES:
+            return False
+        self._function = self._held[len(_FUNCTION) : end].strip()
+        items.append(call_begin(self._number, self._function))
+        items += self._given("{")
+        self._held = self._held[end + 1 :]
+        self._step = self._between
+        return True
 
     def _between(self, items: list[AnswerItem]) -> bool:
         """Outside of parameters, where nothing but tags counts."""
@@ -96,22 +107,20 @@ class FunctionCall:
             return self._end(
                 self._held[found.end() if tag == _END_OF_FUNCTION else found.start() :], items
             )
-        name = _NAME.match(self._held, found.end())
-        if name is None:
-            self._held = self._held[found.start() :]
-            if not _no_name(self._held[len(_PARAMETER) :]):
-                return False
+        self._held = self._held[found.start() :]
+        follows, end = _name_end(self._held, len(_PARAMETER))
+        if follows is _Follows.NO:
             self._held = self._held[len(_PARAMETER) :]
             return True
-        if name.end() == len(self._held) and not self._finishing:
+        if follows is _Follows.OPEN or (end + 1 == len(self._held) and not self._finishing):
             # A line break that may follow is no part of the value.
             return False
-        key = name[1].strip()
+        key = self._held[len(_PARAMETER) : end].strip()
         before = ", " if self._seen else ""
         items += self._given(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
         self._seen.add(key)
-        self._value = _Value(json_types(self._schemas.get(key), self._schemas))
-        self._held = self._held[name.end() :].removeprefix("\n")
+        self._value = _Value(self._types.of(self._function, key))
+        self._held = self._held[end + 1 :].removeprefix("\n")
         self._step = self._pass_value
         return True
 
@@ -151,17 +160,20 @@ class FunctionCall:
         return _Follows.YES
 
     def _new_parameter(self, at: int) -> _Follows:
-        name = _NAME.match(self._held, at)
-        if name is not None:
-            return _Follows.NO if name[1].strip() in self._seen else _Follows.YES
-        if _no_name(self._held[at:]):
+        follows, end = _name_end(self._held, at)
+        if follows is _Follows.OPEN:
+            return self._undecided
+        if follows is _Follows.YES and self._held[at:end].strip() in self._seen:
             return _Follows.NO
-        return self._undecided
+        return follows
 
     def _follows(self, at: int, tags: Sequence[str]) -> tuple[_Follows, int]:
-        """Whether one of the tags stands there behind white space, and where."""
-        rest = self._held[at:].lstrip()
-        place = len(self._held) - len(rest)
+        """Return whether one of the tags stands there behind white space, and where."""
+        space = self._held[at : at + _MOST_SPACE + 1]
+        place = at + len(space) - len(space.lstrip())
+        if place - at > _MOST_SPACE:
+            return _Follows.NO, place
+        rest = self._held[place : place + max(map(len, tags))]
         if rest.startswith(tuple(tags)):
             return _Follows.YES, place
         if any(tag.startswith(rest) for tag in tags):
@@ -182,8 +194,9 @@ class FunctionCall:
         self.state = CallState.ENDED
         return False
 
-    def _refuse(self) -> None:
+    def _refuse(self, decided: int) -> None:
         self.left = self._held
+        self.decided = decided
         self.state = CallState.NO_CALL
 
 
@@ -192,34 +205,52 @@ class _Value:
 
     def __init__(self, types: frozenset[str]) -> None:
         self._types = types
-        self._collected = ""
+        self._collected = StringIO()
+        self._depth = JsonDepth()
+        # Its first letters, without the white space before them, while they may be null's.
+        self._first = ""
         self._streaming = False
 
     def push(self, text: str) -> str:
         if self._streaming:
             return _letters(text)
-        self._collected += text
-        if not self._collected or not self._is_string():
+        self._collected.write(text)
+        if self._types != {"string"}:
+            self._depth.add(text)
+        if not text or not self._is_string(text):
             return ""
         self._streaming = True
-        return '"' + _letters(self._collected)
+        whole, self._collected = self._collected.getvalue(), StringIO()
+        return '"' + _letters(whole)
 
     def end(self) -> str:
         if self._streaming:
             return '"'
-        return json_of(self._collected, self._types)
+        return json_of(self._collected.getvalue(), self._types, self._depth)
 
-    def _is_string(self) -> bool:
-        """Whether the beginning shows that the value is a string."""
+    def _is_string(self, text: str) -> bool:
+        """Return whether the value is a string, by its letters up to those of `text`."""
         if "string" not in self._types or self._types - {"string", "null"}:
             return False
-        return self._types == {"string"} or not "null".startswith(self._collected.strip().lower())
+        if self._types == {"string"}:
+            return True
+        first = (self._first + text).lstrip()
+        word = first.rstrip()
+        # One space stands for all that may end the value.
+        self._first = f"{word} " if word and len(word) < len(first) else word
+        return not _NULL.startswith(word.lower())
 
 
 def _letters(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _no_name(text: str) -> bool:
-    """Whether no more text can make a name of it."""
-    return "\n" in text[: _LONGEST_NAME + 1] or text[:1] == ">" or len(text) > _LONGEST_NAME
+def _name_end(text: str, at: int) -> tuple[_Follows, int]:
+    """Return whether a name and its bracket stand there, and the place of the bracket or of the
+    letter that no name has."""
+    found = _NAME.match(text, at)
+    assert found is not None
+    end = found.end()
+    if end == len(text):
+        return _Follows.OPEN, end
+    return _Follows.YES if text[end] == ">" and end > at else _Follows.NO, end

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.server.text.json_bounds import nested_too_deeply
+from tasuki.server.text.json_bounds import JsonDepth, is_json, nested_too_deeply
 
 ANY = frozenset({"string", "null", "boolean", "integer", "number", "array", "object"})
 
@@ -25,11 +25,17 @@ _NAMES = {
     "dict": "object",
     "none": "null",
 }
+_LONGEST_TYPE = 16
 _DEFINITIONS = ""
 """The key, which no parameter has, under which the whole schema is, for references into it."""
 _MAX_DEPTH = 8
+_MOST_LOOKED_AT = 1024
+"""Parts of a parameter's schema. References may lead to each of them many times."""
+_LONGEST_REFERENCE = 1024
 # Python's own reader of literals is slow and not bounded by their length.
-_LONGEST_LITERAL = 1 << 14
+_LONGEST_LITERAL = 1 << 11
+# Objects of Python for each value would hold the event loop.
+_LONG = 1 << 14
 _NOTHING = object()
 
 
@@ -47,49 +53,98 @@ def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[
     return {}
 
 
-def json_types(schema: Any, schemas: Mapping[str, Any], depth: int = _MAX_DEPTH) -> frozenset[str]:
-    """schemas: of all parameters, as parameter_schemas gives them. REQUIRES: depth is left to its
-    default by callers; it bounds references that lead to themselves."""
-    if not isinstance(schema, Mapping) or not depth:
-        return ANY
-    found = ANY
-    if "$ref" in schema:
-        target = _referred(schema["$ref"], schemas.get(_DEFINITIONS))
-        found &= json_types(target, schemas, depth - 1)
-    if "type" in schema:
-        found &= _named(schema["type"])
-    if "const" in schema:
-        found &= {_type_of(schema["const"])}
-    if isinstance(schema.get("enum"), list):
-        found &= {_type_of(value) for value in schema["enum"]}
-    for union in ("anyOf", "oneOf"):
-        if isinstance(schema.get(union), list):
-            kinds = [json_types(item, schemas, depth - 1) for item in schema[union]]
-            found &= frozenset().union(*kinds)
-    if isinstance(schema.get("allOf"), list):
-        for item in schema["allOf"]:
-            found &= json_types(item, schemas, depth - 1)
-    if found == ANY and "properties" in schema:
-        found = frozenset({"object"})
-    elif found == ANY and "items" in schema:
-        found = frozenset({"array"})
-    if schema.get("nullable") is True:
-        found |= {"null"}
-    return found or ANY
+class ParameterTypes:
+    """The types of the parameters of a request's tools, each found once. One answer, one thread."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """tools: the request's definitions."""
+        self._tools = tools
+        # The first tool of each name, once a type is asked for.
+        self._named: dict[str, Mapping[str, Any]] | None = None
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
+
+    def of(self, function: str, parameter: str) -> frozenset[str]:
+        """Return the types that the parameter's schema allows; all of them where it has none."""
+        if self._named is None:
+            self._named = {_function_name(tool): tool for tool in reversed(self._tools)}
+        if function not in self._named:
+            return ANY
+        if function not in self._schemas:
+            self._schemas[function] = parameter_schemas(function, [self._named[function]])
+        schemas = self._schemas[function]
+        if not parameter or parameter not in schemas:
+            return ANY
+        key = function, parameter
+        if key not in self._types:
+            self._types[key] = json_types(schemas[parameter], schemas)
+        return self._types[key]
 
 
-def json_of(text: str, types: frozenset[str]) -> str:
-    """The JSON text of the value that a model wrote as `text`: of an allowed type where it can be
-    read as one, else a string."""
+def json_types(schema: Any, schemas: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types that a schema allows; all of them where it is too large to be looked at.
+
+    schemas: of all parameters, as parameter_schemas gives them."""
+    return _Search(schemas.get(_DEFINITIONS)).types(schema, _MAX_DEPTH)
+
+
+class _Search:
+    """The search for the types of one schema. It ends after _MOST_LOOKED_AT parts."""
+
+    def __init__(self, root: Any) -> None:
+        """root: the whole schema, for references into it."""
+        self._root = root
+        self._left = _MOST_LOOKED_AT
+
+    def types(self, schema: Any, depth: int) -> frozenset[str]:
+        """depth: bounds references that lead to themselves."""
+        if not isinstance(schema, Mapping) or not depth or not self._may_look_at(1):
+            return ANY
+        found = ANY
+        if "$ref" in schema:
+            found &= self.types(_referred(schema["$ref"], self._root), depth - 1)
+        if "type" in schema:
+            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            if self._may_look_at(len(kinds)):
+                found &= _named(kinds)
+        if "const" in schema:
+            found &= {_type_of(schema["const"])}
+        if isinstance(schema.get("enum"), list) and self._may_look_at(len(schema["enum"])):
+            found &= {_type_of(value) for value in schema["enum"]}
+        for union in ("anyOf", "oneOf"):
+            if isinstance(schema.get(union), list) and self._may_look_at(len(schema[union])):
+                allowed = [self.types(item, depth - 1) for item in schema[union]]
+                found &= frozenset().union(*allowed)
+        if isinstance(schema.get("allOf"), list) and self._may_look_at(len(schema["allOf"])):
+            for item in schema["allOf"]:
+                found &= self.types(item, depth - 1)
+        if found == ANY and "properties" in schema:
+            found = frozenset({"object"})
+        elif found == ANY and "items" in schema:
+            found = frozenset({"array"})
+        if schema.get("nullable") is True:
+            found |= {"null"}
+        return found or ANY
+
+    def _may_look_at(self, parts: int) -> bool:
+        self._left -= parts
+        return self._left >= 0
+
+
+def json_of(text: str, types: frozenset[str], depth: JsonDepth) -> str:
+    """Return the JSON text of the value that a model wrote as `text`: of an allowed type where it
+    can be read as one, else a string. depth: of the text."""
     word = text.strip()
     if types != {"string"}:
-        value = _other_than_string(word, types)
+        value = _other_than_string(word, types, depth)
         if value is not None:
             return value
     return json.dumps(text, ensure_ascii=False)
 
 
-def _other_than_string(word: str, types: frozenset[str]) -> str | None:
+def _other_than_string(word: str, types: frozenset[str], depth: JsonDepth) -> str | None:
+    if len(word) > _LONG:
+        return _long_holder(word, types, depth)
     value = _read(word)
     if value is not _NOTHING:
         kind = _type_of(value)
@@ -119,6 +174,14 @@ def _read(word: str) -> Any:
     return value
 
 
+def _long_holder(word: str, types: frozenset[str], depth: JsonDepth) -> str | None:
+    """Return a long word that is a list or an object of an allowed type; None where it is none."""
+    for kind, opening in (("array", "["), ("object", "{")):
+        if kind in types and word.startswith(opening):
+            return word if depth.is_bounded() and is_json(word) else None
+    return None
+
+
 def _literal(word: str, types: frozenset[str]) -> str | None:
     """Of a list or an object in Python's spelling."""
     if len(word) > _LONGEST_LITERAL:
@@ -136,20 +199,28 @@ def _refuse(constant: str) -> None:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """What a reference into the whole schema names; None where it names nothing in it."""
+    """Return what a reference into the whole schema names; None where it names nothing in it."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    if len(reference) > _LONGEST_REFERENCE:
         return None
     for name in reference.removeprefix("#/").split("/"):
         root = root.get(name) if isinstance(root, Mapping) else None
     return root
 
 
-def _named(kind: Any) -> frozenset[str]:
-    names = kind if isinstance(kind, list) else [kind]
-    found = {_NAMES.get(name.lower(), name.lower()) for name in names if isinstance(name, str)}
+def _named(kinds: list[Any]) -> frozenset[str]:
+    names = {name.lower() for name in kinds if isinstance(name, str) and len(name) <= _LONGEST_TYPE}
+    found = {_NAMES.get(name, name) for name in names}
     if "number" in found:
         found.add("integer")
     return ANY & found or ANY
+
+
+def _function_name(tool: Mapping[str, Any]) -> str:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
 
 
 def _type_of(value: Any) -> str:

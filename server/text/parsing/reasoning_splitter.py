@@ -3,13 +3,15 @@
 Owns the text that is held back: a tag that may be beginning, white space that may stand at the
 reasoning's end. One answer, one thread. Invariants: tags and the white space around them are no
 part of either side; behind the first closing tag all is content; without one, all that began as
-reasoning is reasoning.
+reasoning is reasoning; the work for a piece does not grow with the text before it.
 """
 
 from typing import NamedTuple
 
 from tasuki.server.text.stop_strings import held_back
 from tasuki.server.text.thinking import END_OF_THINK, THINK, Thinking
+
+from .held_space import HeldSpace
 
 
 class Split(NamedTuple):
@@ -32,6 +34,9 @@ class ReasoningSplitter:
         # The first letter of the reasoning came, or that of the content.
         self._reasoning_begun = False
         self._content_begun = thinking is Thinking.NEVER
+        # White space that may stand at the reasoning's end or before it; behind it the beginning
+        # of a tag, if anything.
+        self._space = HeldSpace()
         self._held = ""
 
     @property
@@ -40,6 +45,7 @@ class ReasoningSplitter:
         return self._content_begun
 
     def push(self, text: str) -> Split:
+        """Take the next piece of text; return the text that is certain now."""
         if not self.reasoning:
             return Split("", self._content(text))
         self._held += text
@@ -49,18 +55,15 @@ class ReasoningSplitter:
                 return _NOTHING if self.reasoning else Split("", self._release())
         end = self._held.find(END_OF_THINK)
         if end >= 0:
-            text = self._release()
             self.reasoning = False
-            behind = self._content(text[end + len(END_OF_THINK) :])
-            return Split(text[:end].rstrip(), behind)
-        # White space at the end of reasoning is no part of it.
-        tag = held_back(self._held, (END_OF_THINK,))
-        certain = len(self._held[: len(self._held) - tag].rstrip())
-        reasoning, self._held = self._held[:certain], self._held[certain:]
-        return Split(reasoning, "")
+            behind = self._held[end + len(END_OF_THINK) :]
+            reasoning = self._certain(end)
+            self._release()
+            return Split(reasoning, self._content(behind))
+        return Split(self._certain(len(self._held) - held_back(self._held, (END_OF_THINK,))), "")
 
     def finish(self) -> Split:
-        """The text held back, after the last piece."""
+        """Return the text held back, after the last piece."""
         rest = self._release()
         if not (self.reasoning and self.thought):
             return Split("", rest)
@@ -69,23 +72,36 @@ class ReasoningSplitter:
         return Split(rest, "")
 
     def _begin(self) -> None:
-        """Reads what stands before the reasoning. The model may open the tag itself, even behind a
+        """Read the text before the reasoning. The model may open the tag itself, even behind a
         prompt that has opened it."""
         text = self._held.lstrip()
+        self._space.add(self._held[: len(self._held) - len(text)])
+        self._held = text
         if THINK.startswith(text) and text != THINK:
             return
         if text.startswith(THINK):
             self.thought = True
+            self._space.take()
             text = text.removeprefix(THINK).lstrip()
             # Until more comes, a tag alone is nothing that could be opened twice.
             self._reasoning_begun = bool(text)
             self._held = text or THINK
         elif self.thought:
             self._reasoning_begun = True
-            self._held = text
+            self._space.take()
         else:
             self.reasoning = False
             self._content_begun = True
+
+    def _certain(self, end: int) -> str:
+        """Return the text held up to a place, and hold the white space at its end."""
+        text, self._held = self._held[:end], self._held[end:]
+        shown = text.rstrip()
+        certain = ""
+        if shown:
+            certain = self._space.take() + shown
+        self._space.add(text[len(shown) :])
+        return certain
 
     def _content(self, text: str) -> str:
         if not self._content_begun:
@@ -94,5 +110,6 @@ class ReasoningSplitter:
         return text
 
     def _release(self) -> str:
-        rest, self._held = self._held, ""
+        rest = self._space.take() + self._held
+        self._held = ""
         return rest

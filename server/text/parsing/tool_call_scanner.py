@@ -2,7 +2,8 @@
 
 Owns the text that is held back: a tag that may be beginning, white space that may stand before a
 call, and the call that is being read. One answer, one thread. Invariants: a call's arguments come
-out as they are written; what is no call in a known format is content, tags and all.
+out as they are written; what is no call in a known format is content, tags and all; the work for a
+piece does not grow with the text before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,18 @@ from typing import Any
 from tasuki.server.text.answer_parts import AnswerItem, Content
 from tasuki.server.text.stop_strings import held_back
 
-from .call_reader import CLOSE, OPEN, CallReader, CallState
+from .call_reader import CLOSE, FUNCTION_TAG, OPEN, CallReader, CallState
 from .function_call import FunctionCall
+from .held_space import HeldSpace
 from .json_call import JsonCall
+from .parameter_types import ParameterTypes
 
-_FUNCTION = "<function="
+_SLICE = 512
+"""Letters that a reader is given at once: more than a call's end may lie in what it gives back."""
+_LONGEST_REREAD = 1024
+"""Letters of what proved to be no call in which another call is looked for."""
+_MOST_READINGS = 4
+"""How often a letter is read as part of a call. Text that proves so often to be none is content."""
 
 
 class ToolCallScanner:
@@ -27,12 +35,24 @@ class ToolCallScanner:
         which nothing is wanted."""
         self._tools = tools
         self._most = most
-        self._held = ""
-        # White space before the call that is being read.
-        self._before = ""
+        self._types = ParameterTypes(tools)
+        # The text that is being looked at: between pieces the beginning of a tag, if anything.
+        self._text = ""
+        self._at = 0
+        # Letters of all pieces.
+        self._letters = 0
+        # White space before the next content or call.
+        self._space = HeldSpace()
+        # An opening tag was read, and the call's format is not known yet. Behind the tag: white
+        # space.
+        self._opened = False
+        self._behind = HeldSpace()
         self._reader: CallReader | None = None
         # A call has just ended, and its closing tag may follow.
         self._closing = False
+        # Where the text that was read as a call ends, and how often it was.
+        self._read_up_to = 0
+        self._readings = 0
         self.calls = 0
         self.ended = 0
 
@@ -46,89 +66,151 @@ class ToolCallScanner:
         return self.ended == self._most
 
     def push(self, text: str) -> list[AnswerItem]:
-        """Take the next piece of text; returns the parts that are certain now, in order."""
+        """Take the next piece of text; return the parts that are certain now, in order."""
         if not self._tools:
             return [Content(text)] if text else []
-        self._held += text
+        self._text += text
+        self._letters += len(text)
         items: list[AnswerItem] = []
-        while self._advance(items):
-            pass
+        self._read(items)
         return items
 
     def finish(self) -> list[AnswerItem]:
-        """What was held back, after the last piece."""
+        """Return the parts that were held back, after the last piece."""
         items: list[AnswerItem] = []
-        while self._finish_call(items) or (self._reader is None and self._advance(items)):
-            pass
-        if self._reader is None and not self._closing:
-            self._content(items, len(self._held))
+        while self._reader is not None:
+            reader = self._reader
+            self._took(reader, reader.finish(), items)
+            if reader.state is CallState.READING:
+                return items
+            self._read(items)
+        if self._opened:
+            self._space.add(OPEN + self._behind.take())
+        if not self._closing:
+            self._content(items, len(self._text))
+            rest = self._space.take()
+            # White space behind calls is no content.
+            if rest and not (self.calls and rest.isspace()):
+                items.append(Content(rest))
         return items
 
-    def _finish_call(self, items: list[AnswerItem]) -> bool:
-        """Whether there was one, and text is left behind it."""
-        reader = self._reader
-        return reader is not None and self._took(reader, reader.finish(), items)
+    def _read(self, items: list[AnswerItem]) -> None:
+        while self._advance(items):
+            pass
+        self._text = self._text[self._at :]
+        self._at = 0
+
+    # Each step reads on from its place; returns whether there is more to read.
 
     def _advance(self, items: list[AnswerItem]) -> bool:
         if self.full:
-            self._held = ""
+            self._at = len(self._text)
             return False
         if self._reader is not None:
-            taken, self._held = self._held, ""
-            return self._took(self._reader, self._reader.push(taken), items)
+            return self._feed(self._reader, items)
         if self._closing:
             return self._pass_closing()
-        start = self._held.find(OPEN)
-        if start < 0:
-            certain = self._held[: len(self._held) - held_back(self._held, (OPEN,))].rstrip()
-            self._content(items, len(certain))
-            return False
-        self._content(items, len(self._held[:start].rstrip()))
-        return self._choose(items)
+        return self._choose(items) if self._opened else self._pass_content(items)
 
-    def _choose(self, items: list[AnswerItem]) -> bool:
-        """The reader of the call whose opening tag is held, by its first letters."""
-        before, _, behind = self._held.partition(OPEN)
-        body = behind.lstrip()
-        if not body or (_FUNCTION.startswith(body) and body != _FUNCTION):
+    def _pass_content(self, items: list[AnswerItem]) -> bool:
+        start = self._text.find(OPEN, self._at)
+        if start < 0:
+            unread = len(self._text) - self._at
+            tag = held_back(self._text[-min(unread, len(OPEN)) :], (OPEN,)) if unread else 0
+            self._content(items, len(self._text) - tag)
             return False
-        if body.startswith("{"):
-            self._reader = JsonCall(self.calls)
-        elif body.startswith(_FUNCTION):
-            self._reader = FunctionCall(self.calls, self._tools)
-        else:
-            self._content(items, len(before) + len(OPEN))
-            return True
-        self._before = before
-        self._held = behind
+        self._content(items, start)
+        self._at += len(OPEN)
+        self._opened = True
         return True
 
-    def _took(self, reader: CallReader, found: list[AnswerItem], items: list[AnswerItem]) -> bool:
+    def _choose(self, items: list[AnswerItem]) -> bool:
+        """Find the reader of the call by its first letters."""
+        self._at = self._pass_space(self._behind)
+        ahead = self._text[self._at : self._at + len(FUNCTION_TAG)]
+        if ahead.startswith("{"):
+            self._reader = JsonCall(self.calls)
+        elif ahead == FUNCTION_TAG:
+            self._reader = FunctionCall(self.calls, self._types)
+        elif FUNCTION_TAG.startswith(ahead):
+            return False
+        else:
+            self._refuse(items)
+        return True
+
+    def _feed(self, reader: CallReader, items: list[AnswerItem]) -> bool:
+        piece = self._text[self._at : self._at + _SLICE]
+        if not piece:
+            return False
+        self._at += len(piece)
+        self._took(reader, reader.push(piece), items)
+        return self._at < len(self._text)
+
+    def _took(self, reader: CallReader, found: list[AnswerItem], items: list[AnswerItem]) -> None:
+        """Take a reader's parts, and the text back that is none of its call's."""
         items += found
         if found and self.calls == self.ended:
             self.calls += 1
         if reader.state is CallState.READING:
-            return False
+            return
         self._reader = None
+        if len(reader.left) > self._at:
+            # It was given some of that with earlier pieces.
+            self._text = reader.left + self._text[self._at :]
+            self._at = 0
+        else:
+            self._at -= len(reader.left)
         if reader.state is CallState.ENDED:
             self.ended += 1
-            self._held = reader.left
+            self._opened = False
+            self._space.take()
+            self._behind.take()
             self._closing = True
-            return True
-        self._held = self._before + OPEN + reader.left
-        self._content(items, len(self._before) + len(OPEN))
-        return True
+        else:
+            self._refuse(items)
+            self._pass_refused(items, reader.decided)
+
+    def _pass_refused(self, items: list[AnswerItem], decided: int) -> None:
+        """Pass text as content that was read as a call so far, where it is not to be read again."""
+        place = self._letters - len(self._text) + self._at
+        self._readings = self._readings + 1 if place < self._read_up_to else 1
+        self._read_up_to = max(self._read_up_to, place + decided)
+        if decided > _LONGEST_REREAD or self._readings >= _MOST_READINGS:
+            self._content(items, self._at + decided)
 
     def _pass_closing(self) -> bool:
-        text = self._held.lstrip()
-        if CLOSE.startswith(text) and text != CLOSE:
+        self._at = self._pass_space(HeldSpace())
+        ahead = self._text[self._at : self._at + len(CLOSE)]
+        if ahead == CLOSE:
+            self._at += len(CLOSE)
+        elif CLOSE.startswith(ahead):
             return False
-        self._held = text.removeprefix(CLOSE)
         self._closing = False
         return True
 
-    def _content(self, items: list[AnswerItem], length: int) -> None:
-        """White space around calls is no content."""
-        text, self._held = self._held[:length], self._held[length:]
-        if text and not (self.calls and text.isspace()):
-            items.append(Content(text))
+    def _refuse(self, items: list[AnswerItem]) -> None:
+        """The opening tag is content: no call of a known format is behind it."""
+        self._opened = False
+        items.append(Content(self._space.take() + OPEN))
+        self._space.add(self._behind.take())
+
+    def _content(self, items: list[AnswerItem], end: int) -> None:
+        """Pass content up to a place. White space at its end may stand before a call."""
+        text = self._text[self._at : end]
+        self._at = end
+        shown = text.rstrip()
+        if shown:
+            items.append(Content(self._space.take() + shown))
+        self._space.add(text[len(shown) :])
+
+    def _pass_space(self, passed: HeldSpace) -> int:
+        """Return the place of the next letter that is no white space."""
+        start = self._at
+        while start < len(self._text):
+            piece = self._text[start : start + _SLICE]
+            letters = piece.lstrip()
+            passed.add(piece[: len(piece) - len(letters)])
+            start += len(piece) - len(letters)
+            if letters:
+                break
+        return start

@@ -1,0 +1,283 @@
+"""A process's connection to the trial server of its node, and the verdicts that it remembers.
+
+Owns the connection, its thread, and the futures of those who wait. Thread rule: any. Invariants:
+every future ends within MAX_WAIT_SECONDS; a future that is cancelled gives the trial up, unless
+another one waits for the same source; a lost connection ends its futures with a typed verdict, and
+the next call connects again.
+"""
+
+import asyncio
+import itertools
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+
+import msgspec
+
+from tasuki.model.grammar.grammar import (
+    GrammarError,
+    GrammarKind,
+    GrammarsBusy,
+    GrammarsUnavailable,
+)
+from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.utils.bounded_cache import BoundedCache
+from tasuki.utils.os_threads import name_this_thread
+
+from .host import TRY_SOURCE, TrialHost
+from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Told, Verdict, frame_of
+
+MAX_WAIT_SECONDS = 60.0
+DRAINS = "this node is draining; try another"
+_REMEMBERED_BYTES = 4 << 20
+_READ_BYTES = 64 << 10
+_PATIENCE = Verdict(
+    Outcome.BUSY,
+    f"the grammar was not tried within {MAX_WAIT_SECONDS:g} s: ask again, or another node",
+)
+_LOST = Verdict(Outcome.BUSY, "the process that tries grammars has ended: ask again")
+_NO_TEXT = Verdict(Outcome.REFUSED, "holds half of a character: send valid Unicode")
+
+_read_told = msgspec.msgpack.Decoder(Told)
+
+
+def outcome_raised(verdict: Verdict) -> None:
+    """Raises GrammarError, GrammarsBusy or GrammarsUnavailable, unless the grammar passed."""
+    match verdict.outcome:
+        case Outcome.REFUSED:
+            raise GrammarError(verdict.reason)
+        case Outcome.BUSY:
+            raise GrammarsBusy(verdict.reason)
+        case Outcome.UNAVAILABLE:
+            raise GrammarsUnavailable(verdict.reason)
+
+
+class GrammarTrials:
+    def __init__(self, address: Callable[[], str]) -> None:
+        """address: returns where the trial server takes connections."""
+        self._address = address
+        self._remembered: BoundedCache[tuple[GrammarKind, str], Verdict] = BoundedCache(
+            _REMEMBERED_BYTES
+        )
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._closed: Verdict | None = None
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, try_source: str = TRY_SOURCE) -> "GrammarTrials":
+        """Return trials by a server of their own. try_source: as of TrialHost."""
+        host = TrialHost(vocabulary, try_source)
+        return cls(host.open)
+
+    @property
+    def address(self) -> str:
+        """Where other processes of this node connect."""
+        return self._address()
+
+    def verdict(self, caller: str, kind: GrammarKind, source: str) -> "Future[Verdict]":
+        """Begin a trial, or return the verdict that is known. caller: whose share it takes."""
+        known = self._remembered.get((kind, source)) or self._closed
+        future: Future[Verdict] = Future()
+        if known is None and not _is_text(source):
+            known = _NO_TEXT
+        if known is not None:
+            future.set_result(known)
+            return future
+        try:
+            link = self._connected()
+        except OSError as error:
+            future.set_result(
+                Verdict(Outcome.UNAVAILABLE, f"the process that tries grammars: {error}")
+            )
+            return future
+        link.ask(future, caller, kind, source)
+        return future
+
+    async def check(self, caller: str, kind: GrammarKind, source: str) -> None:
+        """Wait for the verdict. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
+        outcome_raised(await asyncio.wrap_future(self.verdict(caller, kind, source)))
+
+    def warm_up(self) -> None:
+        """Have the trial server start now. Does nothing where it cannot be reached."""
+        try:
+            self._connected()
+        except OSError:
+            # The first grammar tries again, and has the error.
+            return
+
+    def give_up(self, reason: str) -> None:
+        """End every wait of this process with GrammarsBusy. Later calls begin new trials."""
+        with self._lock:
+            link = self._link
+        if link is not None:
+            link.give_up(Verdict(Outcome.BUSY, reason))
+
+    def close(self, reason: str) -> None:
+        """As give_up(), for good: later calls know only the verdicts that are remembered."""
+        self._closed = Verdict(Outcome.BUSY, reason)
+        self.give_up(reason)
+
+    def _connected(self) -> "_Link":
+        with self._lock:
+            if self._link is None or self._link.is_lost:
+                self._link = _Link(self._address(), self._remember)
+            return self._link
+
+    def _remember(self, kind: GrammarKind, source: str, verdict: Verdict) -> None:
+        if verdict.is_final:
+            self._remembered.put((kind, source), verdict, 4 * len(source) + len(verdict.reason))
+
+
+class _Waiting:
+    def __init__(self, future: "Future[Verdict]", kind: GrammarKind, source: str) -> None:
+        self.future = future
+        self.kind = kind
+        self.source = source
+        self.until = time.monotonic() + MAX_WAIT_SECONDS
+
+
+class _Link:
+    """One connection. Its thread reads and writes, so that no caller waits for the server."""
+
+    def __init__(self, address: str, remember: Callable[[GrammarKind, str, Verdict], None]) -> None:
+        """Raises OSError if the server's socket is gone."""
+        self._remember = remember
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(address)
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        self._woken, self._wakes = os.pipe()
+        os.set_blocking(self._wakes, False)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Waiting] = {}
+        self._unsent = bytearray()
+        self.is_lost = False
+        threading.Thread(target=self._run, name="tasuki-trials", daemon=True).start()
+
+    def ask(self, future: "Future[Verdict]", caller: str, kind: GrammarKind, source: str) -> None:
+        number = next(self._numbers)
+        frame = frame_of(Ask(number, caller, kind, source))
+        with self._lock:
+            is_lost = self.is_lost
+            if not is_lost:
+                self._waiting[number] = _Waiting(future, kind, source)
+                self._unsent += frame
+                self._wake()
+        if is_lost:
+            future.set_result(_LOST)
+            return
+        future.add_done_callback(lambda done: self._left(number) if done.cancelled() else None)
+
+    def give_up(self, verdict: Verdict) -> None:
+        with self._lock:
+            numbers = [*self._waiting]
+        for number in numbers:
+            self._end(number, verdict)
+
+    def _left(self, number: int) -> None:
+        with self._lock:
+            if self._waiting.pop(number, None) is not None and not self.is_lost:
+                self._unsent += frame_of(Leave(number))
+                self._wake()
+
+    def _end(self, number: int, verdict: Verdict) -> None:
+        """End one wait from this side: the server need not go on for it."""
+        with self._lock:
+            waiting = self._waiting.get(number)
+        if waiting is None:
+            return
+        self._left(number)
+        _set(waiting.future, verdict)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wakes, b".")
+        except BlockingIOError:
+            # It has been woken already.
+            return
+
+    def _run(self) -> None:
+        name_this_thread()
+        frames = FrameBuffer()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            try:
+                while self._turn(selector, frames):
+                    pass
+            except (OSError, BrokenFrame, msgspec.MsgspecError):
+                pass
+        self._lose()
+
+    def _turn(self, selector: selectors.BaseSelector, frames: FrameBuffer) -> bool:
+        """Return whether the connection goes on."""
+        for key, events in selector.select(self._patience()):
+            if key.fileobj == self._woken:
+                os.read(self._woken, _READ_BYTES)
+            elif events & selectors.EVENT_READ:
+                data = self._socket.recv(_READ_BYTES)
+                if not data:
+                    return False
+                for body in frames.feed(data):
+                    self._take(_read_told.decode(body))
+        with self._lock:
+            if self._unsent:
+                with suppress(BlockingIOError):
+                    del self._unsent[: self._socket.send(self._unsent)]
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        selector.modify(self._socket, wanted)
+        self._end_overdue()
+        return True
+
+    def _patience(self) -> float | None:
+        with self._lock:
+            first = min((each.until for each in self._waiting.values()), default=None)
+        return None if first is None else max(0.0, first - time.monotonic())
+
+    def _end_overdue(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [number for number, each in self._waiting.items() if each.until <= now]
+        for number in late:
+            self._end(number, _PATIENCE)
+
+    def _take(self, told: Told) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(told.number, None)
+        if waiting is not None:
+            self._remember(waiting.kind, waiting.source, told.verdict)
+            _set(waiting.future, told.verdict)
+
+    def _lose(self) -> None:
+        with self._lock:
+            self.is_lost = True
+            waiting = [*self._waiting.values()]
+            self._waiting.clear()
+            self._socket.close()
+            os.close(self._woken)
+            os.close(self._wakes)
+        for each in waiting:
+            _set(each.future, _LOST)
+
+
+def _set(future: "Future[Verdict]", verdict: Verdict) -> None:
+    """Give the result, unless its caller has left meanwhile."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(verdict)
+
+
+def _is_text(source: str) -> bool:
+    try:
+        source.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

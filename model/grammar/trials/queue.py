@@ -1,0 +1,285 @@
+"""The order of trials: which source is tried next, who waits for it, and what each caller used.
+
+Pure: no clock, process or socket. The server (server.py) carries the actions out. One thread.
+
+Invariants:
+- At most `most_running` trials run, and at most half of them, or one, for one caller.
+- Of the callers that wait, the one that used the least processor time lately is next. A start and a
+  killed trial count as use.
+- A source is tried once for all who wait for it. A trial that nothing waits for is killed, or is
+  never started.
+- Waiting sources are bounded in number and bytes. Beyond a bound the caller that holds the most
+  gives way.
+- Every asker gets one answer, unless it leaves first.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NewType
+
+from tasuki.model.grammar.grammar import GrammarKind
+from tasuki.utils.bounded_cache import BoundedCache
+
+from .messages import Outcome, Verdict
+
+TrialId = NewType("TrialId", int)
+
+START_SECONDS = 0.02
+"""Processor time that a caller is charged for a start: about what the fork takes."""
+_HALF_LIFE_SECONDS = 20.0
+"""After this time half of a caller's use is forgotten."""
+_FORGOTTEN_SECONDS = 0.001
+_MOST_CALLERS_KEPT = 1024
+
+FULL = Verdict(
+    Outcome.BUSY, "too many grammars wait to be tried: ask again in a moment, or another node"
+)
+OVERDUE = Verdict(
+    Outcome.BUSY, "this node is too busy to try the grammar: ask again, or another node"
+)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """One Ask: connection is the server's number of the client's connection."""
+
+    connection: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Source:
+    kind: GrammarKind
+    text: str
+
+    @property
+    def held_bytes(self) -> int:
+        """Return about how many bytes the source takes in memory."""
+        return 4 * len(self.text) + 100
+
+
+@dataclass(frozen=True)
+class Start:
+    """Fork a child that tries the source."""
+
+    trial: TrialId
+    source: Source
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the child of the trial now. Report its end as every other."""
+
+    trial: TrialId
+
+
+@dataclass(frozen=True)
+class Answer:
+    asker: Asker
+    verdict: Verdict
+
+
+Action = Start | Kill | Answer
+
+
+@dataclass(frozen=True)
+class QueueBounds:
+    """most_running: trials at once. most_waiting: sources of all callers. most_waiting_bytes: their
+    memory. patience: seconds of the clock that a trial may run. kept_bytes: memory of verdicts."""
+
+    most_running: int
+    most_waiting: int = 256
+    most_waiting_bytes: int = 32 << 20
+    patience: float = 30.0
+    kept_bytes: int = 8 << 20
+
+    @property
+    def most_of_a_caller(self) -> int:
+        """Return how many trials of one caller may run at once."""
+        return max(1, self.most_running // 2)
+
+
+@dataclass
+class _Wanted:
+    """Who waits for a source, with the caller of each."""
+
+    askers: dict[Asker, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Running:
+    source: Source
+    caller: str
+    since: float
+    wanted: _Wanted
+    verdict: Verdict | None = None
+    """Set where the queue had the child killed: the verdict for those who wait."""
+
+
+class _Use:
+    """Processor seconds that callers used lately."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, tuple[float, float]] = {}
+
+    def of(self, caller: str, now: float) -> float:
+        seconds, at = self._used.get(caller, (0.0, now))
+        return float(seconds * 0.5 ** ((now - at) / _HALF_LIFE_SECONDS))
+
+    def add(self, caller: str, seconds: float, now: float) -> None:
+        self._used[caller] = (self.of(caller, now) + seconds, now)
+        if len(self._used) > _MOST_CALLERS_KEPT:
+            kept = {name: self.of(name, now) for name in self._used}
+            self._used = {
+                name: (used, now) for name, used in kept.items() if used > _FORGOTTEN_SECONDS
+            }
+
+
+class TrialQueue:
+    """now: seconds of one monotonic clock, in every call."""
+
+    def __init__(self, bounds: QueueBounds) -> None:
+        self._bounds = bounds
+        self._verdicts: BoundedCache[Source, Verdict] = BoundedCache(bounds.kept_bytes)
+        self._waiting: dict[Source, _Wanted] = {}
+        self._lines: dict[str, dict[Source, None]] = {}
+        """Waiting sources by caller, oldest first. No line is empty."""
+        self._running: dict[TrialId, _Running] = {}
+        self._use = _Use()
+        self._next_id = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing waits and nothing runs."""
+        return not self._waiting and not self._running
+
+    @property
+    def running(self) -> int:
+        """Return how many trials run, those that are being killed included."""
+        return len(self._running)
+
+    def ask(self, asker: Asker, caller: str, source: Source, now: float) -> list[Action]:
+        """Take one Ask. REQUIRES: the asker is new."""
+        known = self._verdicts.get(source)
+        if known is not None:
+            return [Answer(asker, known)]
+        for running in self._running.values():
+            if running.source == source and running.verdict is None and running.wanted.askers:
+                running.wanted.askers[asker] = caller
+                return []
+        actions = self._room_for(caller, source)
+        if actions is None:
+            return [Answer(asker, FULL)]
+        self._waiting.setdefault(source, _Wanted()).askers[asker] = caller
+        self._lines.setdefault(caller, {})[source] = None
+        return [*actions, *self._started(now)]
+
+    def leave(self, asker: Asker, now: float) -> list[Action]:
+        """Forget one asker. Does nothing if it has been answered."""
+        for trial, running in self._running.items():
+            if running.wanted.askers.pop(asker, None) is not None:
+                return [] if running.wanted.askers else [Kill(trial)]
+        for source, wanted in self._waiting.items():
+            caller = wanted.askers.pop(asker, None)
+            if caller is not None:
+                if caller not in wanted.askers.values():
+                    self._drop(caller, source)
+                break
+        return self._started(now)
+
+    def leave_all(self, connection: int, now: float) -> list[Action]:
+        """Forget all askers of a connection that has ended."""
+        wanted = [running.wanted for running in self._running.values()]
+        wanted += self._waiting.values()
+        gone = [asker for one in wanted for asker in one.askers if asker.connection == connection]
+        return [action for asker in gone for action in self.leave(asker, now)]
+
+    def ended(
+        self, trial: TrialId, verdict: Verdict, cpu_seconds: float, now: float
+    ) -> list[Action]:
+        """Take the end of a trial's child, however it came."""
+        running = self._running.pop(trial)
+        self._use.add(running.caller, cpu_seconds, now)
+        told = verdict if running.verdict is None else running.verdict
+        if told.is_final and running.wanted.askers:
+            size = running.source.held_bytes + len(told.reason)
+            self._verdicts.put(running.source, told, size)
+        answers = [Answer(asker, told) for asker in running.wanted.askers]
+        return [*answers, *self._started(now)]
+
+    def overdue(self, now: float) -> list[Action]:
+        """Give up the trials that have run for longer than the patience."""
+        late = [
+            (trial, running)
+            for trial, running in self._running.items()
+            if running.verdict is None and now - running.since > self._bounds.patience
+        ]
+        for _, running in late:
+            running.verdict = OVERDUE
+        return [Kill(trial) for trial, _ in late]
+
+    def _started(self, now: float) -> list[Action]:
+        """Start what may run now."""
+        starts: list[Action] = []
+        while len(self._running) < self._bounds.most_running:
+            caller = self._next_caller(now)
+            if caller is None:
+                break
+            source = next(iter(self._lines[caller]))
+            wanted = self._waiting.pop(source)
+            for other in {*wanted.askers.values()}:
+                self._remove_from_line(other, source)
+            trial = TrialId(self._next_id)
+            self._next_id += 1
+            self._running[trial] = _Running(source, caller, now, wanted)
+            self._use.add(caller, START_SECONDS, now)
+            starts.append(Start(trial, source))
+        return starts
+
+    def _next_caller(self, now: float) -> str | None:
+        """Return whose oldest source is next; None if no caller may start one."""
+        taken = Counter(running.caller for running in self._running.values())
+        free = [caller for caller in self._lines if taken[caller] < self._bounds.most_of_a_caller]
+        return min(free, key=lambda caller: self._use.of(caller, now), default=None)
+
+    def _room_for(self, caller: str, source: Source) -> list[Action] | None:
+        """Make room for one more waiting source. Returns the answers to those that give way; None
+        if no caller holds more than this one would."""
+        answers: list[Action] = []
+        if source in self._waiting:
+            return answers
+        while self._is_full(source):
+            held = {name: self._line_bytes(name) for name in self._lines}
+            longest = max(held, key=lambda name: held[name], default=caller)
+            if longest == caller or held[longest] <= held.get(caller, 0) + source.held_bytes:
+                return None
+            displaced = next(reversed(self._lines[longest]))
+            wanted = self._waiting[displaced]
+            gone = [asker for asker, name in wanted.askers.items() if name == longest]
+            for asker in gone:
+                del wanted.askers[asker]
+            answers += [Answer(asker, FULL) for asker in gone]
+            self._drop(longest, displaced)
+        return answers
+
+    def _is_full(self, source: Source) -> bool:
+        held = sum(waiting.held_bytes for waiting in self._waiting) + source.held_bytes
+        return (
+            len(self._waiting) >= self._bounds.most_waiting
+            or held > self._bounds.most_waiting_bytes
+        )
+
+    def _line_bytes(self, caller: str) -> int:
+        return sum(source.held_bytes for source in self._lines[caller])
+
+    def _drop(self, caller: str, source: Source) -> None:
+        """Take the source out of the caller's line, and out of the queue if no one waits for it."""
+        self._remove_from_line(caller, source)
+        if not self._waiting[source].askers:
+            del self._waiting[source]
+
+    def _remove_from_line(self, caller: str, source: Source) -> None:
+        line = self._lines.get(caller, {})
+        line.pop(source, None)
+        if not line:
+            self._lines.pop(caller, None)

@@ -1,0 +1,215 @@
+"""One trial: a grammar compiled in a forked child, within bounds that the kernel keeps.
+
+The child has an own address space, processor time, stack and the lowest priority, and is the first
+that the kernel ends where memory is short. It writes one verdict to its pipe and ends. A grammar
+that costs too much ends it by a signal, which is a verdict too. Thread rule: the parent's one
+thread forks; the child runs on it.
+"""
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import msgspec
+
+from tasuki.model.grammar.compiled_grammar import check_has_texts, compiled, token_tree
+from tasuki.model.grammar.grammar import Grammar, GrammarError
+from tasuki.model.grammar.vocabulary import ALL_BYTES, Vocabulary
+from tasuki.utils.os_threads import die_with_parent
+
+from .messages import Outcome, Verdict
+from .queue import Source
+
+MAX_SECONDS = 2
+"""Processor time of one trial."""
+MAX_ADDRESS_BYTES = 512 << 20
+"""Address space of one trial, the vocabulary's tree included."""
+_STACK_BYTES = 2 << 20
+"""Less than any thread has that compiles the grammar later."""
+_LOWEST_PRIORITY = 19
+_FIRST_TO_END = "1000"
+"""Highest value of oom_score_adj."""
+MAX_ANSWER_BYTES = 16 << 10
+
+TOO_COSTLY = Verdict(
+    Outcome.REFUSED, "takes too much time, memory or nesting to compile: simplify it"
+)
+_UNREADABLE = Verdict(
+    Outcome.UNAVAILABLE, "the trial of the grammar gave no readable answer: ask again"
+)
+_OUT_OF_MEMORY = Verdict(
+    Outcome.BUSY, "the trial of the grammar was ended from outside: ask again, or another node"
+)
+
+Try = Callable[["Trees", Source], Verdict]
+"""Compiles the source and returns the verdict. Runs in the child."""
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Token trees as token_tree() makes them. vocabulary: the model's. letters: all bytes."""
+
+    vocabulary: Any
+    letters: Any
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "Trees":
+        """Raises GrammarsUnavailable."""
+        return cls(token_tree(vocabulary), token_tree(ALL_BYTES))
+
+
+def tried(trees: Trees, source: Source) -> Verdict:
+    """Compile the source over all bytes, then over the model's vocabulary. Raises what a broken
+    installation raises."""
+    before = _resident_bytes()
+    try:
+        grammar = Grammar(source.kind, source.text)
+        check_has_texts(compiled(trees.letters, grammar))
+        matcher = compiled(trees.vocabulary, grammar)
+        held = _resident_bytes() - before
+    except GrammarError as error:
+        return Verdict(Outcome.REFUSED, str(error))
+    del matcher
+    return Verdict(Outcome.PASSED, held_bytes=max(0, held))
+
+
+@dataclass
+class Child:
+    """A running trial, as its parent sees it. pipe: its answer comes there, without waiting."""
+
+    pid: int
+    pipe: int
+    answer: bytearray = field(default_factory=bytearray)
+    is_reaped: bool = False
+
+    def kill(self) -> None:
+        """End the child. Does nothing once it was reaped: its number may be another process's."""
+        if not self.is_reaped:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def read(self) -> bool:
+        """Take what the child has written. Returns whether more may come. Kills a child that writes
+        more than an answer."""
+        while len(self.answer) <= MAX_ANSWER_BYTES:
+            try:
+                data = os.read(self.pipe, MAX_ANSWER_BYTES)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self.answer += data
+        self.kill()
+        return False
+
+    def reaped(self) -> tuple[Verdict, float] | None:
+        """Return the verdict and the processor seconds, if the child has ended; else None."""
+        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self.is_reaped = True
+        self.read()
+        return _verdict_of(status, bytes(self.answer)), usage.ru_utime + usage.ru_stime
+
+    def close(self) -> None:
+        """Close the pipe. REQUIRES: the child was reaped."""
+        os.close(self.pipe)
+
+
+def fork_trial(try_source: Try, trees: Trees, source: Source) -> Child:
+    """Start a trial. REQUIRES: this process has one thread. Raises OSError if no process can be
+    started."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read_end)
+        os.close(write_end)
+        raise
+    if pid == 0:
+        _run(try_source, trees, source, write_end)
+    os.close(write_end)
+    return Child(pid, read_end)
+
+
+def _run(try_source: Try, trees: Trees, source: Source, write_end: int) -> NoReturn:
+    """Be the child: nothing that goes wrong here returns to the parent's code."""
+    try:
+        _bound_this_process(write_end)
+        answer = msgspec.msgpack.encode(try_source(trees, source))
+        while answer:
+            answer = answer[os.write(write_end, answer) :]
+        os._exit(0)
+    except MemoryError:
+        os.abort()
+    except BaseException:
+        os._exit(1)
+
+
+def _bound_this_process(write_end: int) -> None:
+    gc.disable()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    die_with_parent()
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    os.closerange(3, write_end)
+    os.closerange(write_end + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
+    _end_first_where_memory_is_short()
+    for kind, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_FSIZE, 0, 0),
+        (resource.RLIMIT_STACK, _STACK_BYTES, _STACK_BYTES),
+        (resource.RLIMIT_CPU, MAX_SECONDS, MAX_SECONDS + 1),
+        (resource.RLIMIT_AS, MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES),
+    ):
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _end_first_where_memory_is_short() -> None:
+    try:
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(score, _FIRST_TO_END.encode())
+    finally:
+        os.close(score)
+
+
+def _resident_bytes() -> int:
+    """Return the memory of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as counters:
+            return int(counters.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+def _verdict_of(status: int, answer: bytes) -> Verdict:
+    """status: as wait4() gives it."""
+    if os.WIFSIGNALED(status):
+        ended_by_kernel = os.WTERMSIG(status) == signal.SIGKILL
+        return _OUT_OF_MEMORY if ended_by_kernel else TOO_COSTLY
+    if os.WEXITSTATUS(status) != 0:
+        return _UNREADABLE
+    try:
+        return msgspec.msgpack.decode(answer, type=Verdict)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return _UNREADABLE
+
+
+def give_memory_back() -> None:
+    """Return free memory of the C library to the system, so that a fork copies fewer pages."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError):
+        return

@@ -1,0 +1,274 @@
+"""Entries of what a model writes: everything that is fed an answer, one token a push."""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.anthropic.message_writer import MessageHead, MessageWriter
+from tasuki.server.anthropic.thinking import ThinkingChoice
+from tasuki.server.grpc.response_stream import write_tokens
+from tasuki.server.openai.chat_reply import ChatReply
+from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
+from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
+from tasuki.server.replies.reply import AnswerWriter
+from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.responses.response_head import ResponseHead
+from tasuki.server.responses.response_writer import ResponseWriter
+from tasuki.server.responses.tools import ResponseTools, ToolName
+from tasuki.server.responses.turn_record import TurnRecord
+from tasuki.server.text.grammars.tool_choice import ToolChoice
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.text_answer import Ending, Piece
+from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.tokenizer import IncrementalDetokenizer
+from tasuki.server.unread_answer import AnswerPart
+from tests.harness.grpc_fixtures import usage
+
+from .entries import Answer, Entry, Reader, Whole, some, tokens_of
+from .shapes import TEXTS, repeated
+
+_ID = m.RequestId("a")
+_TOKEN = m.TokenOut(_ID, 5, -0.5, 1.5, 0)
+_ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
+_PARSING = "server/text/parsing"
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {"properties": {"a": {"type": "string"}, "b": {"type": "array"}}},
+        },
+    }
+]
+
+# Of each kind of text a shape or two: what differs by the shape is the parser's, which has all.
+_WRITTEN = some(
+    *("one word", "quotes", "escapes", "calls in JSON", "calls in tags", "arguments"),
+    *("parameters", "a value", "thoughts", "arguments that nest", "open calls"),
+)
+
+_THOUGHT = some(
+    *("one word", "white space", "lines", "half thoughts", "half tags", "opening tags"),
+    *("white space in a thought", "thoughts", "an answer behind a thought", "quotes", "open calls"),
+    *("white space in a tag", "arguments before the name", "a value"),
+)
+
+
+def answers() -> list[Entry]:
+    return [
+        *(_parser(thinking) for thinking in Thinking),
+        *_stops(),
+        _detokenizer(),
+        _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
+        _written("whole chat", "openai/chat_reply.py:ChatReply.whole", lambda: _chat(False)),
+        _written("completion", "openai/completion_reply.py:CompletionReply.push", _completion),
+        _written(
+            "completion's logprobs",
+            "openai/completion_reply.py:CompletionReply.push",
+            lambda: _completion(0),
+        ),
+        _written("message", "anthropic/message_writer.py:MessageWriter.piece", _message),
+        _written("hidden thoughts", "anthropic/thinking.py:signature_of", _hidden_message),
+        _written("response", "responses/response_writer.py:ResponseWriter.piece", _response),
+        _written("custom call", "responses/output_items.py:CustomCallItem.grow", _custom),
+        _sent_by_grpc(),
+        *_sent_to_gateway(),
+    ]
+
+
+def _parser(thinking: Thinking) -> Answer:
+    def begin() -> Reader:
+        parser = AnswerParser(thinking, TOOLS)
+        return Reader(lambda text: parser.push(Piece(text, _TOKEN)), parser.finish)
+
+    classes = (
+        *("answer_parser.py:AnswerParser.push", "reasoning_splitter.py:ReasoningSplitter.push"),
+        *("tool_call_scanner.py:ToolCallScanner.push", "json_call.py:JsonCall.push"),
+        "function_call.py:FunctionCall.push",
+    )
+    functions = tuple(f"{_PARSING}/{name}" for name in classes)
+    # Behind the thought all answers are read alike.
+    shapes = TEXTS if thinking is Thinking.NEVER else _THOUGHT
+    return Answer(f"parser, thinking {thinking.value}", functions, begin, shapes)
+
+
+def _stops() -> list[Entry]:
+    near = "a" * 1023 + "b"
+    sets = {
+        "one short": ("</s>",),
+        "sixteen long ones": (near, *(chr(ord("b") + at) * 1024 for at in range(15))),
+        "sixteen that nest": tuple("a" * (1009 + at) + "b" for at in range(16)),
+        "sixteen of one word": tuple("it was a fine morning. "[at:] + "!" for at in range(16)),
+    }
+
+    def entry(name: str, stops: tuple[str, ...]) -> Answer:
+        def begin() -> Reader:
+            scanner = StopStrings(stops)
+            return Reader(scanner.push, scanner.finish)
+
+        shapes = {
+            **some("one word", "words", "emoji", "half ends"),
+            "nearly a stop string": repeated("a" * 1000 + "c"),
+        }
+        functions = ("server/text/stop_strings.py:StopStrings.push",)
+        return Answer(f"stop strings, {name}", functions, begin, shapes)
+
+    return [entry(name, stops) for name, stops in sets.items()]
+
+
+class _Spelled:
+    """Stands for a tokenizer whose token number i is the i-th piece of a text."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.whole_texts = dict(enumerate(pieces))
+        self.longest_token = 4
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.whole_texts[token].encode(errors="surrogatepass")
+
+
+def _detokenizer() -> Entry:
+    def read(pieces: list[bytes]) -> object:
+        class Torn:
+            whole_texts: ClassVar[dict[int, str]] = {}
+
+            @staticmethod
+            def token_bytes(token: int) -> bytes:
+                return pieces[token]
+
+        detokenizer = IncrementalDetokenizer(Torn())  # type: ignore[arg-type]
+        for token in range(len(pieces)):
+            detokenizer.push(token)
+        return detokenizer.finish()
+
+    def torn(unit: bytes) -> Callable[[int], list[bytes]]:
+        return lambda size: [unit[at % len(unit) :][:1] for at in range(size)]
+
+    shapes = {
+        "letters of a byte each": torn(b"a"),
+        "characters that are torn": torn("\U0001f600".encode()),
+        "bytes that begin nothing": torn(b"\x80"),
+        "bytes that end nothing": torn(b"\xf0"),
+    }
+    functions = ("server/text/tokenizer.py:IncrementalDetokenizer.push",)
+    return Whole("detokenizer", functions, shapes, read, 1 << 18)
+
+
+def _written(name: str, function: str, writer: Callable[[], AnswerWriter]) -> Answer:
+    def begin() -> Reader:
+        made = writer()
+        made.opening()
+
+        def finish() -> object:
+            made.ending(Piece("", None), _ENDING)
+            return made.whole()
+
+        return Reader(lambda text: made.piece(Piece(text, _TOKEN)), finish)
+
+    return Answer(f"written {name}", (f"server/{function}",), begin, _WRITTEN)
+
+
+def _parsed(thinking: Thinking = Thinking.ALLOWED) -> AnswerParser:
+    return AnswerParser(thinking, TOOLS)
+
+
+def _of_shape(shape: ReplyShape) -> AnswerWriter:
+    (writer,) = ChunkedReply([shape], include_usage=True, with_hit=True).writers()
+    return writer
+
+
+def _chat(streamed: bool) -> AnswerWriter:
+    head = ReplyHead("a", "model")
+    return _of_shape(ChatReply(head, _parsed(), None, with_logprobs=False, streamed=streamed))
+
+
+def _completion(logprobs: int | None = None) -> AnswerWriter:
+    shown = ShownFields(echo=False, logprobs=logprobs, prompt_logprobs=None)
+    head, prompt = ReplyHead("a", "model"), ScoredPrompt(_NO_TOKENS)
+    return _of_shape(CompletionReply(head, None, 0, shown, None, prompt, streamed=False))
+
+
+def _message() -> AnswerWriter:
+    head = MessageHead("msg_a", "model", 5, fills_context=False, with_hit=True)
+    return MessageWriter(head, _parsed(), ThinkingChoice())
+
+
+def _hidden_message() -> AnswerWriter:
+    head = MessageHead("msg_a", "model", 5, fills_context=False, with_hit=True)
+    return MessageWriter(head, _parsed(), ThinkingChoice(shown=False))
+
+
+def _response() -> AnswerWriter:
+    return _response_of(ToolName("f"))
+
+
+def _custom() -> AnswerWriter:
+    return _response_of(ToolName("f", is_custom=True))
+
+
+def _response_of(tool: ToolName) -> AnswerWriter:
+    record = TurnRecord(_NO_TOKENS, (), b"")
+    tools = ResponseTools([], {"f": tool}, True, ToolChoice())
+    head = ResponseHead.of({"id": "resp_" + "a" * 32}, {}, True, carries_reasoning=True)
+    writer = ResponseWriter(head, _parsed(), tools)
+    writer.keep(record, lambda stored: None)
+    return writer
+
+
+def _run(coroutine: Any) -> object:
+    """Nothing in it waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    raise AssertionError("the coroutine waits")
+
+
+async def _parts(count: int) -> AsyncGenerator[AnswerPart, None]:
+    for number in range(count):
+        yield [m.TokenOut(_ID, number, -0.5, 1.5, number)]
+    yield m.Finished(_ID, m.FinishReason.STOP, usage(5, count))
+
+
+def _sent_by_grpc() -> Entry:
+    async def write(message: object) -> None:
+        """It leaves."""
+
+    def read(text: str) -> object:
+        pieces = tokens_of(text)
+        detokenizer = IncrementalDetokenizer(_Spelled(pieces))  # type: ignore[arg-type]
+        return _run(write_tokens(_parts(len(pieces)), write, detokenizer))
+
+    functions = ("server/grpc/response_stream.py:write_tokens",)
+    return Whole("sent by gRPC", functions, some("one word", "emoji"), read, 1 << 20)
+
+
+def _sent_to_gateway() -> list[Entry]:
+    try:
+        from tasuki.server.smg.answer import GatewayAnswer
+        from tasuki.server.smg.request_reader import GatewayRequest
+    except ImportError:
+        # The extra of the gateway is not installed.
+        return []
+    from tasuki.engine.messages import Submit
+
+    def read(text: str) -> object:
+        pieces = tokens_of(text)
+        asked = GatewayRequest(
+            Submit(_ID, _NO_TOKENS, SamplingParams()), ("a" * 1024,), True, True, True
+        )
+        detokenizer = IncrementalDetokenizer(_Spelled(pieces))  # type: ignore[arg-type]
+        answer = GatewayAnswer(asked, (1 << 20,), detokenizer, lambda: None)
+
+        async def all_of_them() -> int:
+            return len([message async for message in answer.messages(_parts(len(pieces)))])
+
+        return _run(all_of_them())
+
+    functions = ("server/smg/answer.py:GatewayAnswer.messages",)
+    return [Whole("sent to a gateway", functions, some("words", "emoji"), read, 1 << 20)]

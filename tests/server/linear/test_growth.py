@@ -1,0 +1,102 @@
+"""What reads a caller's or a model's text costs no more than its length, in time and in memory.
+
+Each entry is measured with each of its shapes at n, 4n and 16n. `make test` takes an n of some
+milliseconds. What looks steeper than linear there is measured again with an n of 50 ms, the best of
+three, before it fails. `make test-slow` takes 50 ms at once, and the largest input let in.
+
+Where even the largest input takes less than that, it bounds the cost, and the shape passes.
+"""
+
+import pytest
+
+from .answers import answers
+from .bodies import Served, bodies
+from .entries import TOKEN_CHARACTERS, Answer, Case, Entry, cases_of
+from .measure import (
+    BASE_SECONDS,
+    memory_growth,
+    no_collections,
+    processor_seconds,
+    time_growth,
+)
+from .readers import readers
+
+QUICK_SECONDS = 0.001
+QUICK_CHARACTERS = 1 << 17
+QUICK_ANSWER = 1 << 13
+"""Characters."""
+MOST_SECONDS_A_TOKEN = 20e-6
+"""Of processor time, at the largest input let in."""
+MOST_HOLD_SECONDS = 0.005
+"""For which one token may hold an event loop."""
+LARGEST_ANSWER = 1 << 18
+"""Tokens."""
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
+    served = Served.of(tmp_path_factory.mktemp("served"))
+    return [*answers(), *bodies(served), *readers(served)]
+
+
+def complaint(case: Case, base: float, quick: int | None) -> str:
+    """Return what is wrong with the case's costs; nothing where they are linear."""
+    try:
+        growth = time_growth(case.prepare, case.entry.most, base, quick)
+        if not growth.is_linear:
+            return f"{case.id}: seconds of processor time {growth}"
+        sizes = [max(1, size // 16) for size in sorted(growth.costs)]
+        memory = memory_growth(case.prepare, sizes)
+    except Exception as error:
+        return f"{case.id}: raised {error!r:.300}"
+    return "" if memory.is_linear else f"{case.id}: bytes {memory}"
+
+
+def complaints(entries: list[Entry], base: float, quick: int | None = None) -> list[str]:
+    with no_collections():
+        return [found for case in cases_of(entries) if (found := complaint(case, base, quick))]
+
+
+@pytest.mark.timeout(900)
+def test_time_and_memory_grow_as_the_input(entries: list[Entry]) -> None:
+    found = complaints(entries, QUICK_SECONDS, QUICK_CHARACTERS)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(300)
+def test_no_token_holds_the_event_loop(entries: list[Entry]) -> None:
+    found = _holds(entries, QUICK_ANSWER)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_time_and_memory_grow_as_the_largest_inputs(entries: list[Entry]) -> None:
+    found = complaints(entries, BASE_SECONDS)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_the_largest_answers_cost_20_us_a_token_and_hold_no_loop(entries: list[Entry]) -> None:
+    size = LARGEST_ANSWER * TOKEN_CHARACTERS
+    found = _holds(entries, size)
+    with no_collections():
+        for case in cases_of([entry for entry in entries if isinstance(entry, Answer)]):
+            cost = processor_seconds(case.prepare, size, 60.0) / LARGEST_ANSWER
+            if cost > MOST_SECONDS_A_TOKEN:
+                found.append(f"{case.id}: {cost * 1e6:.1f} us a token")
+    assert not found, "\n".join(found)
+
+
+def _holds(entries: list[Entry], size: int) -> list[str]:
+    """Complaints of answers of `size` characters. What another thread does to a push is not a
+    reader's cost, so that the least of two runs counts."""
+    found = []
+    with no_collections():
+        for entry in (entry for entry in entries if isinstance(entry, Answer)):
+            for shape in entry.shapes:
+                held = min(entry.longest_push(shape, size) for _ in range(2))
+                if held > MOST_HOLD_SECONDS:
+                    found.append(f"{entry.name} - {shape}: a token of {held * 1e3:.1f} ms")
+    return found

@@ -1,0 +1,227 @@
+"""The cost of a token for an answer's parser: the same, however much text is held back."""
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasuki.server.text.json_bounds import MAX_DEPTH
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.parsing.parameter_types import ANY, ParameterTypes, json_types
+from tasuki.server.text.text_answer import Piece
+from tasuki.server.text.thinking import Thinking
+from tests.harness.answer_pieces import Call, Parsed, cut, parsed
+from tests.harness.cpu_growth import MOST_RATIO, cpu_ratios
+
+PROPERTIES = {
+    "city": {"type": "string"},
+    "days": {"type": "integer"},
+    "note": {"type": ["string", "null"]},
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": PROPERTIES}}}]
+JSON, XML = "<tool_call>{", "<tool_call><function=f>"
+SPACE = " " * 64
+MOST_BYTES = 24
+"""Memory for each letter of a text that is held back."""
+
+SHAPES = {
+    "arguments before the name": (JSON + '"arguments": {"a":[', "[],"),
+    "text before the name": (JSON + '"arguments": "', "a\\n"),
+    "list of an unknown key": (JSON + '"x": [1,', "[],"),
+    "text of an unknown key": (JSON + '"x": "', "ab"),
+    "name": (JSON + '"name": "', "a"),
+    "key": (JSON + '"', "a"),
+    "word": (JSON + '"x": ', "1"),
+    "keys": (JSON, '"a": 1,'),
+    "space before a key": (JSON, SPACE),
+    "space before a value": (JSON + '"x":', SPACE),
+    "space behind the tag": ("<tool_call>", SPACE),
+    "space behind a call": (JSON + '"name":"f"}', SPACE),
+    "space in content": ("x", SPACE),
+    "half tags": ("x", "<tool_"),
+    "brackets of arguments": (JSON + '"name":"f","arguments":{"a":', "[[]"),
+    "calls in an unclosed list": ("", '<tool_call>{"x":['),
+    "calls in an unclosed text": ("", '<tool_call>{"x":[\\"'),
+    "text of a parameter": (XML + "<parameter=city>", "ab"),
+    "number of a parameter": (XML + "<parameter=days>", "1" * 64),
+    "space that may be null": (XML + "<parameter=note>", SPACE),
+    "space behind a parameter": (XML + "<parameter=city>x</parameter>", SPACE),
+    "space behind a function": (XML + "<parameter=city>x</parameter></function>", SPACE),
+    "closing tags": (XML + "<parameter=city>x", "</parameter>\n"),
+    "space before reasoning": ("", SPACE),
+    "space in reasoning": ("x", SPACE),
+}
+
+
+def pushed(parser: AnswerParser, before: str, unit: str, count: int) -> None:
+    for text in (before, *[unit] * count):
+        parser.push(Piece(text, None))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_costs_the_same_however_much_is_held_back(shape: str) -> None:
+    before, unit = SHAPES[shape]
+
+    def prepare(size: int) -> Callable[[], object]:
+        parser = AnswerParser(Thinking.OPENED if "reasoning" in shape else Thinking.NEVER, TOOLS)
+
+        def work() -> None:
+            pushed(parser, before, unit, size)
+            parser.finish()
+
+        return work
+
+    assert max(cpu_ratios(prepare, 500)) <= MOST_RATIO
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_text_held_back_takes_little_more_memory_than_its_letters(shape: str) -> None:
+    before, unit = SHAPES[shape]
+    parser = AnswerParser(Thinking.OPENED if "reasoning" in shape else Thinking.NEVER, TOOLS)
+    count = 1 + 60_000 // max(len(unit), 10)
+    tracemalloc.start()
+    try:
+        pushed(parser, before, unit, count)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= MOST_BYTES * count * len(unit) + 50_000
+
+
+# --- Bounds
+
+
+def hermes(body: str) -> str:
+    return f"<tool_call>{body}</tool_call>"
+
+
+def every_cut(text: str) -> Parsed:
+    """Return the parts of a text, the same ones whole and letter by letter."""
+    whole = parsed([text], TOOLS)
+    assert parsed(list(text), TOOLS) == whole
+    return whole
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "%s", "arguments": {}}',
+        '{"arguments": {}, "name": "%s"}',
+        '{"%s": 1, "name": "f", "arguments": {}}',
+    ],
+)
+def test_a_name_or_key_over_the_longest_is_no_call(body: str) -> None:
+    longest = hermes(body % ("n" * 256))
+    assert len(every_cut(longest).calls) == 1
+    over = hermes(body % ("n" * 257))
+    assert every_cut(over) == Parsed("", over, ())
+
+
+@pytest.mark.parametrize("brackets", ["[]", "{}"])
+def test_only_arguments_may_nest_deeper_than_the_most_levels(brackets: str) -> None:
+    def nested(depth: int) -> str:
+        return brackets[0] * depth + brackets[1] * depth
+
+    def with_value(depth: int) -> str:
+        return hermes(f'{{"x": {nested(depth)}, "name": "f", "arguments": {{}}}}')
+
+    assert len(every_cut(with_value(MAX_DEPTH)).calls) == 1
+    over = with_value(MAX_DEPTH + 1)
+    assert every_cut(over) == Parsed("", over, ())
+    deep = f'{{"a": {nested(99)}}}'
+    for body in (f'{{"name": "f", "arguments": {deep}}}', f'{{"arguments": {deep}, "name": "f"}}'):
+        assert every_cut(hermes(body)).calls == (Call("f", deep),)
+
+
+def test_a_call_is_found_in_the_text_of_one_that_proved_to_be_none() -> None:
+    call = hermes('{"name": "f", "arguments": {}}')
+    found = every_cut(f'<tool_call>{{"x": "{call}')
+    assert found == Parsed("", '<tool_call>{"x": "', (Call("f", "{}"),))
+
+
+def test_text_that_proved_to_be_no_call_is_not_read_for_ever() -> None:
+    """Each opening tag is in a text that the call before has not closed."""
+    text = '<tool_call>{"x":[\\"' * 30
+    call = hermes('{"name": "f", "arguments": {}}')
+    found = every_cut(f"{text}\n</tool_call>{call}")
+    assert found == Parsed("", f"{text}\n</tool_call>", (Call("f", "{}"),))
+
+
+@pytest.mark.parametrize("spaces", [256, 257])
+def test_tags_far_from_each_other_are_part_of_a_value(spaces: int) -> None:
+    between = "</parameter>" + " " * spaces
+    (call,) = every_cut(f"{XML}<parameter=city>\nBath{between}</function></tool_call>").calls
+    assert call.value == {"city": "Bath" if spaces == 256 else f"Bath{between}"}
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(
+            [
+                '<tool_call>{"name": "f", "arguments": ',
+                '<tool_call>{"x": ["',
+                "<tool_call>",
+                "</tool_call>",
+                "\n</tool_call>",
+                '{"a": "b"}',
+                '"',
+                "\\",
+                "[",
+                "}",
+                ",",
+                " ",
+                "null",
+                "n" * 250,
+                " " * 250,
+                f"{XML}<parameter=note>",
+                "</parameter>",
+                "</function>",
+            ]
+        ),
+        max_size=14,
+    ),
+    cuts=st.lists(st.integers(0, 9999), max_size=12),
+)
+def test_text_that_is_no_call_comes_out_the_same_wherever_it_is_cut(
+    words: list[str], cuts: list[int]
+) -> None:
+    text = "".join(words)
+    whole = parsed([text], TOOLS)
+    assert parsed(cut(text, cuts), TOOLS) == whole
+    assert parsed(list(text), TOOLS) == whole
+
+
+# --- Types
+
+
+def test_references_that_lead_to_each_other_are_followed_a_bounded_number_of_times() -> None:
+    def prepare(size: int) -> Callable[[], object]:
+        looped = {"anyOf": [{"$ref": "#/$defs/A"}] * size}
+        schemas = {"": {"$defs": {"A": looped}}}
+        return lambda: json_types({"$ref": "#/$defs/A"}, schemas)
+
+    assert max(cpu_ratios(prepare, 3)) <= MOST_RATIO
+
+
+def test_a_schema_too_large_to_be_looked_at_allows_every_type() -> None:
+    schema: dict[str, Any] = {"enum": list(range(2000))}
+    assert json_types(schema, {}) == ANY
+    assert json_types({"enum": list(range(200))}, {}) == {"integer"}
+
+
+def test_the_first_tool_of_a_name_gives_its_parameters_types() -> None:
+    second = {"type": "function", "function": {"name": "f", "parameters": {"properties": {}}}}
+    types = ParameterTypes([*TOOLS, second])
+    assert types.of("f", "days") == {"integer"}
+    assert types.of("f", "other") == types.of("f", "") == types.of("g", "days") == ANY
+
+
+def test_a_long_value_of_a_parameter_is_read_once() -> None:
+    value = list(range(20_000))
+    text = f"{XML}<parameter=a>\n{json.dumps(value)}\n</parameter></function></tool_call>"
+    (call,) = parsed([text[at : at + 7] for at in range(0, len(text), 7)], TOOLS).calls
+    assert call.value == {"a": value}
