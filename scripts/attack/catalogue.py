@@ -10,7 +10,9 @@ from scripts.attack.attacks.floods import (
 )
 from scripts.attack.attacks.grammars import grammar_bombs
 from scripts.attack.attacks.grpc_fuzz import grpc_fuzz
+from scripts.attack.attacks.heavy_texts import heavy_answers, heavy_texts, left_grammars
 from scripts.attack.attacks.http_fuzz import http_fuzz
+from scripts.attack.attacks.left_turns import left_turns
 from scripts.attack.attacks.raw_http import raw_http
 from scripts.attack.attacks.rogue_fetch import rogue_fetch
 from scripts.attack.attacks.rogue_prefill import rogue_prefill
@@ -28,12 +30,16 @@ ATTACKS = (
     Attack("JSON bombs", json_bombs),
     Attack("long conversations", long_conversations),
     Attack("grammar bombs", grammar_bombs),
+    Attack("left grammars", left_grammars),
+    Attack("heavy texts", heavy_texts),
+    Attack("heavy answers", heavy_answers),
     Attack("HTTP fuzz", http_fuzz),
     Attack("raw HTTP", raw_http),
     Attack("gRPC fuzz", grpc_fuzz),
     Attack("slow and idle clients", slow_clients),
     Attack("unread streams", unread_streams),
     Attack("cancel storm", cancel_storm),
+    Attack("left turns", left_turns),
     Attack("rogue receiver", rogue_receiver),
     Attack("rogue fetch", rogue_fetch),
     Attack("rogue prefill node", rogue_prefill),

@@ -1,0 +1,1 @@
+"""What a quiet caller of a node gets while two others send it the worst that is let in."""

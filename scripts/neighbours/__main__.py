@@ -1,0 +1,278 @@
+"""`python -m scripts.neighbours`: a quiet caller beside two that send the worst that is let in.
+
+Starts a node of its own with three keys. Two keys send eight requests at once, each left after five
+seconds; the third chats once a second. Prints the quiet caller's first tokens alone and beside
+them, /health, and what is left of the work afterwards. Exit status 1 where a bound is passed. The
+bounds are for a machine with nothing else on it.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from scripts.neighbours.noise import bodies, send
+from scripts.processes import resident
+from tasuki.cli.embedded import embedded_model
+from tasuki.cli.launcher import Daemon
+
+KEYS = ("ann", "bob", "cat")
+QUIET = "cat"
+AT_ONCE = 8
+LEAVE_SECONDS = 5.0
+MOST_SLOWER = 2.0
+MOST_HEALTH_SECONDS = 0.100
+MOST_KEPT_BYTES = 64 << 20
+MOST_IDLE_SHARE = 0.10
+_REST_SECONDS = 5.0
+
+
+class ChatLost(Exception):
+    """The stream ended with an error event; the message is the event."""
+
+
+class _Node(Daemon):
+    def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "scripts.neighbours.node", *arguments, "--exit-with-parent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and all below it."""
+    found = [pid]
+    for parent in found:
+        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                found += map(int, listed.read_text().split())
+            except OSError:
+                continue
+    return found
+
+
+def _memory(pid: int) -> int:
+    return sum(map(resident, _tree(pid)))
+
+
+def _cpu_seconds(pid: int) -> float:
+    total = 0
+    for each in _tree(pid):
+        try:
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / 100
+
+
+def _first_token(address: str, number: int) -> tuple[float | None, bool]:
+    """Seconds until the first token, None without one; and whether the answer came whole."""
+    content = f"Where does Elizabeth live, in chapter {number}?"
+    asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "stream": True}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {QUIET}-key"}
+    with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
+        begun = time.perf_counter()
+        first = None
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(asked), headers)
+            reply = connection.getresponse()
+            for line in reply:
+                if first is None and _has_text(line):
+                    first = time.perf_counter() - begun
+                if line.startswith(b"data: [DONE]"):
+                    return first, True
+        except (OSError, http.client.HTTPException, ChatLost) as error:
+            print(f"chat {number} was lost after {time.perf_counter() - begun:.1f} s: {error}")
+            return first, False
+    return first, False
+
+
+def _has_text(line: bytes) -> bool:
+    """Return whether an event of a stream has text of the answer; the first has a role alone."""
+    if not line.startswith(b"data: {"):
+        return False
+    event = json.loads(line[6:])
+    if "choices" not in event:
+        raise ChatLost(line.decode())
+    return any(choice["delta"].get("content") for choice in event["choices"])
+
+
+def _chats(address: str, seconds: float) -> tuple[list[float], int]:
+    """One a second: the first tokens' seconds, and how many chats were not answered whole."""
+    firsts: list[float] = []
+    lost: list[int] = []
+    threads = []
+    ends = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < ends:
+        number += 1
+
+        def chat(number: int = number) -> None:
+            first, whole = _first_token(address, number)
+            if first is None or not whole:
+                lost.append(number)
+            else:
+                firsts.append(first)
+
+        threads.append(threading.Thread(target=chat))
+        threads[-1].start()
+        time.sleep(1.0)
+    for thread in threads:
+        thread.join()
+    return firsts, len(lost)
+
+
+class _Health:
+    """Probes /health every 20 ms between enter and exit."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.seconds: list[float] = []
+
+    def __enter__(self) -> "_Health":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.02):
+            begun = time.perf_counter()
+            with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
+                try:
+                    connection.request("GET", "/health")
+                    connection.getresponse().read()
+                except (OSError, http.client.HTTPException):
+                    self.seconds.append(60.0)
+                    continue
+            self.seconds.append(time.perf_counter() - begun)
+
+
+@contextmanager
+def _noise(address: str, seed: int) -> "Iterator[Counter[tuple[str, str]]]":
+    """Send from two keys, AT_ONCE requests each, until it exits. Yields how each body ended."""
+    over = threading.Event()
+    sent: Counter[tuple[str, str]] = Counter()
+
+    def run(key: str, number: int) -> None:
+        for name, body in bodies(random.Random(f"{seed}/{key}/{number}")):
+            if over.is_set():
+                return
+            sent[name, send(address, f"{key}-key", body, LEAVE_SECONDS)] += 1
+
+    threads = [
+        threading.Thread(target=run, args=(key, number))
+        for key in KEYS
+        if key != QUIET
+        for number in range(AT_ONCE)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield sent
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _warm_up(address: str) -> None:
+    """Touch the whole arena, and start the trial server: both are there for any caller."""
+    chat = {"role": "user", "content": "Where does Elizabeth live? " * 150}
+    asked = {"messages": [chat], "max_tokens": 1, "guided_regex": "[a-z]{3}"}
+    for number in range(4):
+        body = json.dumps({**asked, "cache_salt": str(number)}).encode()
+        send(address, f"{QUIET}-key", ("/v1/chat/completions", body), 120.0)
+
+
+def _part(values: list[float], share: float) -> float:
+    if not values:
+        return float("nan")
+    return statistics.quantiles([*values, values[-1]], n=1000)[int(share * 999)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.neighbours")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the noise")
+    parser.add_argument("--alone", type=float, default=30.0, help="seconds of chats before it")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of the noise")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder) / "keys"
+        keys.write_text("".join(f"{name} {name}-key caller\n" for name in KEYS))
+        flags = ("--model", str(embedded_model()), "--http-bind", "127.0.0.1:0")
+        node = _Node(
+            "serve",
+            [*flags, "--arena-mib", "24", "--device", "cpu", "--api-keys", str(keys)],
+        )
+        try:
+            node.wait_ready()
+            address = node.http_address
+            assert address is not None
+            return _judged(node, address, given)
+        finally:
+            node.stop()
+            for line in node.last_words[-5:]:
+                print("node:", line)
+
+
+def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
+    _warm_up(address)
+    alone, _ = _chats(address, given.alone)
+    before = _memory(node.pid)
+    with _Health(address) as health, _noise(address, given.seed) as sent:
+        beside, lost = _chats(address, given.seconds)
+    time.sleep(_REST_SECONDS)
+    began, used = time.monotonic(), _cpu_seconds(node.pid)
+    time.sleep(2.0)
+    idle = (_cpu_seconds(node.pid) - used) / (time.monotonic() - began)
+    kept = _memory(node.pid) - before
+    slower = _part(beside, 0.95) / _part(alone, 0.95)
+    rows = (
+        ("requests of the two others", f"{sent.total()}", True),
+        ("chats not answered whole", f"{lost} of {lost + len(beside)}", lost == 0),
+        ("first token alone, p50 p95 max", _milliseconds(alone), True),
+        ("first token beside, p50 p95 max", _milliseconds(beside), True),
+        ("p95 beside / alone", f"{slower:.2f}", slower <= MOST_SLOWER),
+        (
+            "/health p99",
+            f"{1000 * _part(health.seconds, 0.99):.1f} ms",
+            _part(health.seconds, 0.99) <= MOST_HEALTH_SECONDS,
+        ),
+        ("processors busy, 5 s after", f"{idle:.2f}", idle <= MOST_IDLE_SHARE),
+        ("memory kept, 5 s after", f"{kept / 2**20:.0f} MiB", kept <= MOST_KEPT_BYTES),
+    )
+    for (body, ended), count in sorted(sent.items()):
+        print(f"{body:<40}{ended:<24}{count:>6}")
+    for name, value, holds in rows:
+        print(f"{name:<32}{value:>18}{'' if holds else '   over its bound'}", flush=True)
+    return int(not all(holds for _, _, holds in rows))
+
+
+def _milliseconds(seconds: list[float]) -> str:
+    parts = (_part(seconds, 0.5), _part(seconds, 0.95), max(seconds, default=float("nan")))
+    return " ".join(f"{1000 * part:.0f}" for part in parts) + " ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
