@@ -19,7 +19,6 @@ from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 
-from .account_fields import check_account_fields
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
 from .generation import AskedReply, ServedModel, prompt_salt, read_submit
@@ -32,7 +31,7 @@ from .messages import (
     read_tools,
 )
 from .reply import ReplyHead
-from .request_fields import RequestFields
+from .request_fields import RequestFields, check_account_fields
 from .sampling import (
     AnswerOptions,
     read_options,

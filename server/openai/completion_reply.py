@@ -11,12 +11,12 @@ import msgspec
 
 from tasuki.model.ops.sampling.params import TopLogprobs
 from tasuki.server.replies.growing_text import GrowingText
+from tasuki.server.replies.logprob_columns import LogprobColumns
 from tasuki.server.replies.scored_prompt import ScoredPrompt, json_prompt_logprobs
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.tokenizer import Tokenizer
 
 from .events import TextChoice, to_json
-from .logprob_columns import LogprobColumns
 from .reply import ReplyHead
 from .usage import json_logprob, token_text
 

@@ -16,12 +16,11 @@ from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed, thinking_at_end
 from tasuki.server.text.text_codec import TextCodec
 
-from .account_fields import check_account_fields
 from .answer_format import read_answer_format
 from .completion_reply import CompletionReply, ShownFields
 from .generation import AskedReply, ServedModel, read_submit
 from .reply import ReplyHead
-from .request_fields import RequestFields
+from .request_fields import RequestFields, check_account_fields
 from .sampling import read_options, read_prompt_logprobs, read_top_logprobs
 
 # OpenAI's own for this endpoint.

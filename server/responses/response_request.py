@@ -16,10 +16,9 @@ from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.errors import HttpRefusal
-from tasuki.server.openai.account_fields import MAX_ID, check_account_fields
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
-from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.request_fields import MAX_ID, RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit

@@ -61,22 +61,16 @@ def nested_too_deeply(value: Any) -> bool:
     """Return whether objects and lists are in each other over MAX_DEPTH levels deep."""
     level = [value] if type(value) in _HOLDERS else []
     for _ in range(MAX_DEPTH):
-        level = _holders_in(level)
-        if not level:
+        deeper: list[Any] = []
+        for item in level:
+            children = item.values() if type(item) is dict else item
+            # A prompt's thousands of token ids are not looked at one by one.
+            if len(children) <= _MANY or not _HOLDERS.isdisjoint(map(type, children)):
+                deeper += [child for child in children if type(child) in _HOLDERS]
+        if not deeper:
             return False
+        level = deeper
     return True
-
-
-def _holders_in(level: list[Any]) -> list[Any]:
-    """Return the objects and lists among the values of objects and lists."""
-    found: list[Any] = []
-    for item in level:
-        children = item.values() if type(item) is dict else item
-        # A prompt's thousands of token ids are not looked at one by one.
-        if len(children) > _MANY and _HOLDERS.isdisjoint(map(type, children)):
-            continue
-        found += [child for child in children if type(child) in _HOLDERS]
-    return found
 
 
 def _slices(body: bytes) -> range:

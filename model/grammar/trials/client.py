@@ -30,7 +30,7 @@ from tasuki.utils.bounded_cache import BoundedCache
 from tasuki.utils.os_threads import name_this_thread
 
 from .host import TRY_SOURCE, TrialHost
-from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Told, Verdict, frame_of
+from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of
 
 MAX_WAIT_SECONDS = 60.0
 DRAINS = "this node is draining; try another"
@@ -43,7 +43,7 @@ _PATIENCE = Verdict(
 _LOST = Verdict(Outcome.BUSY, "the process that tries grammars has ended: ask again")
 _NO_TEXT = Verdict(Outcome.REFUSED, "holds half of a character: send valid Unicode")
 
-_read_told = msgspec.msgpack.Decoder(Told)
+_read_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def outcome_raised(verdict: Verdict) -> None:
@@ -228,7 +228,7 @@ class _Link:
                 if not data:
                     return False
                 for body in frames.feed(data):
-                    self._take(_read_told.decode(body))
+                    self._take(_read_reply.decode(body))
         with self._lock:
             if self._unsent:
                 with suppress(BlockingIOError):
@@ -250,12 +250,12 @@ class _Link:
         for number in late:
             self._end(number, _PATIENCE)
 
-    def _take(self, told: Told) -> None:
+    def _take(self, reply: Reply) -> None:
         with self._lock:
-            waiting = self._waiting.pop(told.number, None)
+            waiting = self._waiting.pop(reply.number, None)
         if waiting is not None:
-            self._remember(waiting.kind, waiting.source, told.verdict)
-            _set(waiting.future, told.verdict)
+            self._remember(waiting.kind, waiting.source, reply.verdict)
+            _set(waiting.future, reply.verdict)
 
     def _lose(self) -> None:
         with self._lock:

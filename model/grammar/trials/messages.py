@@ -1,8 +1,8 @@
 """Messages between a client of trials and the trial server, and their frames.
 
 Immutable values; pure functions. A frame is the length of its body in 4 bytes, little-endian, then
-the body: one message as MessagePack. A client sends Ask and Leave, the server sends Told. Every Ask
-gets one Told, unless its client sent Leave for it or is gone.
+the body: one message as MessagePack. A client sends Ask and Leave, the server sends Reply. Every
+Ask gets one Reply, unless its client sent Leave for it or is gone.
 """
 
 from enum import StrEnum
@@ -55,7 +55,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """The verdict of Ask `number`."""
 
     number: int

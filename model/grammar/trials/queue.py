@@ -200,11 +200,11 @@ class TrialQueue:
         """Take the end of a trial's child, however it came."""
         running = self._running.pop(trial)
         self._use.add(running.caller, cpu_seconds, now)
-        told = verdict if running.verdict is None else running.verdict
-        if told.is_final and running.wanted.askers:
-            size = running.source.held_bytes + len(told.reason)
-            self._verdicts.put(running.source, told, size)
-        answers = [Answer(asker, told) for asker in running.wanted.askers]
+        found = verdict if running.verdict is None else running.verdict
+        if found.is_final and running.wanted.askers:
+            size = running.source.held_bytes + len(found.reason)
+            self._verdicts.put(running.source, found, size)
+        answers = [Answer(asker, found) for asker in running.wanted.askers]
         return [*answers, *self._started(now)]
 
     def overdue(self, now: float) -> list[Action]:

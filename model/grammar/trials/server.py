@@ -25,7 +25,7 @@ from tasuki.model.grammar.grammar import GrammarsUnavailable
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.utils.os_threads import die_with_parent
 
-from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Told, Verdict, frame_of
+from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of
 from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, TrialId, TrialQueue
 from .trial import Child, Trees, Try, fork_trial, give_memory_back
 
@@ -189,7 +189,7 @@ class TrialServer:
     def _tell(self, asker: Asker, verdict: Verdict) -> None:
         client = self._clients.get(asker.connection)
         if client is not None:
-            client.unread += frame_of(Told(asker.number, verdict))
+            client.unread += frame_of(Reply(asker.number, verdict))
             self._write(client)
 
     def _write(self, client: _Client) -> None:

@@ -125,6 +125,7 @@ def fork_trial(try_source: Try, trees: Trees, source: Source) -> Child:
     started."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
+    parent = os.getpid()
     try:
         pid = os.fork()
     except OSError:
@@ -132,15 +133,15 @@ def fork_trial(try_source: Try, trees: Trees, source: Source) -> Child:
         os.close(write_end)
         raise
     if pid == 0:
-        _run(try_source, trees, source, write_end)
+        _run(try_source, trees, source, write_end, parent)
     os.close(write_end)
     return Child(pid, read_end)
 
 
-def _run(try_source: Try, trees: Trees, source: Source, write_end: int) -> NoReturn:
+def _run(try_source: Try, trees: Trees, source: Source, write_end: int, parent: int) -> NoReturn:
     """Be the child: nothing that goes wrong here returns to the parent's code."""
     try:
-        _bound_this_process(write_end)
+        _bound_this_process(write_end, parent)
         answer = msgspec.msgpack.encode(try_source(trees, source))
         while answer:
             answer = answer[os.write(write_end, answer) :]
@@ -151,12 +152,15 @@ def _run(try_source: Try, trees: Trees, source: Source, write_end: int) -> NoRet
         os._exit(1)
 
 
-def _bound_this_process(write_end: int) -> None:
+def _bound_this_process(write_end: int, parent: int) -> None:
     gc.disable()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
+    if os.getppid() != parent:
+        # It ended before the system was asked to end this process with it.
+        os._exit(1)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
@@ -186,7 +190,7 @@ def _end_first_where_memory_is_short() -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of this process; 0 where the system does not tell."""
+    """Return the memory of this process; 0 where the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as counters:
             return int(counters.read().split()[1]) * resource.getpagesize()
