@@ -1,7 +1,8 @@
 """Threads that callers share: each has a line, and whoever runs least is next.
 
 Owns the threads and the lines. Thread rule: any thread may submit; work must be good for any.
-Invariants: of one line at most `of_a_line` pieces run; pieces are begun in their line's order, and
+Invariants: of one line at most `of_a_line` pieces run; the last free thread begins no second piece
+of a line, so that a line without one finds a thread; pieces are begun in their line's order, and
 never once their future was cancelled; where no more may be held, the longest line gives way.
 """
 
@@ -85,6 +86,8 @@ class FairThreads:
         if not free:
             return None
         line = min(free, key=lambda line: self._running[line])
+        if self._running[line] and self._running.total() >= self._threads - 1:
+            return None
         pieces = self._lines.pop(line)
         piece = next(iter(pieces))
         work = pieces.pop(piece)

@@ -54,7 +54,7 @@ class NodeConfig:
         return (
             _drawn_parts
             if self.weights == RANDOM
-            else partial(_free_parts, self.cost, self.next_token)
+            else partial(free_parts, self.cost, self.next_token)
         )
 
     @property
@@ -67,9 +67,10 @@ def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> Engine
     return random_parts(ModelConfig.load(config.model), config, role)
 
 
-def _free_parts(
+def free_parts(
     cost: StepCost, answers: NextToken, config: EngineConfig, progress: Progress, role: Role
 ) -> EngineParts:
+    """Return all parts but weights. cost: of a forward. answers: the tokens that are drawn."""
     torch.set_num_threads(config.threads)
     model = ModelConfig.load(config.model)
     arena = build_arena(config, model, torch.device("cpu"), role)

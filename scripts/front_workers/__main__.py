@@ -23,19 +23,14 @@ from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.bench.load.serving_report import ServingReport
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.server.text.tokenizer import Tokenizer
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
 from .chats import ANSWER, CALL, Chats, ChatTarget
 from .cores import cores_of, pinned
 from .health import HealthProbe
+from .model_folder import VOCABULARY, write_chat_folder
 
-_TESTS = Path(__file__).parents[2] / "tests"
-_TOKENIZER = _TESTS / "tool_caller" / "tokenizer.json"
-_TEMPLATE = _TESTS / "harness" / "qwen_templates" / "qwen3_5_nothink.jinja"
-_VOCABULARY = 1024
-_END = "<|im_end|>"
 _PACE = 0.5
 _SETTLE_SECONDS = 1.0
 _PROMPT_TOKENS = 12_000
@@ -74,7 +69,7 @@ def main() -> int:
     about = "Measure front workers."
     settings = parse_config("python -m scripts.front_workers", about, sys.argv[1:], Settings)
     with tempfile.TemporaryDirectory() as folder:
-        figures = _figures(settings, _model_folder(Path(folder)))
+        figures = _figures(settings, write_chat_folder(Path(folder), ANSWER))
     case = f"{settings.streams} chats with tool calls, free model, front workers"
     report = ServingReport(case, {"free_model": True, **asdict(settings)}, figures)
     if settings.out:
@@ -101,33 +96,6 @@ def _figures(settings: Settings, folder: Path) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def _model_folder(folder: Path) -> Path:
-    """Write the free model's shape, a published template, and the answer's tokens."""
-    tokenizer_file = json.loads(_TOKENIZER.read_text(encoding="utf-8"))
-    end = next(each["id"] for each in tokenizer_file["added_tokens"] if each["content"] == _END)
-    model = folder / "model"
-    model.mkdir()
-    shape = {**free_shape(4), "vocab_size": _VOCABULARY, "eos_token_id": end}
-    (model / "config.json").write_text(json.dumps(shape))
-    (model / "tokenizer.json").write_text(json.dumps(tokenizer_file), encoding="utf-8")
-    template = _TEMPLATE.read_text(encoding="utf-8")
-    (model / "chat_template.jinja").write_text(template, encoding="utf-8")
-    tokenizer = Tokenizer.load(model)
-    assert tokenizer is not None
-    (folder / "answer.json").write_text(json.dumps(_answer_tokens(tokenizer, ANSWER)))
-    return folder
-
-
-def _answer_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the text's tokens, as a model writes it: each tag is a token."""
-    for tag in ("<tool_call>", "</tool_call>"):
-        before, found, behind = text.partition(tag)
-        if found:
-            own = tokenizer.added_tokens[tag]
-            return [*_answer_tokens(tokenizer, before), own, *_answer_tokens(tokenizer, behind)]
-    return [*map(int, tokenizer.encode(text))]
-
-
 def _run(settings: Settings, folder: Path, workers: int, step_ms: float) -> Figures:
     own = ["--weights", "free", "--step-ms", f"{step_ms}", "--answers", f"{folder}/answer.json"]
     flags = ["--model", str(folder / "model"), "--max-batch", str(settings.streams)]
@@ -144,7 +112,7 @@ def _run(settings: Settings, folder: Path, workers: int, step_ms: float) -> Figu
 
 def _arena_mib(streams: int) -> int:
     """Return so much that no page of a conversation that goes on is evicted."""
-    shape = {**free_shape(4), "vocab_size": _VOCABULARY}
+    shape = {**free_shape(4), "vocab_size": VOCABULARY}
     layout = ModelConfig.from_dict(shape).cache_layout("bfloat16", "bfloat16", "float32")
     pages = streams * _PROMPT_TOKENS // PAGE_TOKENS
     slabs = pages // layout.pages_per_slab + streams * _SLOTS
@@ -152,7 +120,7 @@ def _arena_mib(streams: int) -> int:
 
 
 def _measured(settings: Settings, node: NodeProcess) -> Figures:
-    target = ChatTarget("http", node.http, _VOCABULARY, False, settings.patience)
+    target = ChatTarget("http", node.http, VOCABULARY, False, settings.patience)
     probe = HealthProbe(node.http)
     with clients(target, settings.load, settings.clients, settings.max_seconds) as asking:
         asking.start()

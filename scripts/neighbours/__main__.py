@@ -9,7 +9,7 @@ bounds are for a machine with nothing else on it.
 import argparse
 import http.client
 import json
-import random
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -21,14 +21,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from scripts.neighbours.noise import bodies, send
+from scripts.front_workers.model_folder import write_chat_folder
+from scripts.neighbours.noise import ANSWER, Crowd, send
 from scripts.processes import resident
-from tasuki.cli.embedded import embedded_model
 from tasuki.cli.launcher import Daemon
 
 KEYS = ("ann", "bob", "cat")
 QUIET = "cat"
 AT_ONCE = 8
+CONTEXT_TOKENS = 262_144
+"""As Qwen3.5 has."""
 LEAVE_SECONDS = 5.0
 MOST_SLOWER = 2.0
 MOST_HEALTH_SECONDS = 0.100
@@ -42,9 +44,17 @@ class ChatLost(Exception):
 
 
 class _Node(Daemon):
+    def __init__(self, answers: Path, flags: Sequence[str]) -> None:
+        """answers: as of node.py."""
+        self._answers = str(answers)
+        super().__init__("serve", flags)
+
     def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "scripts.neighbours.node", *arguments, "--exit-with-parent"],
+            [
+                *(sys.executable, "-m", "scripts.neighbours.node", self._answers),
+                *(*arguments, "--exit-with-parent"),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -170,37 +180,28 @@ class _Health:
 
 @contextmanager
 def _noise(address: str, seed: int) -> "Iterator[Counter[tuple[str, str]]]":
-    """Send from two keys, AT_ONCE requests each, until it exits. Yields how each body ended."""
-    over = threading.Event()
+    """Send from two keys, AT_ONCE requests each, until it exits. The counts that it yields, of how
+    each body ended, are filled at the exit."""
+    keys = [f"{key}-key" for key in KEYS if key != QUIET]
     sent: Counter[tuple[str, str]] = Counter()
-
-    def run(key: str, number: int) -> None:
-        for name, body in bodies(random.Random(f"{seed}/{key}/{number}")):
-            if over.is_set():
-                return
-            sent[name, send(address, f"{key}-key", body, LEAVE_SECONDS)] += 1
-
-    threads = [
-        threading.Thread(target=run, args=(key, number))
-        for key in KEYS
-        if key != QUIET
-        for number in range(AT_ONCE)
-    ]
-    for thread in threads:
-        thread.start()
+    ours, theirs = multiprocessing.Pipe()
+    crowd = Crowd(address, keys, AT_ONCE, LEAVE_SECONDS, seed)
+    process = multiprocessing.get_context("spawn").Process(target=crowd.run, args=(theirs,))
+    process.start()
+    ours.recv()
     try:
         yield sent
     finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+        ours.send("end")
+        sent.update(ours.recv())
+        process.join()
 
 
 def _warm_up(address: str) -> None:
-    """Touch the whole arena, and start the trial server: both are there for any caller."""
-    chat = {"role": "user", "content": "Where does Elizabeth live? " * 150}
-    asked = {"messages": [chat], "max_tokens": 1, "guided_regex": "[a-z]{3}"}
-    for number in range(4):
+    """Start the trial server and all threads: they are there for any caller."""
+    chat = {"role": "user", "content": "Where does Elizabeth live? " * 50}
+    asked = {"messages": [chat], "max_tokens": 8, "guided_regex": "[a-z]{3}"}
+    for number in range(16):
         body = json.dumps({**asked, "cache_salt": str(number)}).encode()
         send(address, f"{QUIET}-key", ("/v1/chat/completions", body), 120.0)
 
@@ -220,11 +221,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         keys.write_text("".join(f"{name} {name}-key caller\n" for name in KEYS))
-        flags = ("--model", str(embedded_model()), "--http-bind", "127.0.0.1:0")
-        node = _Node(
-            "serve",
-            [*flags, "--arena-mib", "24", "--device", "cpu", "--api-keys", str(keys)],
-        )
+        model = write_chat_folder(Path(folder), ANSWER, CONTEXT_TOKENS)
+        flags = ["--model", str(model / "model"), "--http-bind", "127.0.0.1:0"]
+        flags += ["--arena-mib", "64", "--draft-layer", "off", "--api-keys", str(keys)]
+        node = _Node(model / "answer.json", flags)
         try:
             node.wait_ready()
             address = node.http_address

@@ -1,27 +1,38 @@
-"""`python -m scripts.neighbours.node`: `tasuki`, whose grammars are tried by stand-ins.
+"""`python -m scripts.neighbours.node ANSWERS serve FLAGS`: `tasuki serve` without forwards.
 
-A source that begins with a stand-in's word makes its trial spin, allocate, sleep or end, as a
-harmful source would. All other sources are tried as usual.
+ANSWERS: a JSON file of token ids, which all answers repeat. A forward takes STEP_SECONDS. Grammars
+are tried by stand-ins: a source that begins with a stand-in's word makes its trial spin, allocate,
+sleep or end, as a harmful source would. All other sources are tried as usual.
 """
 
 import sys
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from tasuki.engine.build_ranks import build_node_parts
+from tasuki.bench.load.free.step_cost import StepCost
+from tasuki.bench.load.free.tokens import Repeated
+from tasuki.bench.load.node_main import free_parts
+from tasuki.engine.build import EngineParts
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import GrammarTrials
+from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.daemon import fused
 from tests.harness.trial_stand_ins import OBEYS
 
+STEP_SECONDS = 0.010
 
-def _with_stand_ins(*asked: Any, **terms: Any) -> Any:
-    parts = build_node_parts(*asked, **terms)
-    vocabulary = parts.grammars.vocabulary
+
+def _parts(answers: Path, config: Any, progress: Any, role: Any) -> EngineParts:
+    cost = StepCost(STEP_SECONDS, 0.0, 0.0)
+    parts = free_parts(cost, Repeated.read(answers), config, progress, role)
+    model = parts.model_config
+    vocabulary = Vocabulary.load(Path(config.model), model.vocab, model.eos_ids)
     assert vocabulary is not None
     trials = GrammarTrials.of(vocabulary, OBEYS)
     return replace(parts, grammars=GrammarCompiler(vocabulary, trials=trials))
 
 
 if __name__ == "__main__":
-    sys.exit(fused.main(sys.argv[2:], _with_stand_ins))
+    sys.exit(fused.main(sys.argv[3:], partial(_parts, Path(sys.argv[1]))))

@@ -6,14 +6,21 @@ grammar does is left to stand-ins (node.py).
 
 import http.client
 import json
+import os
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 _CHAT, _COMPLETE = "/v1/chat/completions", "/v1/completions"
 _RESPOND, _MESSAGES = "/v1/responses", "/v1/messages"
 _MIB = 2**20
+ANSWER = '<tool_call>\n{"arguments": [' + "[]," * 1000
+"""A call whose arguments come before its name, and have no end."""
 
 Body = tuple[str, bytes]
 """A path and the content that is posted there."""
@@ -44,12 +51,10 @@ def _tools() -> list[dict[str, object]]:
     return [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
-def _written(pattern: str, **fields: object) -> Body:
-    """A streamed chat whose answer follows the pattern."""
+def _streamed(**fields: object) -> Body:
+    """Return a streamed chat, whose answer is ANSWER over and over at a node of node.py."""
     user = {"role": "user", "content": "write"}
-    return _json(
-        _CHAT, messages=[user], guided_regex=pattern, stream=True, max_tokens=3000, **fields
-    )
+    return _json(_CHAT, messages=[user], stream=True, max_tokens=3000, **fields)
 
 
 def texts() -> dict[str, Callable[[], Body]]:
@@ -73,16 +78,11 @@ def texts() -> dict[str, Callable[[], Body]]:
 
 def answers() -> dict[str, Callable[[], Body]]:
     """Return bodies whose streamed answers cost the most to read, by name."""
-    stops = [letter * 1024 for letter in "bcdefghijklmnop"] + ["a" * 1023 + "q"]
+    stops = [letter * 1024 for letter in "bcdefghijklmnop"] + ["[]," * 341 + "q"]
     return {
-        "long stop strings": lambda: _written("a{3000}", stop=stops),
-        "arguments before the name": lambda: _written(
-            r'<tool_call>\n\{"arguments": \[(\[\],){1000}', tools=_tools()
-        ),
-        "a call without a name's end": lambda: _written(
-            r'<tool_call>\n\{"name": "a{2000}', tools=_tools()
-        ),
-        "white space in a call": lambda: _written(r"<tool_call>\n {2000}", tools=_tools()),
+        "long stop strings": lambda: _streamed(stop=stops),
+        "arguments before the name": lambda: _streamed(tools=_tools()),
+        "both": lambda: _streamed(tools=_tools(), stop=stops),
     }
 
 
@@ -97,12 +97,53 @@ def _grammar(rng: random.Random) -> Body:
     return _json(_COMPLETE, prompt="hi", max_tokens=4, **source)
 
 
-def bodies(rng: random.Random) -> Iterator[tuple[str, Body]]:
-    """Yield names and bodies without an end: shapes and stand-ins in turns."""
-    made = [(name, make()) for name, make in {**texts(), **answers()}.items()]
-    while True:
-        yield rng.choice(made)
-        yield "a stand-in for a harmful grammar", _grammar(rng)
+@dataclass(frozen=True)
+class Crowd:
+    """Callers in a process of their own, at the lowest priority: as from another machine, they take
+    little of this one. at_once: requests of each key. leave_seconds: each request's time."""
+
+    address: str
+    keys: Sequence[str]
+    at_once: int
+    leave_seconds: float
+    seed: int
+
+    def run(self, owner: Connection) -> None:
+        """The process's main. Says when it begins, ends when it is told, and sends the counts of
+        how each body ended."""
+        os.nice(19)
+        made = [(name, make()) for name, make in {**texts(), **answers()}.items()]
+        over = threading.Event()
+        sent: Counter[tuple[str, str]] = Counter()
+        threads = [
+            threading.Thread(target=self._ask, args=(key, number, made, over, sent))
+            for key in self.keys
+            for number in range(self.at_once)
+        ]
+        for thread in threads:
+            thread.start()
+        owner.send("begun")
+        owner.recv()
+        over.set()
+        for thread in threads:
+            thread.join()
+        owner.send(sent)
+
+    def _ask(
+        self,
+        key: str,
+        number: int,
+        made: Sequence[tuple[str, Body]],
+        over: threading.Event,
+        sent: "Counter[tuple[str, str]]",
+    ) -> None:
+        """Shapes and stand-ins in turns."""
+        rng = random.Random(f"{self.seed}/{key}/{number}")
+        while not over.is_set():
+            shape = rng.choice(made)
+            for name, body in (shape, ("a stand-in for a harmful grammar", _grammar(rng))):
+                status = send(self.address, key, body, self.leave_seconds)
+                sent[name, status] += 1
 
 
 def send(address: str, key: str, body: Body, seconds: float) -> str:
