@@ -11,8 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from tasuki.engine.messages import Tokens
 from tasuki.utils.bounded_cache import BoundedCache
 
@@ -52,11 +50,11 @@ class EncodedPieces:
                 found[piece] = known
         count = sum(map(len, found.values()))
         for batch in _batches(missing):
-            for piece, ids in zip(batch, self._tokenizer.encode_all(batch), strict=True):
-                found[piece] = np.array(ids, dtype=np.int32)
-                found[piece].setflags(write=False)
-                count += len(ids)
-            _check(count, most)
+            made = self._tokenizer.encode_all(batch, most, count)
+            for piece, tokens in zip(batch, made, strict=True):
+                tokens.setflags(write=False)
+                found[piece] = tokens
+                count += len(tokens)
         _check(sum(len(found[piece]) for piece in pieces), most)
         self._remember(salt, missing, found)
         return found

@@ -55,6 +55,25 @@ def test_a_caller_s_slow_work_keeps_no_other_waiting(gate: threading.Event) -> N
     asyncio.run(story())
 
 
+def test_two_callers_leave_a_thread_for_a_third(gate: threading.Event) -> None:
+    """Both have more work than threads; the last free thread begins none of it."""
+
+    async def story() -> None:
+        threads = WorkThreads()
+        slow = [await _begun(threads, line, gate) for line in ("ann", "bob", "ann")]
+        done: list[str] = []
+        more = [await _asked(threads, line, line, done) for line in ("bob", "ann") * 5]
+        async with asyncio.timeout(HANG_SECONDS):
+            assert await threads.run("cat", lambda: "cat") == "cat"
+        assert not done
+        gate.set()
+        assert all(await asyncio.gather(*slow))
+        await asyncio.gather(*more)
+        assert len(done) == 10
+
+    asyncio.run(story())
+
+
 def test_callers_take_turns(gate: threading.Event) -> None:
     async def story() -> None:
         threads = WorkThreads(threads=1)
