@@ -8,6 +8,7 @@ the next call connects again.
 
 import asyncio
 import itertools
+import logging
 import os
 import selectors
 import socket
@@ -31,6 +32,8 @@ from tasuki.utils.os_threads import name_this_thread
 
 from .host import TRY_SOURCE, TrialHost
 from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of
+
+log = logging.getLogger(__name__)
 
 MAX_WAIT_SECONDS = 60.0
 DRAINS = "this node is draining; try another"
@@ -208,15 +211,16 @@ class _Link:
     def _run(self) -> None:
         name_this_thread()
         frames = FrameBuffer()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
-            try:
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                selector.register(self._woken, selectors.EVENT_READ)
                 while self._turn(selector, frames):
                     pass
-            except (OSError, BrokenFrame, msgspec.MsgspecError):
-                pass
-        self._lose()
+        except (OSError, BrokenFrame, msgspec.MsgspecError) as error:
+            log.warning("the connection to the process that tries grammars: %s", error)
+        finally:
+            self._lose()
 
     def _turn(self, selector: selectors.BaseSelector, frames: FrameBuffer) -> bool:
         """Return whether the connection goes on."""

@@ -97,20 +97,29 @@ class _Watch:
             with self._lock:
                 if self._stops:
                     return
-                # The system ends the process with the thread that starts it, which is this one.
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", _SERVER, str(self._listener.fileno())],
-                    pass_fds=[self._listener.fileno()],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                )
-            self._give_job(self._process)
-            status = self._process.wait()
-            with self._lock:
-                if self._stops:
-                    return
-            log.warning("the process that tries grammars has ended with status %s", status)
+                self._process = self._started()
+            if self._process is not None:
+                self._give_job(self._process)
+                status = self._process.wait()
+                with self._lock:
+                    if self._stops:
+                        return
+                log.warning("the process that tries grammars has ended with status %s", status)
             self._rest(began)
+
+    def _started(self) -> "subprocess.Popen[bytes] | None":
+        """Start the server. Returns None if the system has no room for a process now."""
+        try:
+            # The system ends the process with the thread that starts it, which is this one.
+            return subprocess.Popen(
+                [sys.executable, "-m", _SERVER, str(self._listener.fileno())],
+                pass_fds=[self._listener.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            log.warning("the process that tries grammars cannot be started: %s", error)
+            return None
 
     def _give_job(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
