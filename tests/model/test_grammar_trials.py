@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -21,6 +22,9 @@ from tasuki.model.grammar.trials import trial
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
 from tasuki.model.grammar.trials.host import TrialHost
 from tasuki.model.grammar.trials.messages import Outcome, Verdict
+from tasuki.model.grammar.trials.queue import QueueBounds, Source
+from tasuki.model.grammar.trials.server import TrialServer
+from tasuki.model.grammar.trials.trial import Trees
 from tasuki.model.grammar.vocabulary import ALL_BYTES, Vocabulary
 from tests.harness.trial_stand_ins import OBEYS
 from tests.harness.waiting import HANG_SECONDS, until
@@ -221,6 +225,20 @@ def test_a_server_that_dies_ends_its_waits_and_is_started_again() -> None:
     own.close()
     assert set(_children_of(os.getpid())) <= before
     assert client.verdict("ann", REGEX, "[f]").result(HANG_SECONDS).outcome is not Outcome.PASSED
+
+
+def test_a_reaped_child_s_pipe_is_not_read_again() -> None:
+    """One turn of the selector may bring the child's end before its last answer."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        server = TrialServer(listener, QueueBounds(1), Trees(None, None), _passes)
+        child = trial.fork_trial(_passes, Trees(None, None), Source(REGEX, "a"))
+        until(lambda: child.reaped() is not None, lambda: "the child runs on")
+        child.close()
+        server._read_answer(child)
+
+
+def _passes(trees: Trees, source: Source) -> Verdict:
+    return Verdict(Outcome.PASSED)
 
 
 def test_check_raises_by_the_verdict(trials: GrammarTrials) -> None:

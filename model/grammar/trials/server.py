@@ -23,11 +23,12 @@ import msgspec
 
 from tasuki.model.grammar.grammar import GrammarsUnavailable
 from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.utils.free_memory import FreeMemory
 from tasuki.utils.os_threads import die_with_parent
 
 from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of
 from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, TrialId, TrialQueue
-from .trial import Child, Trees, Try, fork_trial, give_memory_back
+from .trial import Child, Trees, Try, fork_trial
 
 _LOOK_SECONDS = 0.5
 """Between two looks for trials that run for too long."""
@@ -173,7 +174,8 @@ class TrialServer:
         return []
 
     def _read_answer(self, child: Child) -> None:
-        if not child.read():
+        # A child that was reaped in this turn of the selector has its pipe closed already.
+        if not child.is_reaped and not child.read():
             self._selector.unregister(child.pipe)
 
     def _reap(self) -> None:
@@ -244,7 +246,7 @@ def main(argv: list[str]) -> None:
     gc.collect()
     # Pages that nothing writes to are shared with every child.
     gc.freeze()
-    give_memory_back()
+    FreeMemory().give_back()
     listener = socket.socket(fileno=int(argv[0]))
     TrialServer(listener, QueueBounds(most_running), trees, try_source).run()
 

@@ -6,7 +6,6 @@ that costs too much ends it by a signal, which is a verdict too. Thread rule: th
 thread forks; the child runs on it.
 """
 
-import ctypes
 import gc
 import os
 import resource
@@ -209,11 +208,3 @@ def _verdict_of(status: int, answer: bytes) -> Verdict:
         return msgspec.msgpack.decode(answer, type=Verdict)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _UNREADABLE
-
-
-def give_memory_back() -> None:
-    """Return free memory of the C library to the system, so that a fork copies fewer pages."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        return
