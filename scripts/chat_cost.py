@@ -88,7 +88,7 @@ def read_seconds(messages: Sequence[ChatMessage]) -> float:
     body = json.dumps({"messages": shown, "tools": agent_tools()}).encode()
 
     def read() -> None:
-        fields = read_fields([body])
+        fields = read_fields(bytearray(body))
         read_chat_messages(fields)
         read_tools(fields)
 

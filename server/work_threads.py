@@ -1,10 +1,12 @@
 """Threads for a request's work on the processor: parsing a body, rendering a template, tokenizing,
 trying a grammar.
 
-Owns the threads and the bound on waiting work. `run` belongs to an event loop's thread; the work
-itself must be good for any thread. Invariants: at most `waiting` pieces wait or run; one line's
-work takes no more than half of the threads, and none of another line's turns; work whose caller
-left before it began is never begun; the memory of failed work is freed on its own thread.
+Owns the threads and the bounds on waiting work. `run` belongs to an event loop's thread; the work
+itself must be good for any thread. Invariants: at most `waiting` pieces of each kind, large and
+other, wait or run; one line's work takes no more than half of the threads, and none of another
+line's turns; large work has one thread of its own, so that it takes the interpreter's lock from
+nobody more than once at a time; work whose caller left before it began is never begun; the memory
+of failed work is freed on its own thread.
 """
 
 import asyncio
@@ -23,6 +25,8 @@ Result = TypeVar("Result")
 
 _THREADS = 4
 _WAITING = 256
+_LARGE_BYTES = 1 << 17
+"""A chat of some 30,000 tokens."""
 _LARGE_SECONDS = 0.1
 """Of the processor: whose work takes so long has read megabytes."""
 
@@ -37,14 +41,17 @@ class WorkThreads:
         map_large_blocks()
         of_a_line = max(1, threads // 2)
         self._threads = FairThreads(threads, of_a_line, "tasuki-front", waiting)
+        self._large = FairThreads(1, 1, "tasuki-large", waiting)
         self._waiting = waiting
         self._memory = FreeMemory()
 
-    async def run(self, line: str, work: Callable[[], Result]) -> Result:
-        """Returns or raises as `work` does. line: whose turn it takes (RequestContext.line). Raises
-        Busy where `waiting` pieces are held: at once, or later in another line's favour."""
+    async def run(self, line: str, work: Callable[[], Result], size: int = 0) -> Result:
+        """Returns or raises as `work` does. line: whose turn it takes (RequestContext.line). size:
+        bytes that the work reads. Raises Busy where `waiting` pieces are held: at once, or later in
+        another line's favour."""
+        threads = self._large if size > _LARGE_BYTES else self._threads
         try:
-            begun = self._threads.submit(line, lambda: _tidied(work, self._memory))
+            begun = threads.submit(line, lambda: _tidied(work, self._memory))
             return await asyncio.wrap_future(begun)
         except LinesFull as error:
             raise Busy(

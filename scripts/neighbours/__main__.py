@@ -1,9 +1,9 @@
 """`python -m scripts.neighbours`: a quiet caller beside two that send the worst that is let in.
 
 Starts a node of its own with three keys. Two keys send eight requests at once, each left after five
-seconds; the third chats once a second. Prints the quiet caller's first tokens alone and beside
-them, /health, and what is left of the work afterwards. Exit status 1 where a bound is passed. The
-bounds are for a machine with nothing else on it.
+seconds; the third chats once a second. Prints the quiet caller's first tokens alone, beside as many
+plain streams, and beside the worst; /health; and what is left of the work afterwards. Exit status 1
+where a bound is passed. The bounds are for a machine with nothing else on it.
 """
 
 import argparse
@@ -19,10 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.front_workers.model_folder import write_chat_folder
-from scripts.neighbours.noise import ANSWER, Crowd, send
+from scripts.neighbours.noise import ANSWER, STAND_INS, Crowd, plain, send, worst
 from scripts.processes import resident
 from tasuki.cli.launcher import Daemon
 
@@ -179,13 +180,11 @@ class _Health:
 
 
 @contextmanager
-def _noise(address: str, seed: int) -> "Iterator[Counter[tuple[str, str]]]":
-    """Send from two keys, AT_ONCE requests each, until it exits. The counts that it yields, of how
-    each body ended, are filled at the exit."""
-    keys = [f"{key}-key" for key in KEYS if key != QUIET]
+def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
+    """Send the crowd's bodies until it exits. The counts that it yields, of how each body ended,
+    are filled at the exit."""
     sent: Counter[tuple[str, str]] = Counter()
     ours, theirs = multiprocessing.Pipe()
-    crowd = Crowd(address, keys, AT_ONCE, LEAVE_SECONDS, seed)
     process = multiprocessing.get_context("spawn").Process(target=crowd.run, args=(theirs,))
     process.start()
     ours.recv()
@@ -215,7 +214,7 @@ def _part(values: list[float], share: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.neighbours")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the noise")
-    parser.add_argument("--alone", type=float, default=30.0, help="seconds of chats before it")
+    parser.add_argument("--alone", type=float, default=30.0, help="seconds of chats before, twice")
     parser.add_argument("--seed", type=int, default=1, help="of the order of the noise")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -238,9 +237,16 @@ def main() -> int:
 
 def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
     _warm_up(address)
+    keys = [f"{key}-key" for key in KEYS if key != QUIET]
+    some = Crowd(address, keys, plain, (), AT_ONCE, LEAVE_SECONDS, given.seed)
     alone, _ = _chats(address, given.alone)
+    with _noise(some):
+        among, _ = _chats(address, given.alone)
     before = _memory(node.pid)
-    with _Health(address) as health, _noise(address, given.seed) as sent:
+    with (
+        _Health(address) as health,
+        _noise(replace(some, shapes=worst, stand_ins=STAND_INS)) as sent,
+    ):
         beside, lost = _chats(address, given.seconds)
     time.sleep(_REST_SECONDS)
     began, used = time.monotonic(), _cpu_seconds(node.pid)
@@ -252,7 +258,9 @@ def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
         ("requests of the two others", f"{sent.total()}", True),
         ("chats not answered whole", f"{lost} of {lost + len(beside)}", lost == 0),
         ("first token alone, p50 p95 max", _milliseconds(alone), True),
+        ("first token beside 16 streams", _milliseconds(among), True),
         ("first token beside, p50 p95 max", _milliseconds(beside), True),
+        ("p95 beside / beside 16 streams", f"{_part(beside, 0.95) / _part(among, 0.95):.2f}", True),
         ("p95 beside / alone", f"{slower:.2f}", slower <= MOST_SLOWER),
         (
             "/health p99",

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -86,12 +86,22 @@ def answers() -> dict[str, Callable[[], Body]]:
     }
 
 
-_STAND_INS = ("spin", "allocate", "sleep", "abort", "garbage", "flood")
+def worst() -> dict[str, Callable[[], Body]]:
+    """Return all bodies above."""
+    return {**texts(), **answers()}
 
 
-def _grammar(rng: random.Random) -> Body:
+def plain() -> dict[str, Callable[[], Body]]:
+    """Return a stream as any caller asks for."""
+    return {"plain stream": _streamed}
+
+
+STAND_INS = ("spin", "allocate", "sleep", "abort", "garbage", "flood")
+
+
+def _grammar(rng: random.Random, words: Sequence[str]) -> Body:
     """A source that is new each time, so that no verdict is remembered."""
-    word = rng.choice(_STAND_INS)
+    word = rng.choice(words)
     field = rng.choice(("guided_regex", "guided_grammar"))
     source = {field: f"{word} {rng.random()}"}
     return _json(_COMPLETE, prompt="hi", max_tokens=4, **source)
@@ -100,10 +110,13 @@ def _grammar(rng: random.Random) -> Body:
 @dataclass(frozen=True)
 class Crowd:
     """Callers in a process of their own, at the lowest priority: as from another machine, they take
-    little of this one. at_once: requests of each key. leave_seconds: each request's time."""
+    little of this one. shapes: makes the bodies. stand_ins: words of the harmful grammars between
+    them; none: no grammars. at_once: requests of each key. leave_seconds: each request's time."""
 
     address: str
     keys: Sequence[str]
+    shapes: Callable[[], Mapping[str, Callable[[], Body]]]
+    stand_ins: Sequence[str]
     at_once: int
     leave_seconds: float
     seed: int
@@ -112,7 +125,7 @@ class Crowd:
         """The process's main. Says when it begins, ends when it is told, and sends the counts of
         how each body ended."""
         os.nice(19)
-        made = [(name, make()) for name, make in {**texts(), **answers()}.items()]
+        made = [(name, make()) for name, make in self.shapes().items()]
         over = threading.Event()
         sent: Counter[tuple[str, str]] = Counter()
         threads = [
@@ -137,11 +150,14 @@ class Crowd:
         over: threading.Event,
         sent: "Counter[tuple[str, str]]",
     ) -> None:
-        """Shapes and stand-ins in turns."""
+        """Ask for shapes, and for stand-ins in turns with them."""
         rng = random.Random(f"{self.seed}/{key}/{number}")
         while not over.is_set():
-            shape = rng.choice(made)
-            for name, body in (shape, ("a stand-in for a harmful grammar", _grammar(rng))):
+            asked = [rng.choice(made)]
+            if self.stand_ins:
+                grammar = _grammar(rng, self.stand_ins)
+                asked.append(("a stand-in for a harmful grammar", grammar))
+            for name, body in asked:
                 status = send(self.address, key, body, self.leave_seconds)
                 sent[name, status] += 1
 

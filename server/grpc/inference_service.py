@@ -67,7 +67,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         await self._engine.admit(request_context.caller)
         salt = salt_of(request_context.tenant, request.cache_salt)
         tokens, marks = await self._codec.work.run(
-            request_context.line, partial(read_prompt, request, salt, self._codec)
+            request_context.line, partial(read_prompt, request, salt, self._codec), hold.size
         )
         sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
         sampling = await with_grammar(

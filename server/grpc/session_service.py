@@ -54,10 +54,11 @@ class TurnService(pb_grpc.SessionServicer):
         caller = request_context.caller
         await self._engine.admit(caller)
         end = await self._sessions.end(caller, request.session_id)
-        with self._held.hold(caller, request.ByteSize()):
+        with self._held.hold(caller, request.ByteSize()) as hold:
             added = await self._codec.work.run(
                 request_context.line,
                 partial(read_session_input, request, end.tail, end.salt, self._codec),
+                hold.size,
             )
         log = await self._sessions.append(caller, request.session_id, end.tail, added)
         return pb.SessionAppendResponse(appended_tokens=log.tokens, total_tokens=log.total)

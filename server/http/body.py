@@ -3,7 +3,8 @@
 Owns the deadline of a body. One event loop's thread.
 Invariants: no byte of a body is read before read_body(), nor is the client given leave to send it
 (100 Continue); a body is never decompressed; each byte that was read is counted in its request's
-hold; an unread body is drained within bounds and ends its connection.
+hold; a round of the event loop reads one piece of large bodies at most; an unread body is drained
+within bounds and ends its connection.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from tasuki.server.auth.held_bytes import Hold
 
+from .body_turns import BodyTurns
 from .errors import HttpRefusal
 
 # A body must end within the first, plus the time that its bytes take at the second.
@@ -24,14 +26,17 @@ _SKIMMED_BYTES = 1 << 18
 _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
-_PIECE_BYTES = 1 << 16
-"""A piece is at least so long, but for the last: an object of Python adds some 40 bytes to each."""
+_LARGE_BYTES = 1 << 18
+"""A body that has come so far takes turns with others."""
+
+BODY_TURNS = web.AppKey("body_turns", BodyTurns)
+"""Of all large bodies that this application reads."""
 
 _MAY_SEND = web.RequestKey("may_send", bool)
 
 
-async def read_body(request: web.Request, hold: Hold) -> list[bytes]:
-    """Return the body's pieces, and count their bytes in the hold.
+async def read_body(request: web.Request, hold: Hold) -> bytearray:
+    """Return the body, and count its bytes in the hold.
 
     Raises HttpRefusal where the body comes too slowly, HTTPRequestEntityTooLarge, and Busy where
     the requests of this caller, or of all callers, hold too much memory.
@@ -46,28 +51,26 @@ async def read_body(request: web.Request, hold: Hold) -> list[bytes]:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # It is no part of the answer, which has yet to begin.
         request.writer.output_size = 0
-    pieces: list[bytes] = []
-    last = bytearray()
-    received = 0
+    body = bytearray()
     begun = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout_at(begun + _GRACE_SECONDS) as deadline:
             async for piece in request.content.iter_any():
-                received += len(piece)
+                received = len(body) + len(piece)
                 if received > size:
                     raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=received)
                 hold.resize(received)
-                last += piece
-                if len(last) >= _PIECE_BYTES:
-                    pieces.append(bytes(last))
-                    last.clear()
+                # It grows by an eighth at a time, and a large one is moved without a copy.
+                body += piece
                 deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
+                if received > _LARGE_BYTES:
+                    await request.app[BODY_TURNS].turn()
     except TimeoutError as error:
         request[_MAY_SEND] = False
         raise HttpRefusal(
-            408, "slow_body", f"the body stopped after {received} bytes: send it faster"
+            408, "slow_body", f"the body stopped after {len(body)} bytes: send it faster"
         ) from error
-    return [*pieces, bytes(last)]
+    return body
 
 
 async def leave_later(request: web.Request) -> None:
@@ -136,5 +139,7 @@ async def _skim(request: web.Request) -> None:
         async with asyncio.timeout(seconds):
             while skimmed < most and not request.content.is_eof():
                 skimmed += len(await request.content.readany())
+                if skimmed > _LARGE_BYTES:
+                    await request.app[BODY_TURNS].turn()
     except (TimeoutError, web.RequestPayloadError):
         return

@@ -23,12 +23,14 @@ from tasuki.utils.version import package_version
 
 from .auth import http_caller, require_scope
 from .body import (
+    BODY_TURNS,
     end_with_unread_bodies,
     leave_later,
     may_send,
     refuse_encodings,
     refuse_expectations,
 )
+from .body_turns import BodyTurns
 from .connections import HttpConnections
 from .cors import AllowedOrigins
 from .errors import HttpRefusal, typed_errors
@@ -199,6 +201,7 @@ class _Application:
             ],
             client_max_size=access.max_message_bytes,
         )
+        self._application[BODY_TURNS] = BodyTurns()
         self._application.on_response_prepare.append(send_request_id)
         self._application.on_response_prepare.append(origins.mark)
         served = [*self.probes.routes(), *routes]

@@ -108,7 +108,8 @@ class ServedModel:
             return read(fields)
 
         try:
-            return await self.codec.work.run(http_request_context(request).line, work)
+            line = http_request_context(request).line
+            return await self.codec.work.run(line, work, hold.size)
         finally:
             if hold.size > _LARGE_BYTES:
                 self.memory.give_back_later()

@@ -118,23 +118,29 @@ def check_is_json(request: web.Request) -> None:
         raise HttpRefusal(415, "not_json", "send the body with Content-Type: application/json")
 
 
-def read_fields(pieces: list[bytes]) -> RequestFields:
-    """The fields of a body, which must be a JSON object. Empties `pieces`, so that the calling
-    thread frees them. Raises InvalidRequest."""
-    body = b"".join(pieces)
-    pieces.clear()
-    if holds_too_many_values(body):
-        raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
+def read_fields(body: bytearray) -> RequestFields:
+    """The fields of a body, which must be a JSON object. Empties `body`, so that the calling thread
+    frees it, whatever still refers to it. Raises InvalidRequest."""
     try:
-        # Text at the speed of memory: what a long one costs, other threads wait for.
-        values = msgspec.json.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"body is not JSON: {error}") from error
+        values = _decoded(body)
+    finally:
+        body.clear()
     if not isinstance(values, dict):
         raise InvalidRequest("body must be a JSON object")
     if nested_too_deeply(values):
         raise InvalidRequest(f"body is nested too deeply: use at most {MAX_DEPTH} levels")
     return RequestFields(values)
+
+
+def _decoded(body: bytearray) -> Any:
+    """Raises InvalidRequest."""
+    if holds_too_many_values(body):
+        raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
+    try:
+        # Text at the speed of memory: what a long one costs, other threads wait for.
+        return msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"body is not JSON: {error}") from error
 
 
 def check_account_fields(fields: RequestFields) -> None:

@@ -87,7 +87,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         read = partial(read_gateway_request, request, self._model, context.tenant, self._codec)
         if self._codec is None or not has_grammar(request):
             return read()
-        asked = await self._codec.work.run(context.line, read)
+        asked = await self._codec.work.run(context.line, read, request.ByteSize())
         await check_followable(asked.asked, self._codec, context.line)
         return asked
 

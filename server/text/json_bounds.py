@@ -30,7 +30,7 @@ _STEPS[[*b"[{"]] = 1
 _STEPS[[*b"]}"]] = -1
 
 
-def holds_too_many_values(body: bytes) -> bool:
+def holds_too_many_values(body: bytes | bytearray) -> bool:
     """Return whether the JSON in `body` has over MAX_VALUES commas, objects and lists.
 
     No value is built. Text that is no JSON is counted as if it were."""
@@ -73,11 +73,11 @@ def nested_too_deeply(value: Any) -> bool:
     return True
 
 
-def _slices(body: bytes) -> range:
+def _slices(body: bytes | bytearray) -> range:
     return range(0, len(body), _SLICE)
 
 
-def _outside_strings(body: bytes) -> Iterator[Letters]:
+def _outside_strings(body: bytes | bytearray) -> Iterator[Letters]:
     """Yield the bytes outside of strings, slice by slice."""
     strings = _Strings()
     for begin in _slices(body):
@@ -92,7 +92,7 @@ class _Strings:
         # A backslash whose letter is still to come.
         self._escape = b""
 
-    def outside(self, piece: bytes) -> Letters:
+    def outside(self, piece: bytes | bytearray) -> Letters:
         """Return the piece's bytes that are in no string."""
         piece = self._escape + piece
         self._escape = b""

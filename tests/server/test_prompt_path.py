@@ -88,7 +88,7 @@ class PromptPath:
     def _holds(self, value: object, depth: int = 4) -> bool:
         if isinstance(value, str):
             return PROMPT in value
-        if isinstance(value, bytes):
+        if isinstance(value, bytes | bytearray):
             return PROMPT.encode() in value
         if isinstance(value, np.ndarray) and value.dtype == np.int32:
             return self._tokens in value.tobytes()

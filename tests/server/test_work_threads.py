@@ -19,7 +19,9 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-async def _begun(threads: WorkThreads, line: str, gate: threading.Event) -> asyncio.Task[bool]:
+async def _begun(
+    threads: WorkThreads, line: str, gate: threading.Event, size: int = 0
+) -> asyncio.Task[bool]:
     """Work that waits at the gate, on its thread by now."""
     began = threading.Event()
 
@@ -27,13 +29,15 @@ async def _begun(threads: WorkThreads, line: str, gate: threading.Event) -> asyn
         began.set()
         return gate.wait(HANG_SECONDS)
 
-    task = asyncio.create_task(threads.run(line, work))
+    task = asyncio.create_task(threads.run(line, work, size))
     assert await asyncio.to_thread(began.wait, HANG_SECONDS)
     return task
 
 
-async def _asked(threads: WorkThreads, line: str, name: str, done: list[str]) -> asyncio.Task[None]:
-    task = asyncio.create_task(threads.run(line, lambda: done.append(name)))
+async def _asked(
+    threads: WorkThreads, line: str, name: str, done: list[str], size: int = 0
+) -> asyncio.Task[None]:
+    task = asyncio.create_task(threads.run(line, lambda: done.append(name), size))
     await asyncio.sleep(0)
     return task
 
@@ -70,6 +74,30 @@ def test_two_callers_leave_a_thread_for_a_third(gate: threading.Event) -> None:
         assert all(await asyncio.gather(*slow))
         await asyncio.gather(*more)
         assert len(done) == 10
+
+    asyncio.run(story())
+
+
+LARGE = 1 << 20
+
+
+def test_large_work_runs_alone_and_keeps_no_other_work_waiting(gate: threading.Event) -> None:
+    """Three threads that read large bodies at once take three of four turns of the interpreter."""
+
+    async def story() -> None:
+        threads = WorkThreads()
+        first = await _begun(threads, "ann", gate, LARGE)
+        done: list[str] = []
+        large = [
+            await _asked(threads, name[:3], name, done, LARGE)
+            for name in ("ann 1", "ann 2", "bob 1", "cid 1")
+        ]
+        async with asyncio.timeout(HANG_SECONDS):
+            assert await threads.run("ann", lambda: "small") == "small"
+        assert not done
+        gate.set()
+        await asyncio.gather(first, *large)
+        assert done == ["ann 1", "bob 1", "cid 1", "ann 2"]
 
     asyncio.run(story())
 

@@ -163,7 +163,7 @@ def _reader(read: Read, model: ServedModel) -> Callable[[bytes], object]:
 
     def of_body(body: bytes) -> object:
         try:
-            return read(model, request, read_fields([body]))
+            return read(model, request, read_fields(bytearray(body)))
         except (ServerError, HttpRefusal):
             # A refusal may cost no more than an answer.
             return None

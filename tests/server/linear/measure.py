@@ -27,7 +27,7 @@ BASE_SECONDS = 0.05
 _FIRST_SIZE = 256
 _REPEATS = 3
 # A neighbour on the same core may slow one size for seconds. Nothing that is quadratic passes once.
-_CONFIRMATIONS = 2
+_CONFIRMATIONS = 3
 _LOOK_SECONDS = 0.05
 # Less than this is noise: of the clock and the caches, and of what is made once.
 _FLOOR_SHARE = 1 / 8

@@ -1,0 +1,111 @@
+"""Turns of large bodies: one a round of the event loop, in order, none for a caller who left."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import ClassVar, cast
+
+import pytest
+from aiohttp import web
+
+from tasuki.server.auth.caller import ANYBODY
+from tasuki.server.auth.held_bytes import HeldBytes
+from tasuki.server.errors import InvalidRequest
+from tasuki.server.http.body import BODY_TURNS, read_body
+from tasuki.server.http.body_turns import BodyTurns
+from tasuki.server.openai.request_fields import read_fields
+
+MIB = 2**20
+
+
+async def _rounds(count: int, began: list[str]) -> list[int]:
+    """Return how many turns had begun after each of so many rounds."""
+    counts = []
+    for _ in range(count):
+        await asyncio.sleep(0)
+        counts.append(len(began))
+    return counts
+
+
+async def _asked(turns: BodyTurns, name: str, began: list[str]) -> None:
+    await turns.turn()
+    began.append(name)
+
+
+def test_a_round_begins_one_turn_in_the_order_of_asking() -> None:
+    async def story() -> None:
+        turns, began = BodyTurns(), list[str]()
+        async with asyncio.TaskGroup() as group:
+            for name in "abcd":
+                group.create_task(_asked(turns, name, began))
+            counts = await _rounds(10, began)
+        assert began == ["a", "b", "c", "d"]
+        assert all(after - before <= 1 for before, after in pairwise(counts))
+        assert counts[-1] == 4
+
+    asyncio.run(story())
+
+
+def test_a_caller_that_left_takes_no_turn() -> None:
+    async def story() -> None:
+        turns, began = BodyTurns(), list[str]()
+        asked = [asyncio.create_task(_asked(turns, name, began)) for name in "abc"]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        asked[1].cancel()
+        ends = await asyncio.gather(*asked, return_exceptions=True)
+        assert began == ["c"] and ends[2] is None
+        async with asyncio.timeout(5):
+            await turns.turn()
+
+    asyncio.run(story())
+
+
+class _Sent:
+    """A request whose body is all there, as far as read_body() looks at one."""
+
+    client_max_size = 64 * MIB
+    content_length = None
+    headers: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, pieces: int, turns: BodyTurns, read: list[int]) -> None:
+        self.app = {BODY_TURNS: turns}
+        self.content = self
+        self._pieces = pieces
+        self._read = read
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for number in range(self._pieces):
+            self._read.append(number)
+            yield bytes(MIB)
+
+
+def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
+    """A round that reads one of each connection takes as long as there are connections."""
+
+    async def story() -> None:
+        turns, read = BodyTurns(), list[int]()
+        held = HeldBytes(1024 * MIB)
+
+        async def receive() -> int:
+            with held.hold(ANYBODY) as hold:
+                return len(await read_body(cast(web.Request, _Sent(8, turns, read)), hold))
+
+        async with asyncio.TaskGroup() as group:
+            bodies = [group.create_task(receive()) for _ in range(16)]
+            await asyncio.sleep(0)
+            counts = await _rounds(16 * 8, read)
+        assert [body.result() for body in bodies] == [8 * MIB] * 16
+        assert all(after - before <= 1 for before, after in pairwise(counts))
+        assert counts[-1] > 16 * 6
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("refused", [b'{"x": [' + b"[]," * MIB + b"[]]}", b"{" * 100, b"[1]"])
+def test_a_body_that_is_refused_holds_no_memory(refused: bytes) -> None:
+    """Errors keep frames alive until the next collection, and frames a body."""
+    body = bytearray(refused)
+    with pytest.raises(InvalidRequest):
+        read_fields(body)
+    assert not body
