@@ -94,7 +94,7 @@ class MessageWriter:
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
         events = self.piece(rest)
-        events += b"".join(map(self._add, self._parser.finish())) + self._close()
+        events += b"".join(map(self._add, self._parser.finish(ending))) + self._close()
         end = self._parser.ending(ending)
         self._end = {"stop_reason": self._reason(end), "stop_sequence": ending.stop}
         self._usage = self._whole_usage(end)
@@ -228,7 +228,7 @@ def _tool_use(call: str, name: str) -> _Block:
 
 
 def _whole_block(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block with a call's input as an object, empty where the answer's end cut it off.
+    """Return a block with a call's input as an object.
 
     A stream has no use for the object, which may be long: its text is read only here."""
     if block["type"] != "tool_use":

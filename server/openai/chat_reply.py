@@ -90,7 +90,7 @@ class ChatReply:
         return [to_json(self._chunk(delta, [entry])), *self._choices(shown[1:])]
 
     def finish(self, ending: Ending) -> list[bytes]:
-        choices = self._choices(self._kept(self._parser.finish()))
+        choices = self._choices(self._kept(self._parser.finish(ending)))
         return [*choices, to_json({**self._chunk({}), "finish_reason": self._reason(ending)})]
 
     def whole(self, ending: Ending) -> dict[str, Any]:

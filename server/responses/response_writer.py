@@ -88,7 +88,7 @@ class ResponseWriter:
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
         events = self.piece(rest)
-        events += b"".join(map(self._add, self._parser.finish()))
+        events += b"".join(map(self._add, self._parser.finish(ending)))
         is_cut = ending.reason is FinishReason.LENGTH
         events += self._close("incomplete" if is_cut else "completed")
         status = "incomplete" if is_cut else "completed"
@@ -145,8 +145,8 @@ class ResponseWriter:
             case CallArguments(_, text):
                 assert self._open is not None
                 return self._in_item(self._open.grow(text))
-            case CallEnd():
-                return self._close()
+            case CallEnd(is_cut=is_cut):
+                return self._close("incomplete" if is_cut else "completed")
 
     def _grow(self, kind: type[ReasoningItem] | type[MessageItem], text: str) -> bytes:
         begun = b""

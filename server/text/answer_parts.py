@@ -3,13 +3,11 @@ the order in which the model wrote them.
 
 Immutable values; any thread. Invariants of the parts of one answer: reasoning comes first; the
 pieces of a call's arguments are together one JSON object's text, and stand between its CallBegin
-and its CallEnd with no other part among them; no part is empty text.
+and its CallEnd with no other part among them; every call has both; no part is empty text.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
-
-from tasuki.engine import messages as m
 
 from .text_answer import Ending
 
@@ -42,9 +40,18 @@ class CallArguments(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """The call's arguments are whole JSON. A call that the answer's end cut off has none."""
+    """The call's arguments are one JSON object.
+
+    is_cut: the answer's length or a stop string ended the call, and not the model. lacks: the
+    arguments have not all parameters that the function's schema requires."""
 
     number: int
+    is_cut: bool = False
+    lacks: bool = False
+
+    @property
+    def may_run(self) -> bool:
+        return not (self.is_cut or self.lacks)
 
 
 AnswerItem: TypeAlias = Reasoning | Content | CallBegin | CallArguments | CallEnd
@@ -52,8 +59,8 @@ AnswerItem: TypeAlias = Reasoning | Content | CallBegin | CallArguments | CallEn
 
 @dataclass(frozen=True)
 class ChatEnding:
-    """called: the answer holds at least one call. reasoning_tokens: of the ending's completion
-    tokens, those before the reasoning's end."""
+    """called: the answer holds at least one call, and each may be run. reasoning_tokens: of the
+    ending's completion tokens, those before the reasoning's end."""
 
     ending: Ending
     called: bool
@@ -61,5 +68,5 @@ class ChatEnding:
 
     @property
     def awaits_tools(self) -> bool:
-        """OpenAI's `tool_calls`, Anthropic's `tool_use`: it ended by itself, with a call."""
-        return self.called and self.ending.reason is m.FinishReason.STOP
+        """OpenAI's `tool_calls`, Anthropic's `tool_use`: the model ended it, with a call."""
+        return self.called and not self.ending.is_cut

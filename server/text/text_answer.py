@@ -37,6 +37,11 @@ class Ending:
     usage: m.Usage
     stop: str | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its length or a stop string ended it, and not the model."""
+        return self.reason is not m.FinishReason.STOP or self.stop is not None
+
 
 class TextAnswer:
     """One answer, one thread."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from tasuki.engine.messages import FinishReason, Usage
 from tasuki.server.text.answer_parts import (
     AnswerItem,
     CallArguments,
@@ -15,17 +16,22 @@ from tasuki.server.text.answer_parts import (
     Reasoning,
 )
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_answer import Piece
+from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.thinking import Thinking
+
+_USAGE = Usage(0, 0, None, None, "local", False, 0.0, 0.0)
+BY_ITSELF = Ending(FinishReason.STOP, 0, _USAGE)
+BY_LENGTH = Ending(FinishReason.LENGTH, 0, _USAGE)
+BY_STOP = Ending(FinishReason.STOP, 0, _USAGE, "a stop string")
 
 
 @dataclass(frozen=True)
 class Call:
-    """arguments: their text. ended: the model wrote the call to its end."""
+    """arguments: their text. is_cut: as of CallEnd."""
 
     name: str
     arguments: str
-    ended: bool = True
+    is_cut: bool = False
 
     @property
     def value(self) -> Any:
@@ -52,19 +58,21 @@ def parsed(
     thinking: Thinking = Thinking.NEVER,
     *,
     parallel_calls: bool = True,
+    ending: Ending = BY_ITSELF,
 ) -> Parsed:
-    """Checks the order of the parts, too."""
+    """Return the answer's parts, once their order was checked."""
     parser = AnswerParser(thinking, tools, parallel_calls=parallel_calls)
     items: list[AnswerItem] = []
     for piece in pieces:
         items += parser.push(Piece(piece, None))
-    return collected([*items, *parser.finish()])
+    return collected([*items, *parser.finish(ending)])
 
 
 def collected(items: Sequence[AnswerItem]) -> Parsed:
     reasoning, content, calls = "", "", []
     arguments: list[str] = []
     ended: list[bool] = []
+    cut_off: list[bool] = []
     ids = set()
     for item in items:
         match item:
@@ -83,7 +91,9 @@ def collected(items: Sequence[AnswerItem]) -> Parsed:
             case CallArguments(number, text):
                 assert text and number == len(calls) - 1 and not ended[-1]
                 arguments[-1] += text
-            case CallEnd(number):
+            case CallEnd(number, is_cut):
                 assert number == len(calls) - 1 and not ended[-1]
                 ended[-1] = True
-    return Parsed(reasoning, content, tuple(map(Call, calls, arguments, ended)))
+                cut_off.append(is_cut)
+    assert all(ended)
+    return Parsed(reasoning, content, tuple(map(Call, calls, arguments, cut_off)))

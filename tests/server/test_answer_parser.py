@@ -13,7 +13,15 @@ from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.parsing.parameter_types import json_of, json_types, parameter_schemas
 from tasuki.server.text.text_answer import Piece
 from tasuki.server.text.thinking import Thinking
-from tests.harness.answer_pieces import Call, Parsed, cut, parsed
+from tests.harness.answer_pieces import (
+    BY_ITSELF,
+    BY_LENGTH,
+    BY_STOP,
+    Call,
+    Parsed,
+    cut,
+    parsed,
+)
 
 SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
@@ -153,14 +161,14 @@ NASTY = [
     "a\n\n",
     '"quoted" \\ and \\n',
     "漢字 \u2028 \x00",
-    "</parameter>",
+    "<parameter></parameter>",
     "a\n</parameter>\nb",
     "</tool_call>",
     "a</tool_call>\n<tool_call>",
     "</function>\n",
-    "</function>\n</parameter>",
+    "<parameters>\n</function>\n</parameter>",
     "</parameter>\n</function>\nno end",
-    "<parameter=city>\nBath\n</parameter>\n",
+    "see\n<parameter=city>\nBath\n</parameter>\n",
     "</parameter>\n<parameter=\n>",
     "<function=x>",
     "nul",
@@ -173,7 +181,7 @@ NASTY = [
 def test_a_string_survives_whatever_it_holds(value: str) -> None:
     found = every_cut(written(("city", value), ("days", "2")))
     assert [call.value for call in found.calls] == [{"city": value, "days": 2}]
-    assert found.content == "" and found.calls[0].ended
+    assert found.content == "" and not found.calls[0].is_cut
 
 
 @pytest.mark.parametrize("value", NASTY)
@@ -205,12 +213,12 @@ def test_the_result_does_not_depend_on_how_the_text_was_cut(value: str, cuts: li
         ('{"name": "weather", "arguments": {"a": 1}', '{"a": 1}'),
         ('{"name":"weather","arguments":{"a":[1,{"b":"]}"}]}}', '{"a":[1,{"b":"]}"}]}'),
         ('{"name": "weather", "arguments": {"a": 1}, oh', '{"a": 1}'),
-        ('{"name": "weather", "arguments": {"a": "x', '{"a": "x'),
+        ('{"name": "weather", "arguments": {"a": "x', '{"a": "x"}'),
     ],
 )
 def test_json_calls_as_models_write_them(text: str, arguments: str) -> None:
     found = every_cut(f"<tool_call>\n{text}\n</tool_call>\n{AS_XML}")
-    assert [(call.name, call.ended) for call in found.calls] == [("weather", True)] * 2
+    assert [(call.name, call.is_cut) for call in found.calls] == [("weather", False)] * 2
     assert found.calls[0].arguments == arguments
 
 
@@ -230,22 +238,36 @@ def test_json_calls_as_models_write_them(text: str, arguments: str) -> None:
 )
 def test_xml_calls_as_models_write_them(body: str, value: dict[str, Any]) -> None:
     found = every_cut(f"<tool_call>\n{body}</tool_call>\n{AS_JSON}")
-    assert [(call.name, call.ended) for call in found.calls] == [("weather", True)] * 2
+    assert [(call.name, call.is_cut) for call in found.calls] == [("weather", False)] * 2
     assert found.calls[0].value == value and found.content == ""
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments"),
+    ("text", "cut", "ended"),
     [
-        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Ba', '{"city": "Ba'),
-        ("<tool_call>\n<function=weather>\n<parameter=city>\nBa", '{"city": "Ba'),
-        ("<tool_call>\n<function=weather>\n<parameter=city>\nBa\n</par", '{"city": "Ba\\n</par'),
-        ("<tool_call>\n<function=weather>\n<parameter=days>\n2", '{"days": '),
-        ("<tool_call>\n<function=weather>\n", "{"),
+        (
+            '<tool_call>\n{"name": "weather", "arguments": {"city": "Ba',
+            {"city": "Ba"},
+            {"city": "Ba"},
+        ),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\nBa", {"city": "Ba"}, {"city": "Ba"}),
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\nBa\n</par",
+            {"city": "Ba"},
+            {"city": "Ba"},
+        ),
+        ("<tool_call>\n<function=weather>\n<parameter=days>\n2", {}, {"days": 2}),
+        ('<tool_call>\n{"name": "weather", "arguments": {"days": 2', {}, {"days": 2}),
+        ("<tool_call>\n<function=weather>\n<parameter=days>\n", {}, {}),
+        ("<tool_call>\n<function=weather>\n", {}, {}),
     ],
 )
-def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes(text: str, arguments: str) -> None:
-    assert every_cut(text) == Parsed("", "", (Call("weather", arguments, False),))
+def test_a_call_that_the_answer_s_end_leaves_open_is_closed(
+    text: str, cut: dict[str, Any], ended: dict[str, Any]
+) -> None:
+    for ending, value in ((BY_LENGTH, cut), (BY_STOP, cut), (BY_ITSELF, ended)):
+        (call,) = every_cut(text, ending=ending).calls
+        assert (call.value, call.is_cut) == (value, ending is not BY_ITSELF)
 
 
 @pytest.mark.parametrize("text", [AS_XML.removesuffix("\n</tool_call>"), AS_XML[:-3]])

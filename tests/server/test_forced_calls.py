@@ -21,6 +21,7 @@ from tasuki.server.text.grammars.offered_tool import OfferedTool
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Piece
 from tasuki.server.text.thinking import Thinking
+from tests.harness.answer_pieces import BY_ITSELF
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
@@ -115,7 +116,7 @@ def test_what_the_grammar_lets_through_is_read_as_valid_calls(in_tags: bool, man
             continue
         ended += 1
         parser = AnswerParser(Thinking.NEVER, tools)
-        items = [*parser.push(Piece(text, None)), *parser.finish()]
+        items = [*parser.push(Piece(text, None)), *parser.finish(BY_ITSELF)]
         names = {item.number: item.name for item in items if isinstance(item, CallBegin)}
         assert names and (many or len(names) == 1), text
         assert not "".join(i.text for i in items if isinstance(i, Content)).strip(), text

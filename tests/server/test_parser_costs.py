@@ -14,7 +14,7 @@ from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.parsing.parameter_types import ANY, ParameterTypes, json_types
 from tasuki.server.text.text_answer import Piece
 from tasuki.server.text.thinking import Thinking
-from tests.harness.answer_pieces import Call, Parsed, cut, parsed
+from tests.harness.answer_pieces import BY_ITSELF, Call, Parsed, cut, parsed
 from tests.harness.cpu_growth import MOST_RATIO, cpu_ratios
 
 PROPERTIES = {
@@ -71,7 +71,7 @@ def test_a_token_costs_the_same_however_much_is_held_back(shape: str) -> None:
 
         def work() -> None:
             pushed(parser, before, unit, size)
-            parser.finish()
+            parser.finish(BY_ITSELF)
 
         return work
 
@@ -124,7 +124,8 @@ def test_a_name_or_key_over_the_longest_is_no_call(body: str) -> None:
 @pytest.mark.parametrize("brackets", ["[]", "{}"])
 def test_only_arguments_may_nest_deeper_than_the_most_levels(brackets: str) -> None:
     def nested(depth: int) -> str:
-        return brackets[0] * depth + brackets[1] * depth
+        opening = '{"b": ' if brackets == "{}" else "["
+        return opening * depth + "1" + brackets[1] * depth
 
     def with_value(depth: int) -> str:
         return hermes(f'{{"x": {nested(depth)}, "name": "f", "arguments": {{}}}}')

@@ -45,15 +45,16 @@ class AnswerParser:
             self._reasoning_tokens += 1
         return items
 
-    def finish(self) -> list[AnswerItem]:
-        """What was held back, after the last piece."""
-        return [*self._parts(self._splitter.finish()), *self._scanner.finish()]
+    def finish(self, ending: Ending) -> list[AnswerItem]:
+        """Return the parts that were held back, after the last piece."""
+        rest = self._parts(self._splitter.finish())
+        return [*rest, *self._scanner.finish(ending.is_cut)]
 
     def ending(self, ending: Ending) -> ChatEnding:
         """REQUIRES: all was pushed."""
         thought = self._splitter.thought
         tokens = self._reasoning_tokens if thought else 0
-        return ChatEnding(ending, self._scanner.calls > 0, tokens)
+        return ChatEnding(ending, self._scanner.awaits_results, tokens)
 
     def _parts(self, split: Split) -> list[AnswerItem]:
         items: list[AnswerItem] = []

@@ -36,9 +36,10 @@ class CallReader(Protocol):
         """Return the parts of the call that are certain now. REQUIRES: it is READING."""
         ...
 
-    def finish(self) -> list[AnswerItem]:
-        """Return the parts held back, where the answer ends before the call does. A call that has
-        not begun is NO_CALL then."""
+    def finish(self, was_cut: bool) -> list[AnswerItem]:
+        """Return the parts held back, where the answer ends before the call does, and close the
+        call. One that has not begun is NO_CALL. was_cut: the answer's length or a stop string ended
+        it, so that what is written last may lack letters."""
         ...
 
 

@@ -2,67 +2,60 @@
 comes, into the text of a JSON object.
 
 Owns the text that is not read yet: a few tags, a name and the white space among them. One call, one
-thread. Invariants: a closing tag counts only where what follows it is what the format goes on with,
-so that a value may hold any of the tags; a value whose type is a string is given out as it is
-written, every other once it is whole.
+thread. Invariants: a closing tag counts only where the format goes on behind it, so that a value
+may hold any of the tags; a value whose type is a string is given out as it is written, every other
+once it is whole; a key is given out with the first letter of its value, so that the object can be
+closed at any place. docs/tool-calls.md has the rules as a table.
 """
 
 import json
-import re
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable
 from io import StringIO
 
 from tasuki.server.text.answer_parts import AnswerItem, CallEnd
 from tasuki.server.text.json_bounds import JsonDepth
-from tasuki.server.text.stop_strings import held_back
 
-from .call_reader import (
-    CLOSE,
-    FUNCTION_TAG,
-    LONGEST_NAME,
-    CallState,
-    call_arguments,
-    call_begin,
+from .call_reader import FUNCTION_TAG, CallState, call_arguments, call_begin
+from .call_tags import (
+    PARAMETER_TAG,
+    Follows,
+    Tag,
+    name_end,
+    next_end_of_value,
+    next_tag,
+    plain_name,
+    space_end,
+    tag_at,
+    torn_tag,
 )
 from .parameter_types import ParameterTypes, json_of
 
-_MOST_SPACE = 256
-"""White space between tags. Behind more of it no tag counts."""
-_FUNCTION, _END_OF_FUNCTION = FUNCTION_TAG, "</function>"
-_PARAMETER, _END_OF_PARAMETER = "<parameter=", "</parameter>"
 _NULL = "null"
-_NAME = re.compile(rf"[^>\n]{{0,{LONGEST_NAME}}}")
-_TAG = re.compile("|".join((_PARAMETER, _END_OF_FUNCTION, CLOSE)))
-_END_OF_VALUE = re.compile(f"\n?(?:{_END_OF_PARAMETER}|{_END_OF_FUNCTION})")
-_ENDS_OF_VALUE = tuple(
-    before + tag for before in ("\n", "") for tag in (_END_OF_PARAMETER, _END_OF_FUNCTION)
-)
-
-
-class _Follows(Enum):
-    """Whether what stands at a place is the format's; OPEN: more text decides."""
-
-    YES = "yes"
-    NO = "no"
-    OPEN = "open"
+_MOST_TAGS = 4
+"""Behind a closing tag that are looked at to decide whether the format goes on."""
+_TAG_BEGINNING = "<parameter"
 
 
 class FunctionCall:
     """As a CallReader. REQUIRES: FUNCTION_TAG begins the text."""
 
-    def __init__(self, number: int, types: ParameterTypes) -> None:
-        """types: those of the request's tools."""
+    def __init__(self, number: int, types: ParameterTypes, *, only_known: bool = False) -> None:
+        """types: those of the request's tools. only_known: it is no call where none of the tools
+        has its name."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
         self._number = number
         self._types = types
+        self._only_known = only_known
         self._held = ""
         self._finishing = False
         self._function = ""
         self._seen: set[str] = set()
-        self._value = _Value(frozenset())
+        # Of the parameters that were seen, those whose value was given out.
+        self._keys: set[str] = set()
+        self._key = ""
+        self._value = _Value(frozenset(), "")
         self._step: Callable[[list[AnswerItem]], bool] = self._open
 
     def push(self, text: str) -> list[AnswerItem]:
@@ -72,124 +65,233 @@ class FunctionCall:
             pass
         return items
 
-    def finish(self) -> list[AnswerItem]:
+    def finish(self, was_cut: bool) -> list[AnswerItem]:
         self._finishing = True
         items = self.push("")
-        if self.state is CallState.READING:
-            if self._step == self._open:
-                self._refuse(len(self._held))
-            elif self._step == self._pass_value:
-                items += self._given(self._value.push(self._held))
+        if self.state is not CallState.READING:
+            return items
+        if self._step == self._open:
+            self._refuse(len(self._held))
+            return items
+        if self._step == self._pass_value:
+            certain = len(self._held) - torn_tag(self._held)
+            self._give(self._value.push(self._held[:certain]), items)
+            self._give(self._value.finish(was_cut), items)
+        self._end("", items, was_cut)
         return items
 
     def _open(self, items: list[AnswerItem]) -> bool:
-        follows, end = _name_end(self._held, len(_FUNCTION))
-        if follows is _Follows.NO:
+        follows, end = name_end(self._held, len(FUNCTION_TAG))
+        name = plain_name(self._held[len(FUNCTION_TAG) : end])
+        if follows is Follows.NO or (
+            follows is Follows.YES and self._only_known and not self._types.knows(name)
+        ):
             self._refuse(end)
-        if follows is not _Follows.YES:
             return False
-        self._function = self._held[len(_FUNCTION) : end].strip()
-        items.append(call_begin(self._number, self._function))
-        items += self._given("{")
+        if follows is Follows.OPEN:
+            return False
+        self._function = name
+        items.append(call_begin(self._number, name))
+        items += call_arguments(self._number, "{")
         self._held = self._held[end + 1 :]
         self._step = self._between
         return True
 
     def _between(self, items: list[AnswerItem]) -> bool:
-        """Outside of parameters, where nothing but tags counts."""
-        found = _TAG.search(self._held)
-        if found is None:
-            length = held_back(self._held, (_PARAMETER, _END_OF_FUNCTION, CLOSE))
-            self._held = self._held[len(self._held) - length :]
+        """Read outside of parameters, where nothing but tags counts."""
+        at = next_tag(self._held)
+        if at is None:
+            self._held = self._held[len(self._held) - torn_tag(self._held) :]
             return False
-        tag = found.group()
-        if tag != _PARAMETER:
-            return self._end(
-                self._held[found.end() if tag == _END_OF_FUNCTION else found.start() :], items
-            )
-        self._held = self._held[found.start() :]
-        follows, end = _name_end(self._held, len(_PARAMETER))
-        if follows is _Follows.NO:
-            self._held = self._held[len(_PARAMETER) :]
+        self._held = self._held[at:]
+        follows, tag, end = tag_at(self._held, 0)
+        if follows is Follows.OPEN and not self._finishing:
+            return False
+        if tag is Tag.PARAMETER:
+            return self._open_parameter(end)
+        if tag is Tag.END_OF_FUNCTION:
+            return self._end(self._held[end:], items)
+        if tag is Tag.END_OF_CALL:
+            return self._end(self._held, items)
+        if tag is Tag.FUNCTION or tag is Tag.CALL:
+            return self._open_next(tag, end, items)
+        self._held = self._held[end:]
+        return True
+
+    def _open_next(self, tag: Tag, end: int, items: list[AnswerItem]) -> bool:
+        """Read a tag that begins another call, or this one once more."""
+        follows = self._begins_call(tag, end)
+        if follows is Follows.OPEN:
+            return False
+        if follows is Follows.YES and not self._is_doubled(tag, end):
+            return self._end(self._held, items)
+        self._held = self._held[end:]
+        return True
+
+    def _is_doubled(self, tag: Tag, at: int) -> bool:
+        """Return whether it is the tag of this call, written twice."""
+        if tag is not Tag.FUNCTION or self._seen:
+            return False
+        return plain_name(self._held[at : name_end(self._held, at)[1]]) == self._function
+
+    def _open_parameter(self, at: int) -> bool:
+        follows, end = name_end(self._held, at)
+        if follows is Follows.NO:
+            self._held = self._held[at:]
             return True
-        if follows is _Follows.OPEN or (end + 1 == len(self._held) and not self._finishing):
+        if follows is Follows.OPEN or (end + 1 == len(self._held) and not self._finishing):
             # A line break that may follow is no part of the value.
             return False
-        key = self._held[len(_PARAMETER) : end].strip()
-        before = ", " if self._seen else ""
-        items += self._given(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
-        self._seen.add(key)
-        self._value = _Value(self._types.of(self._function, key))
+        self._key = plain_name(self._held[at:end])
+        lead = f"{', ' if self._keys else ''}{json.dumps(self._key, ensure_ascii=False)}: "
+        self._value = _Value(self._types.of(self._function, self._key), lead)
+        if self._key in self._seen:
+            # The first of two values is the parameter's.
+            self._value = _Dropped(frozenset(), "")
+        self._seen.add(self._key)
         self._held = self._held[end + 1 :].removeprefix("\n")
+        self._step = self._pass_beginning
+        return True
+
+    def _pass_beginning(self, items: list[AnswerItem]) -> bool:
+        """Read a value's first letters, which may be a tag that stands where a value should."""
+        if not self._held.startswith(PARAMETER_TAG):
+            if PARAMETER_TAG.startswith(self._held) and not self._finishing:
+                return False
+            self._step = self._pass_value
+            return True
+        follows, end = name_end(self._held, len(PARAMETER_TAG))
+        if follows is Follows.OPEN and not self._finishing:
+            return False
+        name = plain_name(self._held[len(PARAMETER_TAG) : end])
+        if follows is Follows.YES and name == self._key:
+            if end + 1 == len(self._held) and not self._finishing:
+                return False
+            # Written twice.
+            self._held = self._held[end + 1 :].removeprefix("\n")
+        elif follows is Follows.YES:
+            follows = self._begins_next(name, end)
+            if follows is Follows.OPEN:
+                return False
+            if follows is Follows.YES:
+                self._give(self._value.end(), items)
+                self._step = self._between
+                return True
         self._step = self._pass_value
         return True
 
     def _pass_value(self, items: list[AnswerItem]) -> bool:
-        found = _END_OF_VALUE.search(self._held)
+        found = next_end_of_value(self._held)
         if found is None:
-            certain = len(self._held) - held_back(self._held, _ENDS_OF_VALUE)
-            items += self._given(self._value.push(self._held[:certain]))
+            certain = len(self._held) - torn_tag(self._held)
+            self._give(self._value.push(self._held[:certain]), items)
             self._held = self._held[certain:]
             return False
-        follows = self._ends_value(found)
-        if follows is _Follows.NO:
-            items += self._given(self._value.push(self._held[: found.end()]))
-            self._held = self._held[found.end() :]
+        start, at = found[0], found[1] - found[0]
+        self._give(self._value.push(self._held[:start]), items)
+        self._held = self._held[start:]
+        follows, tag, end = tag_at(self._held, at)
+        if follows is Follows.YES:
+            assert tag is not None
+            follows = self._ends_value(tag, end)
+        if follows is Follows.OPEN:
+            if not self._finishing:
+                return False
+            follows = Follows.YES
+        if follows is Follows.NO:
+            self._give(self._value.push(self._held[: at + 1]), items)
+            self._held = self._held[at + 1 :]
             return True
-        items += self._given(self._value.push(self._held[: found.start()]))
-        self._held = self._held[found.start() :]
-        if follows is _Follows.OPEN:
-            return False
-        items += self._given(self._value.end())
+        self._give(self._value.end(), items)
         # Behind it the end of a function counts, of a parameter no more.
-        self._held = self._held.lstrip("\n").removeprefix(_END_OF_PARAMETER)
+        self._held = self._held[end if tag is Tag.END_OF_PARAMETER else at :]
         self._step = self._between
         return True
 
-    def _ends_value(self, found: "re.Match[str]") -> _Follows:
-        """Whether the format goes on behind a closing tag that was found in a value."""
-        if found.group().endswith(_END_OF_FUNCTION):
-            return self._follows(found.end(), (CLOSE,))[0]
-        follows, at = self._follows(found.end(), (_PARAMETER, _END_OF_FUNCTION, CLOSE))
-        if follows is not _Follows.YES:
-            return follows
-        if self._held.startswith(_END_OF_FUNCTION, at):
-            return self._follows(at + len(_END_OF_FUNCTION), (CLOSE,))[0]
-        if self._held.startswith(_PARAMETER, at):
-            return self._new_parameter(at + len(_PARAMETER))
-        return _Follows.YES
+    def _ends_value(self, tag: Tag, end: int) -> Follows:
+        """Return whether a tag that was found in a value ends it. end: behind the tag."""
+        if tag is Tag.PARAMETER:
+            follows, behind = name_end(self._held, end)
+            if follows is not Follows.YES:
+                return follows
+            return self._begins_next(plain_name(self._held[end:behind]), behind)
+        for _ in range(_MOST_TAGS):
+            place = space_end(self._held, end)
+            if place is None:
+                return Follows.NO
+            if place == len(self._held):
+                return self._undecided
+            follows, following, end = tag_at(self._held, place)
+            if follows is not Follows.YES:
+                return self._undecided if follows is Follows.OPEN else follows
+            assert following is not None
+            if following is Tag.END_OF_CALL:
+                return Follows.YES
+            if following in (Tag.FUNCTION, Tag.CALL):
+                return self._begins_call(following, end)
+            if following is Tag.PARAMETER:
+                return self._new_parameter(end) if tag is Tag.END_OF_PARAMETER else Follows.NO
+            if following is Tag.END_OF_PARAMETER and (
+                tag is not Tag.END_OF_PARAMETER or self._value.holds_tag
+            ):
+                # In a value with an opening tag it is that one's.
+                return Follows.NO
+            tag = following
+        return Follows.NO
 
-    def _new_parameter(self, at: int) -> _Follows:
-        follows, end = _name_end(self._held, at)
-        if follows is _Follows.OPEN:
+    def _begins_call(self, tag: Tag, at: int) -> Follows:
+        """Return whether a call of one of the tools begins with a tag. at: behind the tag."""
+        if tag is Tag.CALL:
+            place = space_end(self._held, at)
+            if place is None:
+                return Follows.NO
+            if self._held.startswith("{", place):
+                return Follows.YES
+            if place == len(self._held):
+                return self._undecided
+            follows, following, at = tag_at(self._held, place)
+            if follows is Follows.OPEN:
+                return self._undecided
+            if following is not Tag.FUNCTION:
+                return Follows.NO
+        follows, end = name_end(self._held, at)
+        if follows is Follows.OPEN:
             return self._undecided
-        if follows is _Follows.YES and self._held[at:end].strip() in self._seen:
-            return _Follows.NO
+        if follows is Follows.YES and not self._types.knows(plain_name(self._held[at:end])):
+            return Follows.NO
         return follows
 
-    def _follows(self, at: int, tags: Sequence[str]) -> tuple[_Follows, int]:
-        """Return whether one of the tags stands there behind white space, and where."""
-        space = self._held[at : at + _MOST_SPACE + 1]
-        place = at + len(space) - len(space.lstrip())
-        if place - at > _MOST_SPACE:
-            return _Follows.NO, place
-        rest = self._held[place : place + max(map(len, tags))]
-        if rest.startswith(tuple(tags)):
-            return _Follows.YES, place
-        if any(tag.startswith(rest) for tag in tags):
-            return self._undecided, len(self._held)
-        return _Follows.NO, place
+    def _new_parameter(self, at: int) -> Follows:
+        follows, end = name_end(self._held, at)
+        if follows is Follows.OPEN:
+            return self._undecided
+        if follows is Follows.YES and plain_name(self._held[at:end]) == self._key:
+            return Follows.NO
+        return follows
+
+    def _begins_next(self, name: str, bracket: int) -> Follows:
+        """Return whether a tag in a value begins another parameter: one of the schema that has yet
+        to come, on a line of its own. bracket: the place of the tag's end."""
+        if name in self._seen or not self._types.has(self._function, name):
+            return Follows.NO
+        if bracket + 1 == len(self._held):
+            return self._undecided
+        return Follows.YES if self._held[bracket + 1] == "\n" else Follows.NO
 
     @property
-    def _undecided(self) -> _Follows:
+    def _undecided(self) -> Follows:
         """Where the answer ends in the middle of tags, they were to be tags."""
-        return _Follows.YES if self._finishing else _Follows.OPEN
+        return Follows.YES if self._finishing else Follows.OPEN
 
-    def _given(self, text: str) -> list[AnswerItem]:
-        return call_arguments(self._number, text)
+    def _give(self, text: str, items: list[AnswerItem]) -> None:
+        """Give out letters of the parameter that is being read."""
+        if text:
+            self._keys.add(self._key)
+            items += call_arguments(self._number, text)
 
-    def _end(self, left: str, items: list[AnswerItem]) -> bool:
-        items += [*self._given("}"), CallEnd(self._number)]
+    def _end(self, left: str, items: list[AnswerItem], was_cut: bool = False) -> bool:
+        lacks = self._types.lacks(self._function, self._keys)
+        items += [*call_arguments(self._number, "}"), CallEnd(self._number, was_cut, lacks)]
         self.left = left
         self.state = CallState.ENDED
         return False
@@ -201,32 +303,56 @@ class FunctionCall:
 
 
 class _Value:
-    """A parameter's value as JSON text, as it comes. types: that its schema allows."""
+    """A parameter's value as JSON text, as it comes. types: that its schema allows. lead: its key,
+    and what stands around that, which comes before the value's first letter."""
 
-    def __init__(self, types: frozenset[str]) -> None:
+    def __init__(self, types: frozenset[str], lead: str) -> None:
         self._types = types
+        self._lead = lead
         self._collected = StringIO()
         self._depth = JsonDepth()
         # Its first letters, without the white space before them, while they may be null's.
         self._first = ""
         self._streaming = False
+        self._is_empty = True
+        self._end_of_text = ""
+        self.holds_tag = False
+        """The value has the beginning of a parameter's tag in it."""
 
     def push(self, text: str) -> str:
+        if not text:
+            return ""
+        self._is_empty = False
+        text_and_end = self._end_of_text + text
+        self.holds_tag = self.holds_tag or _TAG_BEGINNING in text_and_end
+        self._end_of_text = text_and_end[-len(_TAG_BEGINNING) :]
         if self._streaming:
             return _letters(text)
         self._collected.write(text)
         if self._types != {"string"}:
             self._depth.add(text)
-        if not text or not self._is_string(text):
+        if not self._is_string(text):
             return ""
         self._streaming = True
         whole, self._collected = self._collected.getvalue(), StringIO()
-        return '"' + _letters(whole)
+        return f'{self._lead}"{_letters(whole)}'
 
     def end(self) -> str:
+        """Return the rest of a value that the model ended."""
         if self._streaming:
             return '"'
-        return json_of(self._collected.getvalue(), self._types, self._depth)
+        return self._lead + json_of(self._collected.getvalue(), self._types, self._depth)
+
+    def finish(self, was_cut: bool) -> str:
+        """Return the rest of a value that the answer's end left open: a string so far as it came,
+        another one where it is whole, which it may not be where the answer was cut."""
+        if self._streaming:
+            return '"'
+        if was_cut or self._is_empty:
+            return ""
+        found = json_of(self._collected.getvalue(), self._types, self._depth)
+        is_other = found.startswith('"') and "string" not in self._types
+        return "" if is_other else self._lead + found
 
     def _is_string(self, text: str) -> bool:
         """Return whether the value is a string, by its letters up to those of `text`."""
@@ -241,16 +367,18 @@ class _Value:
         return not _NULL.startswith(word.lower())
 
 
+class _Dropped(_Value):
+    """The value of a parameter that was there before."""
+
+    def push(self, text: str) -> str:
+        return ""
+
+    def end(self) -> str:
+        return ""
+
+    def finish(self, was_cut: bool) -> str:
+        return ""
+
+
 def _letters(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _name_end(text: str, at: int) -> tuple[_Follows, int]:
-    """Return whether a name and its bracket stand there, and the place of the bracket or of the
-    letter that no name has."""
-    found = _NAME.match(text, at)
-    assert found is not None
-    end = found.end()
-    if end == len(text):
-        return _Follows.OPEN, end
-    return _Follows.YES if text[end] == ">" and end > at else _Follows.NO, end

@@ -1,8 +1,9 @@
 """Reads a tool call as Hermes and Qwen3 write it: {"name": ..., "arguments": {...}}.
 
 Owns the text that is not read yet, and all of the text until the call has begun. One call, one
-thread. Invariants: arguments are given out as they are written, letter by letter; a call begins
-once its name and the arguments' first brace are there; a letter is looked at once.
+thread. Invariants: arguments are given out as they are written, letter by letter, so far as they
+are JSON and can be closed; a call begins once its name and the arguments' first brace are there; a
+letter is looked at once.
 """
 
 import json
@@ -14,7 +15,9 @@ from tasuki.server.text.answer_parts import AnswerItem, CallEnd
 from tasuki.server.text.json_bounds import MAX_DEPTH, is_json
 
 from .call_reader import CLOSE, LONGEST_NAME, CallState, call_arguments, call_begin
+from .closable_json import ClosableJson
 from .json_text import JsonText
+from .parameter_types import ParameterTypes
 
 _NAME, _ARGUMENTS = "name", "arguments"
 _LONGEST_STRING = LONGEST_NAME + len('""')
@@ -26,11 +29,13 @@ _WORD = re.compile(r'[^\s,}\]"<]*')
 class JsonCall:
     """As a CallReader. REQUIRES: the first letter is a brace."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, types: ParameterTypes) -> None:
+        """types: those of the request's tools."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
         self._number = number
+        self._types = types
         # The piece, and what was left of those before; the place in it.
         self._text = ""
         self._at = 0
@@ -41,6 +46,7 @@ class JsonCall:
         # Arguments that come before the name.
         self._early = ""
         self._begun = False
+        self._arguments = ClosableJson(CLOSE)
         self._key = ""
         # The value, or the key, that is being read.
         self._value = JsonText(CLOSE)
@@ -52,7 +58,7 @@ class JsonCall:
         if not self._begun:
             self._raw.write(text)
             self._letters += len(text)
-        # Fewer letters are left than a tag has.
+        # Fewer letters are left than a tag or two escapes have.
         self._text = self._text[self._at :] + text
         self._at = 0
         items: list[AnswerItem] = []
@@ -60,15 +66,15 @@ class JsonCall:
             pass
         return items
 
-    def finish(self) -> list[AnswerItem]:
-        rest = self._text[self._at :]
+    def finish(self, was_cut: bool) -> list[AnswerItem]:
         if not self._begun:
             self._at = len(self._text)
             self._refuse()
             return []
-        if self._step == self._pass_arguments:
-            return call_arguments(self._number, rest)
-        return [CallEnd(self._number)]
+        is_open = self._step == self._pass_arguments
+        rest = self._arguments.finish(was_cut) if is_open else ""
+        self.state = CallState.ENDED
+        return [*call_arguments(self._number, rest), self._call_end(was_cut and is_open)]
 
     # Each step reads on from its place; returns whether there is more to read.
 
@@ -116,7 +122,7 @@ class JsonCall:
             self._key = ""
         if self._key == _ARGUMENTS and letter == "{" and self._name:
             self._begin(items)
-            self._await_value(JsonText(CLOSE), self._pass_arguments)
+            self._step = self._pass_arguments
         elif (self._key == _NAME and letter != '"') or (self._key == _ARGUMENTS and letter == "["):
             return self._give_up()
         elif letter in '"{[':
@@ -144,14 +150,16 @@ class JsonCall:
         return self._take(items)
 
     def _pass_arguments(self, items: list[AnswerItem]) -> bool:
-        end = self._value.read(self._text, self._at)
-        items += call_arguments(self._number, self._text[self._at : end])
-        self._at = end
-        if self._value.broken:
-            return self._end(items)
-        if self._value.ended:
+        passed, self._at = self._arguments.read(self._text, self._at)
+        items += call_arguments(self._number, passed)
+        if self._arguments.broken:
+            items += call_arguments(self._number, self._arguments.closing())
+            self._step = self._skip
+        elif self._arguments.ended:
             self._step = self._read_key
-        return self._value.ended
+        else:
+            return False
+        return True
 
     def _skip(self, items: list[AnswerItem]) -> bool:
         """Pass what follows a call that was begun and then written in no format."""
@@ -208,7 +216,8 @@ class JsonCall:
             self._early = early
         if self._name and self._early and not self._begun:
             self._begin(items)
-            items += call_arguments(self._number, self._early)
+            passed, _ = self._arguments.read(self._early)
+            items += call_arguments(self._number, passed + self._arguments.closing())
             self._early = ""
         return True
 
@@ -223,10 +232,13 @@ class JsonCall:
         if not self._begun:
             self._begin(items)
             items += call_arguments(self._number, "{}")
-        items.append(CallEnd(self._number))
+        items.append(self._call_end(False))
         self.left = self._text[self._at :]
         self.state = CallState.ENDED
         return False
+
+    def _call_end(self, is_cut: bool) -> CallEnd:
+        return CallEnd(self._number, is_cut, self._types.lacks(self._name, self._arguments.keys))
 
     def _give_up(self) -> bool:
         if not self._begun:

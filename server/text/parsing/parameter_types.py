@@ -6,7 +6,7 @@ Pure functions. A schema is a client's: what in it is of no known shape allows e
 import ast
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tasuki.server.text.json_bounds import JsonDepth, is_json, nested_too_deeply
@@ -47,9 +47,11 @@ def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[
         if not isinstance(function, Mapping) or function.get("name") != name:
             continue
         parameters = function.get("parameters")
-        properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        if isinstance(properties, Mapping):
-            return {**properties, _DEFINITIONS: parameters}
+        if not isinstance(parameters, Mapping):
+            return {}
+        properties = parameters.get("properties")
+        named = properties if isinstance(properties, Mapping) else {}
+        return {**named, _DEFINITIONS: parameters}
     return {}
 
 
@@ -64,15 +66,39 @@ class ParameterTypes:
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
 
-    def of(self, function: str, parameter: str) -> frozenset[str]:
-        """Return the types that the parameter's schema allows; all of them where it has none."""
+    def knows(self, function: str) -> bool:
+        """Return whether one of the tools has that name."""
+        return function in self._tools_by_name
+
+    def has(self, function: str, parameter: str) -> bool:
+        """Return whether the function's schema names the parameter."""
+        return bool(parameter) and parameter in self._schemas_of(function)
+
+    def lacks(self, function: str, parameters: Collection[str]) -> bool:
+        """Return whether the function's schema requires a parameter that is not among these."""
+        whole = self._schemas_of(function).get(_DEFINITIONS)
+        required = whole.get("required") if isinstance(whole, Mapping) else None
+        if not isinstance(required, list):
+            return False
+        return any(isinstance(name, str) and name not in parameters for name in required)
+
+    @property
+    def _tools_by_name(self) -> Mapping[str, Mapping[str, Any]]:
         if self._named is None:
             self._named = {_function_name(tool): tool for tool in reversed(self._tools)}
-        if function not in self._named:
-            return ANY
+        return self._named
+
+    def _schemas_of(self, function: str) -> Mapping[str, Any]:
         if function not in self._schemas:
-            self._schemas[function] = parameter_schemas(function, [self._named[function]])
-        schemas = self._schemas[function]
+            tool = self._tools_by_name.get(function)
+            if tool is None:
+                return {}
+            self._schemas[function] = parameter_schemas(function, [tool])
+        return self._schemas[function]
+
+    def of(self, function: str, parameter: str) -> frozenset[str]:
+        """Return the types that the parameter's schema allows; all of them where it has none."""
+        schemas = self._schemas_of(function)
         if not parameter or parameter not in schemas:
             return ANY
         key = function, parameter

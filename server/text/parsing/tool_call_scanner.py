@@ -2,17 +2,19 @@
 
 Owns the text that is held back: a tag that may be beginning, white space that may stand before a
 call, and the call that is being read. One answer, one thread. Invariants: a call's arguments come
-out as they are written; what is no call in a known format is content, tags and all; the work for a
-piece does not grow with the text before it.
+out as they are written; a call whose name was given out stays a call; what is no call in a known
+format is content, tags and all; the work for a piece does not grow with the text before it.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasuki.server.text.answer_parts import AnswerItem, Content
+from tasuki.server.text.answer_parts import AnswerItem, CallEnd, Content
 from tasuki.server.text.stop_strings import held_back
 
-from .call_reader import CLOSE, FUNCTION_TAG, OPEN, CallReader, CallState
+from .call_reader import FUNCTION_TAG, OPEN, CallReader, CallState
+from .call_tags import Follows, Tag, tag_at
 from .function_call import FunctionCall
 from .held_space import HeldSpace
 from .json_call import JsonCall
@@ -24,6 +26,10 @@ _LONGEST_REREAD = 1024
 """Letters of what proved to be no call in which another call is looked for."""
 _MOST_READINGS = 4
 """How often a letter is read as part of a call. Text that proves so often to be none is content."""
+
+
+_BARE = re.compile(rf"(?<=\n){FUNCTION_TAG}")
+"""Begins a call at a line's start whose opening tag the model left out."""
 
 
 class ToolCallScanner:
@@ -48,13 +54,25 @@ class ToolCallScanner:
         self._opened = False
         self._behind = HeldSpace()
         self._reader: CallReader | None = None
+        # The call's opening tag was left out.
+        self._is_bare = False
         # A call has just ended, and its closing tag may follow.
         self._closing = False
+        # The closing tag of the last call's block has not come.
+        self._in_block = False
+        # The letter behind all content so far begins a line.
+        self._at_line_start = True
         # Where the text that was read as a call ends, and how often it was.
         self._read_up_to = 0
         self._readings = 0
         self.calls = 0
         self.ended = 0
+        self._may_run = True
+
+    @property
+    def awaits_results(self) -> bool:
+        """The answer holds calls, and each may be run. REQUIRES: all was pushed."""
+        return self.calls > 0 and self._may_run
 
     @property
     def passing(self) -> bool:
@@ -75,14 +93,12 @@ class ToolCallScanner:
         self._read(items)
         return items
 
-    def finish(self) -> list[AnswerItem]:
-        """Return the parts that were held back, after the last piece."""
+    def finish(self, was_cut: bool) -> list[AnswerItem]:
+        """Return the parts that were held back, after the last piece. was_cut: as of
+        CallReader.finish()."""
         items: list[AnswerItem] = []
         while self._reader is not None:
-            reader = self._reader
-            self._took(reader, reader.finish(), items)
-            if reader.state is CallState.READING:
-                return items
+            self._took(self._reader, self._reader.finish(was_cut), items)
             self._read(items)
         if self._opened:
             self._space.add(OPEN + self._behind.take())
@@ -114,25 +130,42 @@ class ToolCallScanner:
 
     def _pass_content(self, items: list[AnswerItem]) -> bool:
         start = self._text.find(OPEN, self._at)
+        bare = self._next_bare(len(self._text) if start < 0 else start)
+        if bare is not None:
+            self._content(items, bare)
+            self._is_bare = self._opened = True
+            return True
         if start < 0:
             unread = len(self._text) - self._at
-            tag = held_back(self._text[-min(unread, len(OPEN)) :], (OPEN,)) if unread else 0
+            tags = (OPEN, FUNCTION_TAG)
+            tag = held_back(self._text[-min(unread, len(OPEN)) :], tags) if unread else 0
             self._content(items, len(self._text) - tag)
             return False
         self._content(items, start)
         self._at += len(OPEN)
-        self._opened = True
+        self._is_bare, self._opened = False, True
         return True
+
+    def _next_bare(self, before: int) -> int | None:
+        """Return where a call begins that has no opening tag, if it does before a place."""
+        if self._at_line_start and self._text.startswith(FUNCTION_TAG, self._at):
+            return self._at
+        found = _BARE.search(self._text, self._at, before)
+        return None if found is None else found.start()
 
     def _choose(self, items: list[AnswerItem]) -> bool:
         """Find the reader of the call by its first letters."""
         self._at = self._pass_space(self._behind)
-        ahead = self._text[self._at : self._at + len(FUNCTION_TAG)]
+        ahead = self._text[self._at : self._at + len(OPEN)]
         if ahead.startswith("{"):
-            self._reader = JsonCall(self.calls)
-        elif ahead == FUNCTION_TAG:
-            self._reader = FunctionCall(self.calls, self._types)
-        elif FUNCTION_TAG.startswith(ahead):
+            self._reader = JsonCall(self.calls, self._types)
+        elif ahead.startswith(FUNCTION_TAG):
+            self._reader = FunctionCall(self.calls, self._types, only_known=self._is_bare)
+        elif ahead == OPEN:
+            # Written twice.
+            self._behind.add(OPEN)
+            self._at += len(OPEN)
+        elif FUNCTION_TAG.startswith(ahead) or OPEN.startswith(ahead):
             return False
         else:
             self._refuse(items)
@@ -151,6 +184,8 @@ class ToolCallScanner:
         items += found
         if found and self.calls == self.ended:
             self.calls += 1
+        if found and isinstance(found[-1], CallEnd):
+            self._may_run &= found[-1].may_run
         if reader.state is CallState.READING:
             return
         self._reader = None
@@ -165,10 +200,11 @@ class ToolCallScanner:
             self._opened = False
             self._space.take()
             self._behind.take()
-            self._closing = True
+            self._closing = self._in_block = True
         else:
+            before = self._at
             self._refuse(items)
-            self._pass_refused(items, reader.decided)
+            self._pass_refused(items, max(0, reader.decided - (self._at - before)))
 
     def _pass_refused(self, items: list[AnswerItem], decided: int) -> None:
         """Pass text as content that was read as a call so far, where it is not to be read again."""
@@ -179,24 +215,37 @@ class ToolCallScanner:
             self._content(items, self._at + decided)
 
     def _pass_closing(self) -> bool:
+        """Pass the closing tags behind a call, however often they come. A call may follow in the
+        same block."""
         self._at = self._pass_space(HeldSpace())
-        ahead = self._text[self._at : self._at + len(CLOSE)]
-        if ahead == CLOSE:
-            self._at += len(CLOSE)
-        elif CLOSE.startswith(ahead):
+        follows, tag, end = tag_at(self._text, self._at)
+        if follows is Follows.OPEN:
             return False
+        if tag in (Tag.END_OF_CALL, Tag.END_OF_FUNCTION):
+            self._at = end
+            self._in_block = self._in_block and tag is Tag.END_OF_FUNCTION
+            return True
         self._closing = False
+        self._at_line_start = True
+        self._is_bare = self._opened = self._in_block and tag is Tag.FUNCTION
         return True
 
     def _refuse(self, items: list[AnswerItem]) -> None:
-        """The opening tag is content: no call of a known format is behind it."""
+        """Pass the opening tag as content: no call of a known format is behind it."""
         self._opened = False
+        self._at_line_start = False
+        if self._is_bare:
+            self._space.add(self._behind.take())
+            self._content(items, self._at + len(FUNCTION_TAG))
+            return
         items.append(Content(self._space.take() + OPEN))
         self._space.add(self._behind.take())
 
     def _content(self, items: list[AnswerItem], end: int) -> None:
         """Pass content up to a place. White space at its end may stand before a call."""
         text = self._text[self._at : end]
+        if text:
+            self._at_line_start = text.endswith("\n")
         self._at = end
         shown = text.rstrip()
         if shown:

@@ -1,6 +1,7 @@
 """Entries of what a model writes: everything that is fed an answer, one token a push."""
 
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.thinking import Thinking
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 from tasuki.server.unread_answer import AnswerPart
+from tests.harness.answer_pieces import BY_ITSELF
 from tests.harness.grpc_fixtures import usage
 
 from .entries import Answer, Entry, Reader, Whole, some, tokens_of
@@ -84,7 +86,9 @@ def answers() -> list[Entry]:
 def _parser(thinking: Thinking) -> Answer:
     def begin() -> Reader:
         parser = AnswerParser(thinking, TOOLS)
-        return Reader(lambda text: parser.push(Piece(text, _TOKEN)), parser.finish)
+        return Reader(
+            lambda text: parser.push(Piece(text, _TOKEN)), partial(parser.finish, BY_ITSELF)
+        )
 
     classes = (
         *("answer_parser.py:AnswerParser.push", "reasoning_splitter.py:ReasoningSplitter.push"),

@@ -1,0 +1,229 @@
+"""Passes on the text of a JSON object that a model writes, only so far as it can be closed.
+
+One object, one thread. Invariants: what was passed on and closing() are together one JSON object,
+at every place; a key is passed on with the first letter of its value, and a number or a word once
+it is whole, so that closing invents nothing; a letter is looked at once.
+"""
+
+import json
+import re
+
+from .call_reader import LONGEST_NAME
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+_WORD = re.compile(r'[^\s,}\]\[{":<]*')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_TORN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?\Z")
+_HIGH_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LOW_HALF = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_TORN_LOW_HALF = re.compile(r"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z")
+_NO_CHARACTER = "\\ufffd"
+_CLOSING = {"{": "}", "[": "]"}
+_LONGEST_WORD = 512
+
+
+class ClosableJson:
+    """ended: the object is whole. broken: what came is no JSON, or the tag. keys: of the object,
+    those whose values were begun."""
+
+    def __init__(self, tag: str) -> None:
+        """tag: ends the text around the object. Inside of a string it does so behind a line break
+        alone, which no JSON string holds."""
+        self._line_and_tag = f"\n{tag}"
+        self._closers: list[str] = []
+        # Read, and not passed on: a comma, a key, a colon, white space among them.
+        self._pending: list[str] = []
+        self._in_string = False
+        self._key: str | None = None
+        """The key that is being read."""
+        self._last_key = ""
+        self._word = ""
+        self._awaits = "{"
+        """What may come: { the object, k a key, K a key or the end, : a colon, v a value, V a value
+        or the end of a list, and , what is behind a value."""
+        self.ended = False
+        self.broken = False
+        self.keys: set[str] = set()
+
+    def read(self, text: str, at: int = 0) -> tuple[str, int]:
+        """Return what may be passed on, and how far `text` was read. The letters behind that place,
+        while it has neither ended nor broken, come again with more behind them.
+
+        REQUIRES: neither ended nor broken."""
+        passed: list[str] = []
+        while at < len(text) and not self.ended and not self.broken:
+            before = at, self._word
+            at = self._step(text, at, passed)
+            if (at, self._word) == before:
+                break
+        return "".join(passed), at
+
+    def finish(self, was_cut: bool) -> str:
+        """Return the last text and what closes the object. was_cut: a number or a word that is
+        being written may lack letters, and is left out."""
+        rest = ""
+        if not was_cut and self._word and not self.ended:
+            passed: list[str] = []
+            self._take_word(passed)
+            rest = "".join(passed)
+        return rest + self.closing()
+
+    def closing(self) -> str:
+        """Return what closes the text that was passed on. REQUIRES: the first brace was."""
+        quote = '"' if self._in_string and self._key is None else ""
+        return quote + "".join(reversed(self._closers))
+
+    def _step(self, text: str, at: int, passed: list[str]) -> int:
+        """Read on from a place; return the next one, or the same where more letters decide."""
+        if self._in_string:
+            return self._read_string(text, at, passed)
+        if self._word:
+            return self._read_word(text, at, passed)
+        found = _SPACE.match(text, at)
+        assert found is not None
+        if found.end() > at:
+            (self._pending if self._pending else passed).append(found.group())
+            return found.end()
+        letter = text[at]
+        if letter == '"' and self._awaits in "kKvV":
+            return self._begin_string(at, passed)
+        if letter in "{[" and (self._awaits in "vV" or (self._awaits == "{" == letter)):
+            return self._open(letter, at, passed)
+        if letter in "}]" and self._awaits in ("kK," if letter == "}" else "vV,"):
+            return self._close(letter, at, passed)
+        if letter == "," and self._awaits == ",":
+            self._pending.append(letter)
+            self._awaits = "k" if self._closers[-1] == "}" else "v"
+            return at + 1
+        if letter == ":" and self._awaits == ":":
+            self._pending.append(letter)
+            self._awaits = "v"
+            return at + 1
+        if self._awaits in "vV" and letter not in '}],:<"':
+            return self._read_word(text, at, passed)
+        self.broken = True
+        return at
+
+    def _begin_string(self, at: int, passed: list[str]) -> int:
+        self._in_string = True
+        if self._awaits in "kK":
+            self._key = ""
+        else:
+            self._begin_value(passed)
+            passed.append('"')
+        return at + 1
+
+    def _open(self, letter: str, at: int, passed: list[str]) -> int:
+        self._begin_value(passed)
+        passed.append(letter)
+        self._closers.append(_CLOSING[letter])
+        self._awaits = "K" if letter == "{" else "V"
+        return at + 1
+
+    def _close(self, letter: str, at: int, passed: list[str]) -> int:
+        if self._closers[-1] != letter:
+            self.broken = True
+            return at
+        passed.append(self._closers.pop())
+        self._pending.clear()
+        self._awaits = ","
+        self.ended = not self._closers
+        return at + 1
+
+    def _begin_value(self, passed: list[str]) -> None:
+        """Pass on what stands before a value."""
+        if len(self._closers) == 1:
+            self.keys.add(self._last_key)
+        passed += self._pending
+        self._pending.clear()
+
+    def _read_word(self, text: str, at: int, passed: list[str]) -> int:
+        found = _WORD.match(text, at)
+        assert found is not None
+        self._word += found.group()
+        if len(self._word) > _LONGEST_WORD or not self._word:
+            self.broken = True
+            return at
+        if found.end() < len(text):
+            self._take_word(passed)
+        return found.end()
+
+    def _take_word(self, passed: list[str]) -> None:
+        """Pass on a number or a word, which is whole."""
+        word, self._word = self._word, ""
+        try:
+            json.loads(word, parse_constant=_refuse)
+        except ValueError:
+            word = word.lower()
+            if word not in ("true", "false", "null", "none"):
+                self.broken = True
+                return
+            word = "null" if word == "none" else word
+        self._begin_value(passed)
+        passed.append(word)
+        self._awaits = ","
+
+    def _read_string(self, text: str, at: int, passed: list[str]) -> int:
+        found = _PLAIN.match(text, at)
+        if found is not None:
+            self._letters(found.group(), passed)
+            return found.end()
+        letter = text[at]
+        if letter == '"':
+            self._end_string(passed)
+            return at + 1
+        if letter == "\\":
+            return self._read_escape(text, at, passed)
+        if letter == "\n":
+            ahead = text[at : at + len(self._line_and_tag)]
+            if ahead == self._line_and_tag:
+                self.broken = True
+                return at
+            if self._line_and_tag.startswith(ahead):
+                return at
+        # No letter that JSON allows here, and one that models write.
+        self._letters(json.dumps(letter)[1:-1], passed)
+        return at + 1
+
+    def _read_escape(self, text: str, at: int, passed: list[str]) -> int:
+        if _TORN_ESCAPE.match(text, at):
+            return at
+        found = _ESCAPE.match(text, at)
+        if found is None:
+            self._letters("\\\\", passed)
+            return at + 1
+        escape, end = found.group(), found.end()
+        if _LOW_HALF.match(escape):
+            escape = _NO_CHARACTER
+        elif _HIGH_HALF.match(escape):
+            low = _LOW_HALF.match(text, end)
+            if low is None and _TORN_LOW_HALF.match(text, end):
+                return at
+            escape = _NO_CHARACTER if low is None else escape + low.group()
+            end = end if low is None else low.end()
+        self._letters(escape, passed)
+        return end
+
+    def _letters(self, letters: str, passed: list[str]) -> None:
+        if self._key is None:
+            passed.append(letters)
+            return
+        self._key += letters
+        self.broken = len(self._key) > LONGEST_NAME
+
+    def _end_string(self, passed: list[str]) -> None:
+        self._in_string = False
+        if self._key is None:
+            passed.append('"')
+            self._awaits = ","
+            return
+        self._pending.append(f'"{self._key}"')
+        if len(self._closers) == 1:
+            self._last_key = str(json.loads(f'"{self._key}"'))
+        self._key = None
+        self._awaits = ":"
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,145 @@
+"""Answers that end in a tool call: chats, messages and responses agree on its arguments, and say by
+the reason whether it may be run."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tasuki.engine import messages as m
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.messages_calls import message_of, named_events
+from tests.harness.response_calls import response_of
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "content": {"type": "string"},
+        "mode": {"type": "integer"},
+    },
+    "required": ["path", "content"],
+}
+CHAT_TOOL = {"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}
+RESPONSE_TOOL = {"type": "function", "name": "write_file", "parameters": SCHEMA}
+MESSAGE_TOOL = {"name": "write_file", "input_schema": SCHEMA}
+USER = [{"role": "user", "content": "it was"}]
+BEGUN = "t\n</think>\n\n<tool_call>\n<function=write_file>\n"
+PATH = "<parameter=path>\na.txt\n</parameter>\n"
+OPEN_CONTENT = "<parameter=content>\nhi"
+END = "\n</parameter>\n</function>\n</tool_call>"
+WHOLE = {"path": "a.txt", "content": "hi"}
+
+
+@pytest.fixture
+def front(codec: TextCodec) -> Iterator[AgentFront]:
+    with running_agent_front(codec) as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Ended:
+    """reason: as the API names it. status: of the item, where the API has one."""
+
+    name: str
+    arguments: dict[str, Any]
+    reason: str
+    status: str | None = None
+
+
+def chats(front: AgentFront, **fields: Any) -> list[Ended]:
+    asked = {"messages": USER, "tools": [CHAT_TOOL], **fields}
+    (choice,) = front.http.post("/v1/chat/completions", asked).json["choices"]
+    called = [call["function"] for call in choice["message"].get("tool_calls", [])]
+    streamed = front.http.post("/v1/chat/completions", {**asked, "stream": True})
+    deltas = [event["choices"][0]["delta"] for event in streamed.events if event["choices"]]
+    pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+    assert "".join(piece["arguments"] for piece in pieces) == called[0]["arguments"]
+    assert streamed.events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    return [
+        Ended(call["name"], json.loads(call["arguments"]), choice["finish_reason"])
+        for call in called
+    ]
+
+
+def messages(front: AgentFront, **fields: Any) -> list[Ended]:
+    stops = {"stop_sequences": fields.pop("stop")} if "stop" in fields else {}
+    asked = {"model": "tiny", "max_tokens": 2000, "messages": USER, "tools": [MESSAGE_TOOL]}
+    body = {**asked, **stops, **fields}
+    whole = front.http.post("/v1/messages", body).json
+    streamed = message_of(named_events(front.http.post("/v1/messages", {**body, "stream": True})))
+    assert streamed["stop_reason"] == whole["stop_reason"]
+    uses, again = (
+        [block for block in each["content"] if block["type"] == "tool_use"]
+        for each in (whole, streamed)
+    )
+    assert [block["input"] for block in uses] == [block["input"] for block in again]
+    return [Ended(block["name"], block["input"], whole["stop_reason"]) for block in uses]
+
+
+def responses(front: AgentFront, **fields: Any) -> list[Ended]:
+    body = {"input": "it was", "tools": [RESPONSE_TOOL], **fields}
+    whole = front.http.post("/v1/responses", body).json
+    streamed = response_of(front.http.post("/v1/responses", {**body, "stream": True}))
+    assert streamed["status"] == whole["status"]
+    calls, again = (
+        [item for item in each["output"] if item["type"] == "function_call"]
+        for each in (whole, streamed)
+    )
+    assert [call["arguments"] for call in calls] == [call["arguments"] for call in again]
+    return [
+        Ended(call["name"], json.loads(call["arguments"]), whole["status"], call["status"])
+        for call in calls
+    ]
+
+
+def ended_by_length(front: AgentFront) -> None:
+    engine = front.http.engine
+    finish = engine._finish
+    engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
+
+
+def test_a_call_that_the_model_left_open_is_closed_and_may_be_run(front: AgentFront) -> None:
+    front.say(BEGUN + PATH + OPEN_CONTENT)
+    assert chats(front) == [Ended("write_file", WHOLE, "tool_calls")]
+    assert messages(front) == [Ended("write_file", WHOLE, "tool_use")]
+    assert responses(front) == [Ended("write_file", WHOLE, "completed", "completed")]
+
+
+def test_a_call_without_what_its_schema_requires_awaits_no_result(front: AgentFront) -> None:
+    front.say(BEGUN + PATH + "</function>\n</tool_call>")
+    assert chats(front) == [Ended("write_file", {"path": "a.txt"}, "stop")]
+    assert messages(front) == [Ended("write_file", {"path": "a.txt"}, "end_turn")]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (PATH + OPEN_CONTENT, WHOLE),
+        (PATH + OPEN_CONTENT + END[:12], WHOLE),
+        (PATH + "<parameter=mode>\n12", {"path": "a.txt"}),
+        (PATH + "<param", {"path": "a.txt"}),
+        ("", {}),
+    ],
+)
+def test_a_call_that_is_cut_by_its_length_has_what_was_written(
+    front: AgentFront, text: str, arguments: dict[str, Any]
+) -> None:
+    ended_by_length(front)
+    front.say(BEGUN + text)
+    assert chats(front) == [Ended("write_file", arguments, "length")]
+    assert messages(front) == [Ended("write_file", arguments, "max_tokens")]
+    assert responses(front) == [Ended("write_file", arguments, "incomplete", "incomplete")]
+
+
+def test_a_stop_string_in_a_call_is_no_reason_to_run_it(front: AgentFront) -> None:
+    front.say(BEGUN + PATH + OPEN_CONTENT + " every" + END)
+    assert chats(front, stop=["every"]) == [
+        Ended("write_file", {"path": "a.txt", "content": "hi "}, "stop")
+    ]
+    assert messages(front, stop=["every"]) == [
+        Ended("write_file", {"path": "a.txt", "content": "hi "}, "stop_sequence")
+    ]

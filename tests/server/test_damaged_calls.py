@@ -1,0 +1,153 @@
+"""Tool calls whose tags a model left out, damaged or doubled, and answers that end in a call."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, BY_STOP, Parsed, parsed
+
+FILE = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "content": {"type": "string"},
+        "mode": {"type": "integer"},
+    },
+    "required": ["path", "content"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "write_file", "parameters": FILE}},
+    {"type": "function", "function": {"name": "list", "parameters": {"type": "object"}}},
+]
+PATH = "<parameter=path>\na.txt\n</parameter>\n"
+CONTENT = "<parameter=content>\nhi\n</parameter>\n"
+WHOLE = {"path": "a.txt", "content": "hi"}
+
+
+def every_cut(text: str, **asked: Any) -> Parsed:
+    """Return the same parts, whether the text comes whole, letter by letter, or in any two."""
+    whole = parsed([text], TOOLS, **asked)
+    assert parsed(list(text), TOOLS, **asked) == whole
+    for place in range(len(text)):
+        assert parsed([text[:place], text[place:]], TOOLS, **asked) == whole, text[:place]
+    return whole
+
+
+def block(body: str, name: str = "write_file") -> str:
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+def values(found: Parsed) -> list[Any]:
+    return [call.value for call in found.calls]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        block("<parameter=path>\na.txt\n" + CONTENT),
+        block(PATH + "<parameter=content>\nhi\n"),
+        block(PATH + "<parameter=content>\nhi"),
+        block("<parameter=path>\na.txt\n<parameter=content>\nhi\n"),
+        *(
+            block(f"<parameter=path>\na.txt\n{tag}\n<parameter=content>\nhi\n{tag}\n")
+            for tag in ("</parameter/>", "</parameter1>", "</parameter", "</param>", "</Parameter>")
+        ),
+        block(PATH + CONTENT).replace("</function>", "</Function>"),
+        block(PATH + CONTENT).replace("</function>", "</function"),
+        block(PATH + CONTENT).replace("</tool_call>", "</tool_call/>"),
+        block(PATH + CONTENT).replace("</parameter>", "</parameter>\n</parameter>"),
+        block(PATH + CONTENT).replace("</function>", "</function>\n</function>"),
+        block(PATH + CONTENT) + "\n</tool_call>",
+        "<tool_call>\n" + block(PATH + CONTENT),
+        block("<parameter=path>\n" + PATH + CONTENT),
+        block("<function=write_file>\n" + PATH + CONTENT),
+        block(PATH + CONTENT + PATH.replace("a.txt", "other")),
+        block(PATH + CONTENT, '"write_file"'),
+        block(PATH.replace("=path", '="path"') + CONTENT.replace("=content", "='content'")),
+        block(PATH + CONTENT).removeprefix("<tool_call>\n"),
+        block(PATH + CONTENT).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"),
+        block(PATH + CONTENT).replace("</function>\n", ""),
+        block(PATH + CONTENT).replace("</parameter>\n", "").replace("</function>\n", ""),
+    ],
+)
+def test_a_damaged_call_has_each_value_in_its_parameter(text: str) -> None:
+    for ending in (BY_ITSELF, BY_LENGTH):
+        found = every_cut(text, ending=ending)
+        assert values(found) == [WHOLE] and not found.content, found
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "</function>\n",
+        "</parameter>\n</function>\n",
+        "</function>\n<tool_call>\n",
+        "</parameter>\n</function>\n<tool_call>\n",
+        "</function>\n</tool_call>\n",
+        "</tool_call>\n<tool_call>\n",
+        "<tool_call>\n",
+    ],
+)
+def test_two_calls_in_one_block_are_two(between: str) -> None:
+    first = f"<tool_call>\n<function=write_file>\n{PATH}<parameter=content>\nhi\n"
+    if between == "<tool_call>\n":
+        first += "</parameter>\n"
+    text = first + between + block(PATH + CONTENT).removeprefix("<tool_call>\n")
+    assert values(every_cut(text)) == [WHOLE, WHOLE]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a </parameter> b",
+        "x\n</parameter>\n</div>",
+        "<tool_call>\n<function=f>\nso",
+        "<parameter=mode> is an integer",
+        "x\n<parameter=other>\ny",
+        "</tool_call>",
+        "x\n</tool_call>\ny",
+        "if a </param b",
+        "<function=write_file>",
+        "\n\n",
+        "<",
+    ],
+)
+def test_a_value_may_hold_tags(value: str) -> None:
+    text = block(PATH + f"<parameter=content>\n{value}\n</parameter>\n")
+    assert values(every_cut(text)) == [{"path": "a.txt", "content": value}]
+
+
+def test_an_integer_is_one_though_its_closing_tag_is_missing() -> None:
+    text = block("<parameter=mode>\n3\n" + PATH + CONTENT)
+    assert values(every_cut(text)) == [{"mode": 3, **WHOLE}]
+
+
+@pytest.mark.parametrize("ending", [BY_ITSELF, BY_LENGTH, BY_STOP])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_call_is_closed_wherever_the_answer_ends(ending: Any, as_json: bool) -> None:
+    """Arguments parse, each value is one of the whole call or begins a string of it, and no more
+    comes where more of the answer came before."""
+    whole = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
+    if as_json:
+        arguments = json.dumps(whole)
+        text = f'<tool_call>\n{{"name": "write_file", "arguments": {arguments}}}\n</tool_call>'
+    else:
+        text = block(
+            "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in whole.items())
+        )
+    found = [every_cut(text[:end], ending=ending) for end in range(len(text) + 1)]
+    for end, each in enumerate(found):
+        for call in each.calls:
+            assert not each.content
+            for key, value in call.value.items():
+                assert str(whole[key]).startswith(str(value)), (text[:end], call)
+        if not each.calls:
+            assert each.content.rstrip() == text[:end].rstrip() or not each.content
+    assert found[-1].calls[0].value == whole
+    counts = [sum(map(len, map(str, each.calls))) for each in found if each.calls]
+    if ending is not BY_ITSELF:
+        assert all(each.calls[0].value.get("mode", 12) == 12 for each in found if each.calls)
+        lengths = [len(each.calls[0].arguments) for each in found if each.calls]
+        assert all(after >= before for before, after in pairwise(lengths)) and counts
