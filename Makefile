@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack sanitize quiet-health chat-cost wheel image gpu
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls sanitize quiet-health chat-cost wheel image gpu
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -105,6 +105,11 @@ goldens: $(VENV)/dev-installed
 # on a finding; SEED=... draws the same again. 600 seconds unless SECONDS says otherwise.
 attack: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.attack --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(if $(SEED),--seed $(SEED))
+
+# Random tool calls over random schemas, cut at every letter and damaged: minutes, where `make test`
+# has some of them.
+calls: $(VENV)/dev-installed
+	TASUKI_CALLS=200 $(PYTEST) tests/server/test_call_properties.py
 
 # The C++ part under ASan and UBSan: its unit tests, then random lives of the tree. Needs doctest-dev.
 sanitize: $(VENV)/dev-installed

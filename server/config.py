@@ -120,6 +120,10 @@ class ServerConfig:
         "origins of web pages, comma-separated, that may call clients' HTTP routes (CORS), such as "
         "https://chat.example; *: any; none: pages of other origins may not",
     )
+    whole_calls: bool = option(
+        False,
+        "send a tool call once it is finished, and never one that was cut off",
+    )
     log_format: str = option("text", "lines for people, or one JSON object a line", LOG_FORMATS)
     log_level: str = option("info", "the least that is logged", LOG_LEVELS)
     otlp_endpoint: str = option(

@@ -22,7 +22,6 @@ from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema, placed
 from tasuki.server.text.grammars.tool_choice import answer_grammar
-from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 
 from .conversation import read_conversation
@@ -74,7 +73,7 @@ def read_message_request(
     choice = read_thinking_choice(fields)
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
-    parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
+    parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, min(max_tokens, room))
     asked = answer_grammar(

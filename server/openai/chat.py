@@ -98,7 +98,7 @@ def read_chat_request(
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
     submit = replace(submit, prediction=_prediction(fields, model.codec))
-    parser = partial(AnswerParser, rendered.thinking, tools, parallel_calls=parallel)
+    parser = partial(model.parser, rendered.thinking, tools, parallel)
     return submit, options, parser
 
 

@@ -5,11 +5,11 @@ Has no part in chat messages or JSON shapes. One event loop's thread.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -33,9 +33,11 @@ from tasuki.server.request_checks import (
 )
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import check_followable
+from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.stop_strings import StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 from tasuki.utils.free_memory import FreeMemory
 
 from .reply import ChunkedReply, ReplyShape
@@ -58,7 +60,8 @@ _LARGE_BYTES = 1 << 20
 class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
     sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
-    it; ANY_NAME among them: whatever they give. held: memory of the requests of all routes."""
+    it; ANY_NAME among them: whatever they give. whole_calls: as of AnswerParser. held: memory of
+    the requests of all routes."""
 
     name: str
     created: int
@@ -66,6 +69,7 @@ class ServedModel:
     codec: TextCodec
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     aliases: tuple[str, ...] = ()
+    whole_calls: bool = False
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
     memory: FreeMemory = field(default_factory=FreeMemory, repr=False, compare=False)
 
@@ -83,6 +87,14 @@ class ServedModel:
             return asked
         raise HttpRefusal(
             404, "model_not_found", f"model {asked!r:.200} is not served here: use {self.name!r}"
+        )
+
+    def parser(
+        self, thinking: Thinking, tools: Sequence[Mapping[str, Any]], parallel_calls: bool
+    ) -> AnswerParser:
+        """Return the parser of one answer. tools, parallel_calls: as of AnswerParser."""
+        return AnswerParser(
+            thinking, tools, parallel_calls=parallel_calls, whole_calls=self.whole_calls
         )
 
     def hold(self, request: web.Request) -> AbstractContextManager[Hold]:

@@ -143,7 +143,7 @@ def _read(
         wants_hit(request),
         carries_reasoning=_ENCRYPTED in _include(fields),
     )
-    parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
+    parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
     writer = ResponseWriter(head, parser, tools)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
     if is_stored:

@@ -76,7 +76,11 @@ def running_agent_front(
 ) -> Iterator[AgentFront]:
     """codec: whose template is replaced. max_tokens: of a prompt and its answer."""
     served = agent_codec(codec)
-    model = ServedModel("tiny", 1_700_000_000, max_tokens, served, aliases=("other",))
+    model = ServedModel(
+        *("tiny", 1_700_000_000, max_tokens, served),
+        aliases=("other",),
+        whole_calls=config is not None and config.whole_calls,
+    )
     with running_http(served, config, model=model) as http:
         front = AgentFront(http, served)
         front.say("fine")

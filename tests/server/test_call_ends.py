@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.server.config import ServerConfig
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
 from tests.harness.messages_calls import message_of, named_events
@@ -57,7 +58,8 @@ def chats(front: AgentFront, **fields: Any) -> list[Ended]:
     streamed = front.http.post("/v1/chat/completions", {**asked, "stream": True})
     deltas = [event["choices"][0]["delta"] for event in streamed.events if event["choices"]]
     pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
-    assert "".join(piece["arguments"] for piece in pieces) == called[0]["arguments"]
+    whole = "".join(call["arguments"] for call in called)
+    assert "".join(piece["arguments"] for piece in pieces) == whole
     assert streamed.events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
     return [
         Ended(call["name"], json.loads(call["arguments"]), choice["finish_reason"])
@@ -143,3 +145,18 @@ def test_a_stop_string_in_a_call_is_no_reason_to_run_it(front: AgentFront) -> No
     assert messages(front, stop=["every"]) == [
         Ended("write_file", {"path": "a.txt", "content": "hi "}, "stop_sequence")
     ]
+
+
+def test_whole_calls_come_at_once_and_never_cut_off(codec: TextCodec) -> None:
+    with running_agent_front(codec, ServerConfig(whole_calls=True)) as front:
+        front.say(BEGUN + PATH + OPEN_CONTENT + END)
+        assert chats(front) == [Ended("write_file", WHOLE, "tool_calls")]
+        asked = {"messages": USER, "tools": [CHAT_TOOL], "stream": True}
+        reply = front.http.post("/v1/chat/completions", asked)
+        deltas = [event["choices"][0]["delta"] for event in reply.events if event["choices"]]
+        begun, whole = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert begun["function"]["arguments"] == ""
+        assert json.loads(whole["function"]["arguments"]) == WHOLE
+        ended_by_length(front)
+        front.say(BEGUN + PATH + OPEN_CONTENT)
+        assert chats(front) == messages(front) == responses(front) == []

@@ -1,0 +1,85 @@
+"""Random calls over random schemas, cut at every letter and damaged: however the text comes, the
+parts are the same, arguments parse, and no parameter holds the tag of another.
+
+`make calls` runs them all; here are some.
+"""
+
+import json
+import os
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, BY_STOP, Parsed, parsed
+from tests.harness.written_calls import DAMAGES, WrittenCall, random_call
+
+CALLS = int(os.environ.get("TASUKI_CALLS", "20"))
+ALL = CALLS > 20
+_KEY_TAGS = ("<parameter=path>\n", "<parameter=content>\n", "<parameter=mode>\n")
+
+
+def _made(seed: int) -> WrittenCall:
+    return random_call(random.Random(seed), in_tags=seed % 3 != 0)
+
+
+def _parsed(text: str, call: WrittenCall, ending: Any, seed: int) -> Parsed:
+    """Check that the parts are the same whole, by letters and in pieces."""
+    tools = [call.tool]
+    whole = parsed([text], tools, ending=ending)
+    assert parsed(list(text), tools, ending=ending) == whole, text
+    rng = random.Random(seed)
+    places = [0, *sorted(rng.randrange(len(text) + 1) for _ in range(4)), len(text)]
+    pieces = [text[a:b] for a, b in pairwise(places)]
+    assert parsed(pieces, tools, ending=ending) == whole, pieces
+    return whole
+
+
+def _begins(part: Any, whole: Any) -> bool:
+    """Return whether a value is another one so far as it came."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(key in whole and _begins(value, whole[key]) for key, value in part.items())
+    if isinstance(whole, list) and isinstance(part, list):
+        return len(part) <= len(whole) and all(map(_begins, part, whole))
+    if isinstance(whole, str) and isinstance(part, str):
+        return whole.startswith(part) or f"{whole}\n".startswith(part)
+    return bool(part == whole)
+
+
+@pytest.mark.parametrize("seed", range(CALLS))
+def test_a_call_is_whole_json_wherever_it_is_cut(seed: int) -> None:
+    call = _made(seed)
+    for ending in (BY_LENGTH, BY_STOP, BY_ITSELF) if ALL else (BY_LENGTH, BY_ITSELF):
+        for end in range(len(call.text) + 1):
+            found = _parsed(call.text[:end], call, ending, end)
+            for each in found.calls:
+                assert not found.content
+                if ending is not BY_ITSELF:
+                    assert _begins(each.value, call.arguments), (call.text[:end], each)
+        assert [each.value for each in found.calls] == [call.arguments]
+
+
+def _without_tags(seed: int) -> WrittenCall:
+    """Return a call whose values hold no tags: a damaged tag beside one has no one reading."""
+    rng = random.Random(seed)
+    while True:
+        call = random_call(rng, in_tags=True)
+        values = json.dumps(call.arguments)
+        if not any(tag in values for tag in ("parameter", "function", "tool_call")):
+            return call
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "none"])
+@pytest.mark.parametrize("seed", range(CALLS) if ALL else range(1, 20, 6))
+def test_a_damaged_call_keeps_its_parameters_apart(seed: int, damage: str) -> None:
+    call = _without_tags(seed)
+    text = DAMAGES[damage](call.text)
+    assert text != call.text
+    ends = range(len(text) + 1) if ALL else [*range(0, len(text), 7), len(text)]
+    for end in ends:
+        found = _parsed(text[:end], call, BY_LENGTH, end)
+        for each in found.calls:
+            for value in each.value.values():
+                assert not any(tag in str(value) for tag in _KEY_TAGS), (text[:end], each)
+    assert [each.value for each in found.calls] == [call.arguments], text
