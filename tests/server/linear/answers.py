@@ -74,6 +74,7 @@ def answers() -> list[Entry]:
             "openai/completion_reply.py:CompletionReply.push",
             lambda: _completion(0),
         ),
+        _whole_calls(),
         _written("message", "anthropic/message_writer.py:MessageWriter.piece", _message),
         _written("hidden thoughts", "anthropic/thinking.py:signature_of", _hidden_message),
         _written("response", "responses/response_writer.py:ResponseWriter.piece", _response),
@@ -81,6 +82,16 @@ def answers() -> list[Entry]:
         _sent_by_grpc(),
         *_sent_to_gateway(),
     ]
+
+
+def _whole_calls() -> Answer:
+    def begin() -> Reader:
+        parser = AnswerParser(Thinking.NEVER, TOOLS, whole_calls=True)
+        return Reader(
+            lambda text: parser.push(Piece(text, _TOKEN)), partial(parser.finish, BY_ITSELF)
+        )
+
+    return Answer("whole calls", (f"{_PARSING}/whole_calls.py:WholeCalls.push",), begin)
 
 
 def _parser(thinking: Thinking) -> Answer:

@@ -108,6 +108,8 @@ TEXTS: Mapping[str, Shape] = {
     "escapes in a name": repeated('\\"', '<tool_call>{"name": "'),
     "many keys before the name": _keys("<tool_call>{"),
     "a number without end": repeated("1", '<tool_call>{"x": '),
+    "escapes in arguments": repeated("\\ud83d\\x\n", OPEN_JSON + '"a":"'),
+    "a word in arguments": repeated("NaN,", OPEN_JSON + '"a":['),
     "arguments that nest": repeated("[", OPEN_JSON + '"a":'),
     "behind the arguments": repeated("a", '<tool_call>{"name": "f", "arguments": {}, '),
     "a function's name": repeated("a", "<tool_call><function="),
@@ -120,6 +122,14 @@ TEXTS: Mapping[str, Shape] = {
     "a value's ends": repeated("</parameter>", OPEN_VALUE),
     "a value's near ends": repeated("\n</parameter>\n<parameter=a>", OPEN_VALUE),
     "a value's functions": repeated("</function>", OPEN_VALUE),
+    "a value's lines with tags": repeated("\n<parameter=b>x", OPEN_VALUE),
+    "a value's damaged ends": repeated("\n</param\n</param/>", OPEN_VALUE),
+    "parameters often": repeated(
+        "<parameter=a>\n1\n</parameter>\n<parameter=b>\n1\n</parameter>\n",
+        "<tool_call><function=f>\n",
+    ),
+    "functions without a call": repeated("\n<function=f>"),
+    "ends behind a call": repeated("</function></tool_call>", "<tool_call><function=f>"),
     "behind a value's end": repeated(" ", OPEN_VALUE + "1</parameter>"),
     "a name behind its arguments": _ended(
         '<tool_call>{"arguments": "', "it was ", '", "name": "f"}</tool_call>'
