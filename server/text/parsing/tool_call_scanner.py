@@ -6,7 +6,6 @@ out as they are written; a call whose name was given out stays a call; what is n
 format is content, tags and all; the work for a piece does not grow with the text before it.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,10 +25,6 @@ _LONGEST_REREAD = 1024
 """Letters of what proved to be no call in which another call is looked for."""
 _MOST_READINGS = 4
 """How often a letter is read as part of a call. Text that proves so often to be none is content."""
-
-
-_BARE = re.compile(rf"(?<=\n){FUNCTION_TAG}")
-"""Begins a call at a line's start whose opening tag the model left out."""
 
 
 class ToolCallScanner:
@@ -148,10 +143,12 @@ class ToolCallScanner:
 
     def _next_bare(self, before: int) -> int | None:
         """Return where a call begins that has no opening tag, if it does before a place."""
-        if self._at_line_start and self._text.startswith(FUNCTION_TAG, self._at):
-            return self._at
-        found = _BARE.search(self._text, self._at, before)
-        return None if found is None else found.start()
+        at = self._text.find(FUNCTION_TAG, self._at, before)
+        while at >= 0:
+            if self._at_line_start if at == self._at else self._text[at - 1] == "\n":
+                return at
+            at = self._text.find(FUNCTION_TAG, at + 1, before)
+        return None
 
     def _choose(self, items: list[AnswerItem]) -> bool:
         """Find the reader of the call by its first letters."""
