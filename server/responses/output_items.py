@@ -93,8 +93,8 @@ class ReasoningItem(_TextItem):
     def whole(self, status: str) -> Body:
         item: Body = {"id": self._id, "type": "reasoning", "status": status, "summary": []}
         ended = status != "in_progress"
-        encoded = carried(self.text) if self._is_carried and ended else None
-        return {**item, "content": self._parts(status), "encrypted_content": encoded}
+        encoded = {"encrypted_content": carried(self.text)} if self._is_carried and ended else {}
+        return {**item, "content": self._parts(status), **encoded}
 
 
 class _CallItem:

@@ -35,11 +35,15 @@ from .response_head import ResponseHead
 from .response_writer import ResponseWriter
 from .stored_items import StoredItems
 from .stored_responses import Responses, StoredResponse
-from .tools import ResponseTools, read_response_tools
+from .tools import ResponseTools, echoed_tools, read_response_tools
 from .turn_prompt import PromptSettings, turn_prompt
 from .turn_record import TurnRecord
 
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos"),
+    *_PENALTIES,
+)
 _VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
 _HONOURED = frozenset(
     {
@@ -241,21 +245,23 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         "temperature": None,
         "top_logprobs": 0,
         "top_p": None,
+        **dict.fromkeys(_PENALTIES, 0.0),
         "truncation": "disabled",
         "user": fields.get("user"),
     }
 
 
 def _sampled(options: AnswerOptions) -> dict[str, Any]:
-    return {"temperature": options.sampling.temperature, "top_p": options.sampling.top_p}
+    names = ("temperature", "top_p", *_PENALTIES)
+    return {name: getattr(options.sampling, name) for name in names}
 
 
 def _echoed(fields: RequestFields) -> dict[str, Any]:
-    """Return the fields that are as long as the client made them, as it sent them."""
+    """Return the fields that are as long as the client made them."""
     return {
         "instructions": fields.get("instructions"),
         "metadata": fields.items_by_name("metadata"),
         "text": {"format": fields.fields("text").get("format") or {"type": "text"}},
         "tool_choice": fields.get("tool_choice") or "auto",
-        "tools": fields.items("tools"),
+        "tools": echoed_tools(fields),
     }

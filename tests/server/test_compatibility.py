@@ -263,6 +263,8 @@ OF: dict[str, Fields] = {
         "top_logprobs": (2, REFUSED),
         "context_management": ([{"type": "compaction"}], REFUSED),
         "top_k": (5, HONOURED),
+        "presence_penalty": (1, HONOURED),
+        "frequency_penalty": (1, HONOURED),
         "seed": (5, HONOURED),
         "stop_token_ids": ([9], HONOURED),
         "ignore_eos": (True, HONOURED),

@@ -87,7 +87,7 @@ def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
     reasoning, message, *calls = answered(front, tools=[TOOL])["output"]
     part = {"type": "reasoning_text", "text": "it was so"}
     assert (reasoning["type"], reasoning["content"]) == ("reasoning", [part])
-    assert (reasoning["summary"], reasoning["encrypted_content"]) == ([], None)
+    assert reasoning["summary"] == [] and "encrypted_content" not in reasoning
     assert message["content"][0]["text"] == "I look."
     for call in calls:
         assert (call["type"], call["name"]) == ("function_call", "weather")
@@ -97,6 +97,28 @@ def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
     alone = answered(front, tools=[TOOL], parallel_tool_calls=False, **ENCRYPTED)["output"]
     assert [item["type"] for item in alone] == ["reasoning", "message", "function_call"]
     assert alone[0]["encrypted_content"]
+
+
+def test_penalties_reach_the_engine_and_the_response(front: AgentFront) -> None:
+    front.say("</think>\n\nfine")
+    told = answered(front, presence_penalty=0.5, frequency_penalty=-1)
+    assert (told["presence_penalty"], told["frequency_penalty"]) == (0.5, -1)
+    sampling = front.submits()[-1].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    plain = answered(front)
+    assert (plain["presence_penalty"], plain["frequency_penalty"]) == (0, 0)
+    assert ask(front, presence_penalty=3).error["param"] == "presence_penalty"
+
+
+def test_echoed_functions_have_every_field_of_the_schema(front: AgentFront) -> None:
+    bare_tool = {"type": "function", "name": "weather"}
+    custom = {"type": "custom", "name": "note"}
+    (function, free, given) = answered(front, tools=[bare_tool, custom, {**TOOL, "strict": True}])[
+        "tools"
+    ]
+    assert function == {**bare_tool, "description": None, "parameters": None, "strict": None}
+    assert free == custom
+    assert given == {**TOOL, "strict": True}
 
 
 def test_an_answer_that_is_cut_is_incomplete(front: AgentFront) -> None:
