@@ -167,10 +167,9 @@ class CompletionReply:
     def _alternatives(self, token: int, logprob: float, top: TopLogprobs) -> dict[str, float]:
         """By their texts, which as in OpenAI's own answer may be one more than was asked for: the
         token itself has its logprob too."""
-        named = (*top, (token, logprob)) if top else ()
         return {
             token_text(alternative, self._tokenizer)[0]: json_logprob(found)
-            for alternative, found in reversed(named)
+            for alternative, found in reversed((*top, (token, logprob)))
         }
 
     def _choice(self, text: str) -> dict[str, Any]:

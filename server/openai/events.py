@@ -48,6 +48,11 @@ class ChunkEvents:
         """choices: of one event each, as JSON."""
         return b"".join([b"%b%b%b" % (self._before, choice, self._after) for choice in choices])
 
+    def with_usage(self, choices: Sequence[bytes], usage: dict[str, Any]) -> bytes:
+        """As `of`, with what was used so far in each event."""
+        after = b'],"usage":%b}\n\n' % to_json(usage)
+        return b"".join([b"%b%b%b" % (self._before, choice, after) for choice in choices])
+
     def of_text(self, choice: TextChoice) -> Callable[[str], bytes]:
         """What makes the event of a choice that holds a text: as `of`, at half of its cost."""
         around = list(choice.around)

@@ -191,11 +191,13 @@ def answering(
         with model.hold(request) as hold:
             asked = await model.read(request, hold, partial(read, model, request))
             hold.resize(asked.kept_bytes)
+            prompts = [len(submit.prompt) for submit in asked.submits]
             reply = ChunkedReply(
                 asked.shapes,
                 include_usage=asked.options.include_usage,
                 with_hit=wants_hit(request),
                 choices=asked.options.choices,
+                prompt_tokens=prompts if asked.options.continuous_usage else None,
             )
             return await answer_all(
                 *(engine, model, request, hold),

@@ -13,7 +13,7 @@ from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
 from tasuki.server.text.text_answer import Ending, Piece
 
 from .events import DONE, ChunkEvents, TextChoice, event
-from .usage import usage
+from .usage import usage, usage_so_far
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,17 @@ class ChunkedReply:
         include_usage: bool,
         with_hit: bool,
         choices: int = 1,
+        prompt_tokens: Sequence[int] | None = None,
     ) -> None:
         """shapes: of each choice, all with one head. include_usage: a stream ends with a chunk of
-        usage. with_hit: usage explains the hit. choices: of each prompt, which counts once."""
+        usage. with_hit: usage explains the hit. choices: of each prompt, which counts once.
+        prompt_tokens: of each prompt, where a stream's other chunks have usage too."""
         self.head = shapes[0].head
         self._shapes = tuple(shapes)
         self._include_usage = include_usage
         self._with_hit = with_hit
         self._choices = choices
+        self._prompt_tokens = prompt_tokens
         self._fields = self.head.fields(shapes[0].chunk_kind)
         self._endings: dict[int, Ending] = {}
         """Of the choices that have ended."""
@@ -95,8 +98,13 @@ class ChunkedReply:
     def writers(self) -> list["ChoiceWriter"]:
         """One of each choice."""
         chunks = ChunkEvents(self._fields, {"usage": None} if self._include_usage else {})
+        prompts = self._prompt_tokens
         return [
-            ChoiceWriter(self, number, shape, chunks) for number, shape in enumerate(self._shapes)
+            ChoiceWriter(
+                *(self, number, shape, chunks),
+                None if prompts is None else prompts[number // self._choices],
+            )
+            for number, shape in enumerate(self._shapes)
         ]
 
     def end(self, number: int, ending: Ending) -> bytes:
@@ -138,8 +146,14 @@ class ChoiceWriter:
     """An AnswerWriter: of one choice of a reply."""
 
     def __init__(
-        self, reply: ChunkedReply, number: int, shape: ReplyShape, chunks: ChunkEvents
+        self,
+        reply: ChunkedReply,
+        number: int,
+        shape: ReplyShape,
+        chunks: ChunkEvents,
+        prompt_tokens: int | None = None,
     ) -> None:
+        """prompt_tokens: where each chunk has what the choice has used so far."""
         self.id = reply.head.id
         self.may_complete = shape.may_complete
         self.keeps = shape.keeps
@@ -147,6 +161,8 @@ class ChoiceWriter:
         self._number = number
         self._shape = shape
         self._chunks = chunks
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
         self._plain_event: Callable[[str], bytes] | None = None
 
     @property
@@ -158,19 +174,26 @@ class ChoiceWriter:
         return self._shape.kept_bytes
 
     def opening(self) -> bytes:
-        return self._chunks.of(self._shape.opening())
+        return self._events(self._shape.opening())
 
     def piece(self, piece: Piece) -> bytes:
         if self._plain_event is not None:
             return self._plain_event(piece.text) if piece.text else b""
-        events = self._chunks.of(self._shape.push(piece))
-        if self._shape.plain is not None:
+        if piece.token is not None:
+            self._tokens += 1
+        events = self._events(self._shape.push(piece))
+        if self._shape.plain is not None and self._prompt_tokens is None:
             self._plain_event = self._chunks.of_text(self._shape.plain)
         return events
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
+        last = self._events([*self._shape.push(rest), *self._shape.finish(ending)])
         return last + self._reply.end(self._number, ending)
+
+    def _events(self, choices: Sequence[bytes]) -> bytes:
+        if self._prompt_tokens is None:
+            return self._chunks.of(choices)
+        return self._chunks.with_usage(choices, usage_so_far(self._prompt_tokens, self._tokens))
 
     def failure(self, error: Exception) -> bytes:
         return event(error_body(error)) + DONE

@@ -86,19 +86,23 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
+# The last is about padding that hides lengths; no chunk here has any.
+_STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
-    stream ends with a chunk of usage. choices: answers to each prompt. asked: the grammar that the
-    sampling names, as the request asked for it; it is untried."""
+    stream ends with a chunk of usage. continuous_usage: its other chunks have usage too. choices:
+    answers to each prompt. asked: the grammar that the sampling names, as the request asked for it;
+    it is untried."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
     stop_is_kept: bool
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
     choices: int = 1
     asked: AskedGrammar | None = None
 
@@ -123,6 +127,8 @@ def read_options(
     for name, harmless in _WITHOUT_EFFECT.items():
         if name not in honoured:
             fields.refuse_but(name, harmless)
+    in_stream = _stream_options(fields)
+    include_usage = "include_usage" in in_stream
     return AnswerOptions(
         sampling=_sampling(
             fields, codec, default_new_tokens, defaults, top_logprobs, least_new_tokens
@@ -130,9 +136,29 @@ def read_options(
         stops=_stops(fields),
         stop_is_kept=fields.flag("include_stop_str_in_output") or fields.flag("no_stop_trim"),
         stream=fields.flag("stream"),
-        include_usage=fields.fields("stream_options").flag("include_usage"),
+        include_usage=include_usage,
+        # As in vLLM, where the one alone asks for nothing.
+        continuous_usage=include_usage and "continuous_usage_stats" in in_stream,
         choices=_choices(fields) if "n" in honoured else 1,
     )
+
+
+def _stream_options(fields: RequestFields) -> frozenset[str]:
+    """Return the names of those that are set. Raises InvalidField."""
+    given = {
+        name: value
+        for name, value in fields.items_by_name("stream_options").items()
+        if value is not None
+    }
+    if given and not fields.flag("stream"):
+        raise InvalidField("stream_options", "needs stream: true, or leave it out")
+    for name, value in given.items():
+        place = f"stream_options.{name:.80}"
+        if name not in _STREAM_OPTIONS:
+            raise InvalidField(place, "is not known here: leave it out")
+        if not isinstance(value, bool):
+            raise InvalidField(place, "must be true or false")
+    return frozenset(name for name, value in given.items() if value)
 
 
 def _choices(fields: RequestFields) -> int:
@@ -174,9 +200,11 @@ def _sampling(
     top_logprobs: int,
     least_new_tokens: int,
 ) -> SamplingParams:
-    new_tokens = fields.integer("max_completion_tokens")
+    limit = "max_completion_tokens"
+    new_tokens = fields.integer(limit)
     if new_tokens is None:
-        new_tokens = fields.integer("max_tokens")
+        limit = "max_tokens"
+        new_tokens = fields.integer(limit)
     temperature, top_p, seed = fields.number("temperature"), fields.number("top_p"), _seed(fields)
     top_k = fields.integer("top_k")
     stop_tokens = fields.items("stop_token_ids")
@@ -202,7 +230,7 @@ def _sampling(
         )
     except ValueError as error:
         name, _, complaint = str(error).partition(" ")
-        raise InvalidField("max_tokens" if name == "max_new_tokens" else name, complaint) from error
+        raise InvalidField(limit if name == "max_new_tokens" else name, complaint) from error
 
 
 def _logit_fields(

@@ -51,6 +51,12 @@ def usage(
     return shown
 
 
+def usage_so_far(prompt: int, completion: int) -> dict[str, int]:
+    """Of an answer that goes on, in tokens."""
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+
+
 def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
     """How much of the request's prediction held; nothing where it had none."""
     given = [answer for answer in answers if answer.accepted_prediction_tokens is not None]

@@ -218,6 +218,8 @@ def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, An
 def _read_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
     asked = {name: fields.get(name) for name in (*_SAMPLING, "stream")}
     wanted = fields.integer("max_output_tokens")
+    if wanted is not None and wanted < 1:
+        raise InvalidField("max_output_tokens", f"must be at least 1, not {wanted}")
     limit = room if wanted is None else min(wanted, room)
     fields_of_chat = RequestFields({**asked, "max_tokens": limit})
     return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, 0)

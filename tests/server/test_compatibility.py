@@ -319,7 +319,9 @@ NO_FIELDS = frozenset(
         *("required", "allowed_tools", "strict", "generation_config", "reasoning_content"),
         *("usage", "text", "thinking", "tool_use", "tool_result", "image", "document"),
         *("search_result", "redacted_thinking", "citations", "null", "content", "refusal"),
-        *("false", "enabled", "effort", "disabled", "auto"),
+        *("false", "enabled", "effort", "disabled", "auto", "system", "developer"),
+        # Of stream_options.
+        *("include_usage", "continuous_usage_stats"),
         # Of parts of content.
         *("input_text", "output_text", "image_url", "input_audio", "file"),
     }

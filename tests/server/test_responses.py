@@ -488,7 +488,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"reasoning": {"context": "some"}}, "reasoning.context"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"user": "x" * 65}, "user"),
         ({"safety_identifier": "x" * 65}, "safety_identifier"),

@@ -1,6 +1,6 @@
 """Entries of what a model writes: everything that is fed an answer, one token a push."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -65,6 +65,7 @@ def answers() -> list[Entry]:
         *_stops(),
         _detokenizer(),
         _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
+        _written("chat with usage", "openai/events.py:ChunkEvents.with_usage", _chat_with_usage),
         _written("whole chat", "openai/chat_reply.py:ChatReply.whole", lambda: _chat(False)),
         _written("completion", "openai/completion_reply.py:CompletionReply.push", _completion),
         _written(
@@ -177,14 +178,22 @@ def _parsed(thinking: Thinking = Thinking.ALLOWED) -> AnswerParser:
     return AnswerParser(thinking, TOOLS)
 
 
-def _of_shape(shape: ReplyShape) -> AnswerWriter:
-    (writer,) = ChunkedReply([shape], include_usage=True, with_hit=True).writers()
+def _of_shape(shape: ReplyShape, prompt_tokens: Sequence[int] | None = None) -> AnswerWriter:
+    """prompt_tokens: where each chunk has usage."""
+    (writer,) = ChunkedReply(
+        [shape], include_usage=True, with_hit=True, prompt_tokens=prompt_tokens
+    ).writers()
     return writer
 
 
 def _chat(streamed: bool) -> AnswerWriter:
     head = ReplyHead("a", "model")
     return _of_shape(ChatReply(head, _parsed(), None, with_logprobs=False, streamed=streamed))
+
+
+def _chat_with_usage() -> AnswerWriter:
+    head = ReplyHead("a", "model")
+    return _of_shape(ChatReply(head, _parsed(), None, with_logprobs=False, streamed=True), [1])
 
 
 def _completion(logprobs: int | None = None) -> AnswerWriter:
