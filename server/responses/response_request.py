@@ -5,6 +5,7 @@ fields about accounts and routing are ignored.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from tasuki.server.openai.template_variables import NO_EFFORT, read_template_var
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
@@ -101,6 +104,15 @@ class TooLongResponse:
     writer: ResponseWriter
 
 
+@dataclass(frozen=True)
+class _AskedTurn:
+    """messages: the whole conversation."""
+
+    messages: Sequence[ChatMessage]
+    settings: PromptSettings
+    prompt: RenderedPrompt
+
+
 def read_response_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
@@ -117,23 +129,24 @@ def read_response_request(
         return TooLongResponse(error, writer)
 
 
+def count_response_tokens(
+    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
+) -> int:
+    """Return how many tokens the request's prompt has. Raises as read_response_request()."""
+    _refuse_unserved(fields)
+    model.named(fields.text("model"))
+    turn = _read_turn(model, store, request, fields, read_response_tools(fields))
+    return len(turn.prompt.tokens)
+
+
 def _read(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse:
     _refuse_unserved(fields)
     tools = read_response_tools(fields)
-    previous = _previous(store, request, fields)
-    before = None if previous is None else previous.turn
-    context = http_request_context(request)
-    old = () if before is None else before.messages()
-    messages = read_input(fields.get("input"), old, StoredItems(store, context))
-    settings = PromptSettings(
-        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
-    )
-    salt = prompt_salt(request, fields)
-    rendered = turn_prompt(model.codec, settings, messages, before, len(old), salt)
-    tokens = rendered.tokens
-    room = max(1, model.max_tokens - len(tokens))
+    turn = _read_turn(model, store, request, fields, tools)
+    rendered = turn.prompt
+    room = max(1, model.max_tokens - len(rendered.tokens))
     options = _read_options(model, fields, room)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
@@ -151,10 +164,30 @@ def _read(
     writer = ResponseWriter(head, parser, tools)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
     if is_stored:
-        record = TurnRecord(submit.prompt, messages, settings.digest)
-        writer.keep(record, partial(store.put, context))
+        record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
+        writer.keep(record, partial(store.put, http_request_context(request)))
         kept += record.kept_bytes
     return AskedResponse(submit, options, writer, kept)
+
+
+def _read_turn(
+    model: ServedModel,
+    store: Responses,
+    request: web.Request,
+    fields: RequestFields,
+    tools: ResponseTools,
+) -> _AskedTurn:
+    previous = _previous(store, request, fields)
+    before = None if previous is None else previous.turn
+    old = () if before is None else before.messages()
+    stored = StoredItems(store, http_request_context(request))
+    messages = read_input(fields.get("input"), old, stored)
+    settings = PromptSettings(
+        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
+    )
+    salt = prompt_salt(request, fields)
+    prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
+    return _AskedTurn(messages, settings, prompt)
 
 
 def _previous(

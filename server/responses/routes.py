@@ -12,10 +12,12 @@ from tasuki.server.http.event_stream import EventStream
 from tasuki.server.http.json_reply import send_json
 from tasuki.server.openai.generation import ServedModel, answer_with
 
-from .response_request import TooLongResponse, read_response_request
+from .response_request import TooLongResponse, count_response_tokens, read_response_request
 from .stored_responses import Responses, ResponseStore
 
 STORED_PATH = "/v1/responses/{name}"
+STORED_ROUTE = r"/v1/responses/{name:(?!(?:compact|input_tokens)$)[^/]+}"
+"""What OpenAI has at such a path is no response's id."""
 
 
 def response_routes(
@@ -24,13 +26,17 @@ def response_routes(
     stored = StoredHandlers(store, model.held)
     return [
         *answering_routes(engine, model, store),
-        web.get(STORED_PATH, stored.retrieve),
-        web.delete(STORED_PATH, stored.delete),
+        web.get(STORED_ROUTE, stored.retrieve),
+        web.delete(STORED_ROUTE, stored.delete),
     ]
 
 
 def answering_routes(engine: Answering, model: ServedModel, store: Responses) -> list[web.RouteDef]:
-    return [web.post("/v1/responses", ResponseHandlers(engine, model, store).create)]
+    handlers = ResponseHandlers(engine, model, store)
+    return [
+        web.post("/v1/responses", handlers.create),
+        web.post("/v1/responses/input_tokens", handlers.count_tokens),
+    ]
 
 
 class ResponseHandlers:
@@ -51,6 +57,13 @@ class ResponseHandlers:
             return await answer_with(
                 *(self._engine, model, request, hold), asked.submit, asked.options, asked.writer
             )
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        model = self._model
+        with model.hold(request) as hold:
+            read = partial(count_response_tokens, model, self._store, request)
+            count = await model.read(request, hold, read)
+        return web.json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
 async def _told_in_a_stream(request: web.Request, asked: TooLongResponse) -> web.StreamResponse:

@@ -35,6 +35,8 @@ from .tokenizer import Tokenizer
 
 DEFAULT_CACHE_BYTES = 64 << 20
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+GENERAL_CLASS = "PreTrainedTokenizerFast"
+"""Transformers' class for any tokenizer.json."""
 """As tokenizer_config.json and templates name them."""
 
 # Stands for an answer whose text does not matter.
@@ -63,10 +65,13 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         variables: Mapping[str, str],
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        tokenizer_class: str = GENERAL_CLASS,
     ) -> None:
         """source: jinja text; variables: bos_token and its like, as the template names them.
-        cache_bytes: to remember tokens of conversations in. Raises ChatTemplateError."""
+        cache_bytes: to remember tokens of conversations in. tokenizer_class: as transformers names
+        what reads the checkpoint's tokenizer. Raises ChatTemplateError."""
         self.source = source
+        self.tokenizer_class = tokenizer_class
         self.variables = variables
         self._template = CompiledTemplate(source, variables)
         self._guard = SpecialTokenGuard(tokenizer)
@@ -110,7 +115,10 @@ class ChatTemplate:
             source = _read(template_path)
         if not isinstance(source, str):
             return None
-        return ChatTemplate(source, tokenizer, _special_names(config), cache_bytes)
+        named = config.get("tokenizer_class")
+        tokenizer_class = named if isinstance(named, str) else GENERAL_CLASS
+        names = _special_names(config)
+        return ChatTemplate(source, tokenizer, names, cache_bytes, tokenizer_class)
 
     def prompt(
         self,

@@ -453,6 +453,39 @@ def test_a_store_of_no_size_stores_nothing(codec: TextCodec) -> None:
         assert front.http.ask("GET", f"/v1/responses/{told['id']}").status == 404
 
 
+def test_the_tokens_of_a_prompt_are_counted_before_it_is_asked(front: AgentFront) -> None:
+    def counted(**fields: Any) -> Reply:
+        return front.http.post("/v1/responses/input_tokens", {"input": "it was", **fields})
+
+    first = made(front, tools=[TOOL], instructions="be brief")
+    asked = {"previous_response_id": first["id"], "tools": [TOOL], "instructions": "be brief"}
+    for fields in ({}, {"tools": [TOOL]}, asked):
+        submits = len(front.submits())
+        told = counted(**fields).json
+        assert len(front.submits()) == submits, "the engine was asked"
+        made(front, **fields)
+        count = len(front.submits()[-1].prompt)
+        assert told == {"object": "response.input_tokens", "input_tokens": count}
+    for fields in ({"conversation": "c"}, {"input": []}, {"input": "x" * 2**20}):
+        assert counted(**fields).status == 400
+    assert counted(model="huge").refusal == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_what_openai_has_beside_responses_is_no_response_s_id(
+    front: AgentFront, method: str
+) -> None:
+    reply = front.http.ask(method, "/v1/responses/compact")
+    assert reply.refusal == (404, "not_found")
+    assert "POST" not in reply.error["message"] or method == "POST"
+    if method != "POST":
+        counted = front.http.ask(method, "/v1/responses/input_tokens")
+        assert counted.refusal == (405, "method_not_allowed")
+        assert "ask by POST" in counted.error["message"]
+    named = front.http.ask("GET", "/v1/responses/compacted")
+    assert named.refusal == (404, "response_not_found")
+
+
 # --- Refusals
 
 IMAGE = {"type": "input_image", "image_url": "data:"}

@@ -22,7 +22,7 @@ from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion, read_prompt
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
-from tasuki.server.responses.response_request import read_response_request
+from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
 from tasuki.server.responses.turn_prompt import PromptSettings
 from tasuki.server.responses.turn_record import TurnRecord
@@ -92,6 +92,9 @@ def bodies(served: Served) -> list[Entry]:
     def of_response(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
         return read_response_request(model, store, request, fields)
 
+    def counted_response(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return count_response_tokens(model, store, request, fields)
+
     response = _reader(of_response, served.in_tags)
     chats = "server/openai/chat.py:read_chat"
     return [
@@ -143,6 +146,12 @@ def bodies(served: Served) -> list[Entry]:
             ("server/responses/response_request.py:read_response_request",),
             {**_filled(_JSON, _function_call), **_items(), **_response_tools()},
             response,
+        ),
+        Whole(
+            "response, counted",
+            ("server/responses/response_request.py:count_response_tokens",),
+            _filled(some("one word"), lambda text: {"input": text}),
+            _reader(counted_response, served.in_tags),
         ),
     ]
 
