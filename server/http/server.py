@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -219,17 +220,17 @@ class _Application:
 
     def protocol(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
         assert runner.server is not None
-        make = partial(
-            TypedRequestHandler,
-            runner.server,
-            loop=asyncio.get_running_loop(),
-            access_log=None,
-            logger=HttpLog(),
-            auto_decompress=False,
-            keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        # aiohttp takes an adapter for a logger, and None for no log; its annotations do not.
+        settings: dict[str, Any] = {
+            "access_log": None,
+            "logger": HttpLog(),
+            "auto_decompress": False,
+            "keepalive_timeout": _KEEP_ALIVE_SECONDS,
             # server/http/body.py drains unread bodies, within bounds of bytes too.
-            lingering_time=0.0,
-        )
+            "lingering_time": 0.0,
+        }
+        loop = asyncio.get_running_loop()
+        make = partial(TypedRequestHandler, runner.server, loop=loop, **settings)
         return self.connections.bounded(make)
 
 

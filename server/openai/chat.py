@@ -9,7 +9,7 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
-from tasuki.server.replies.kept_bytes import score_bytes, submit_bytes, value_bytes
+from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes, value_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_length, checked_prediction
 from tasuki.server.text.chat_renderer import ChatRenderer
@@ -21,7 +21,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
-from .generation import AskedReply, ServedModel, prompt_salt, read_submit
+from .generation import AskedReply, ServedModel, prompt_salt, read_submit, shown_prompts
 from .messages import (
     parallel_calls,
     read_chat_messages,
@@ -33,14 +33,16 @@ from .messages import (
 from .reply import ReplyHead
 from .request_fields import RequestFields, check_account_fields
 from .sampling import (
+    SHOWN_IDS,
     AnswerOptions,
     read_options,
     read_prompt_logprobs,
+    read_token_names,
     read_top_logprobs,
 )
 from .template_variables import read_template_variables
 
-_HONOURED = frozenset({"n", "best_of", "prompt_logprobs"})
+_HONOURED = frozenset({"n", "best_of", "prompt_logprobs", *SHOWN_IDS})
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
@@ -54,7 +56,7 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
         ChatReply(
             head,
             parsers(),
-            model.codec.tokenizer,
+            read_token_names(fields, model.codec),
             place,
             with_logprobs=fields.flag("logprobs"),
             streamed=options.stream,
@@ -63,7 +65,8 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
         for place in range(options.choices)
     ]
     kept = submit_bytes(submit) + score_bytes(submit, 1) + value_bytes(read_tools(fields))
-    return AskedReply([submit], options, shapes, [scored], kept)
+    ids = shown_prompts(fields, [submit])
+    return AskedReply([submit], options, shapes, [scored], kept + ids_bytes(ids), ids)
 
 
 def read_chat_request(

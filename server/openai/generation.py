@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
@@ -24,6 +25,7 @@ from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.request_ids import http_request_id
 from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, WholeReply
 from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.token_ids import TokenIds, prompt_ids
 from tasuki.server.request_checks import (
     check_length,
     check_priority,
@@ -148,6 +150,13 @@ def read_submit(
     )
 
 
+def shown_prompts(fields: RequestFields, submits: Sequence[Submit]) -> list[msgspec.Raw] | None:
+    """The ids of each prompt, where the request asks for token ids. Raises InvalidField."""
+    if not fields.flag("return_token_ids"):
+        return None
+    return [prompt_ids(submit.prompt) for submit in submits]
+
+
 def prompt_salt(request: web.Request, fields: RequestFields) -> bytes:
     """Of the prompts that may share with this one what is cached. Raises InvalidRequest,
     PermissionDenied."""
@@ -169,13 +178,23 @@ def _session(fields: RequestFields, tenant: str | None) -> str | None:
 class AskedReply:
     """What a request asks: prompts, and of each choice of the reply, one of each prompt or more,
     the shape, in their order. scored: of each prompt what takes its scores; None of one that is
-    not scored. kept_bytes: memory that these take until the reply's end."""
+    not scored. kept_bytes: memory that these take until the reply's end. prompt_ids: of each prompt
+    as JSON, where the reply shows token ids."""
 
     submits: Sequence[Submit]
     options: AnswerOptions
     shapes: Sequence[ReplyShape]
     scored: Sequence[ScoredPrompt | None]
     kept_bytes: int
+    prompt_ids: Sequence[msgspec.Raw] | None = None
+
+    def token_ids(self) -> list[TokenIds] | None:
+        """Of each choice; None where they are not shown."""
+        if self.prompt_ids is None:
+            return None
+        choices, streamed = self.options.choices, self.options.stream
+        places = range(len(self.shapes))
+        return [TokenIds(self.prompt_ids[n // choices], streamed=streamed) for n in places]
 
 
 ReadRequest = Callable[[ServedModel, web.Request, RequestFields], AskedReply]
@@ -198,6 +217,7 @@ def answering(
                 with_hit=wants_hit(request),
                 choices=asked.options.choices,
                 prompt_tokens=prompts if asked.options.continuous_usage else None,
+                ids=asked.token_ids(),
             )
             return await answer_all(
                 *(engine, model, request, hold),

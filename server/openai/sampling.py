@@ -13,6 +13,7 @@ from typing import Any
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
+from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.request_checks import (
     MAX_CHOICES,
     MAX_STOP_TOKENS,
@@ -86,6 +87,8 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
+SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
+"""vLLM's fields of replies that show token ids."""
 # The last is about padding that hides lengths; no chunk here has any.
 _STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 
@@ -190,6 +193,11 @@ def read_top_logprobs(fields: RequestFields, field: str) -> int:
     if not 0 <= count <= MAX_TOP_LOGPROBS:
         raise InvalidField(field, f"must be in [0, {MAX_TOP_LOGPROBS}], not {count}")
     return count
+
+
+def read_token_names(fields: RequestFields, codec: TextCodec) -> TokenNames:
+    """How logprobs are to name tokens. Raises InvalidField."""
+    return TokenNames(codec.tokenizer, fields.flag("return_tokens_as_token_ids"))
 
 
 def _sampling(

@@ -114,8 +114,8 @@ REPLY: Fields = {
     "prompt_logprobs": (1, HONOURED),
     "skip_special_tokens": (False, REFUSED),
     "spaces_between_special_tokens": (False, IGNORED),
-    "return_token_ids": (True, REFUSED),
-    "return_tokens_as_token_ids": (True, REFUSED),
+    "return_token_ids": (True, HONOURED),
+    "return_tokens_as_token_ids": (True, HONOURED),
     "return_hidden_states": (True, REFUSED),
     "return_prompt_text": (True, REFUSED),
     "return_prompt_token_ids": (True, REFUSED),
@@ -309,6 +309,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
         for path in (CHAT, COMPLETION)
         for name in ("include_stop_str_in_output", "no_stop_trim")
     },
+    (CHAT, "return_tokens_as_token_ids"): {"logprobs": True},
+    (COMPLETION, "return_tokens_as_token_ids"): {"logprobs": 1},
     (CHAT, "stream_options"): {"stream": True},
     (COMPLETION, "stream_options"): {"stream": True},
 }

@@ -49,7 +49,7 @@ REFUSED: dict[str, Any] = {
     "documents": [{"text": "a"}],
     "truncate_prompt_tokens": 5,
     "suffix": "a",
-    "return_token_ids": True,
+    "return_hidden_states": True,
     "skip_special_tokens": False,
 }
 HARMLESS: dict[str, Any] = {

@@ -15,6 +15,8 @@ from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
 from tasuki.server.replies.reply import AnswerWriter
 from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.token_ids import TokenIds, prompt_ids
+from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.responses.response_head import ResponseHead
 from tasuki.server.responses.response_writer import ResponseWriter
 from tasuki.server.responses.tools import ResponseTools, ToolName
@@ -35,6 +37,7 @@ _ID = m.RequestId("a")
 _TOKEN = m.TokenOut(_ID, 5, -0.5, 1.5, 0)
 _ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
+_NAMES = TokenNames(None)
 _PARSING = "server/text/parsing"
 TOOLS: list[dict[str, Any]] = [
     {
@@ -65,7 +68,7 @@ def answers() -> list[Entry]:
         *_stops(),
         _detokenizer(),
         _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
-        _written("chat with usage", "openai/events.py:ChunkEvents.with_usage", _chat_with_usage),
+        _written("chat with ids", "openai/events.py:with_fields", _chat_with_ids),
         _written("whole chat", "openai/chat_reply.py:ChatReply.whole", lambda: _chat(False)),
         _written("completion", "openai/completion_reply.py:CompletionReply.push", _completion),
         _written(
@@ -178,28 +181,35 @@ def _parsed(thinking: Thinking = Thinking.ALLOWED) -> AnswerParser:
     return AnswerParser(thinking, TOOLS)
 
 
-def _of_shape(shape: ReplyShape, prompt_tokens: Sequence[int] | None = None) -> AnswerWriter:
-    """prompt_tokens: where each chunk has usage."""
+def _of_shape(
+    shape: ReplyShape,
+    prompt_tokens: Sequence[int] | None = None,
+    ids: Sequence[TokenIds] | None = None,
+) -> AnswerWriter:
+    """prompt_tokens: where each chunk has usage. ids: where it has token ids."""
     (writer,) = ChunkedReply(
-        [shape], include_usage=True, with_hit=True, prompt_tokens=prompt_tokens
+        [shape], include_usage=True, with_hit=True, prompt_tokens=prompt_tokens, ids=ids
     ).writers()
     return writer
 
 
 def _chat(streamed: bool) -> AnswerWriter:
     head = ReplyHead("a", "model")
-    return _of_shape(ChatReply(head, _parsed(), None, with_logprobs=False, streamed=streamed))
+    return _of_shape(ChatReply(head, _parsed(), _NAMES, with_logprobs=False, streamed=streamed))
 
 
-def _chat_with_usage() -> AnswerWriter:
+def _chat_with_ids() -> AnswerWriter:
+    """And with usage in each chunk."""
+    ids = TokenIds(prompt_ids(_NO_TOKENS), streamed=True)
     head = ReplyHead("a", "model")
-    return _of_shape(ChatReply(head, _parsed(), None, with_logprobs=False, streamed=True), [1])
+    shape = ChatReply(head, _parsed(), _NAMES, with_logprobs=False, streamed=True)
+    return _of_shape(shape, [1], [ids])
 
 
 def _completion(logprobs: int | None = None) -> AnswerWriter:
     shown = ShownFields(echo=False, logprobs=logprobs, prompt_logprobs=None)
     head, prompt = ReplyHead("a", "model"), ScoredPrompt(_NO_TOKENS)
-    return _of_shape(CompletionReply(head, None, 0, shown, None, prompt, streamed=False))
+    return _of_shape(CompletionReply(head, _NAMES, 0, shown, None, prompt, streamed=False))
 
 
 def _message() -> AnswerWriter:
