@@ -20,11 +20,12 @@ from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
 from tasuki.server.openai.request_fields import MAX_ID, RequestFields, check_account_fields
-from tasuki.server.openai.sampling import AnswerOptions, read_options
+from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
 from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
@@ -34,6 +35,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
 from .input_items import read_input
+from .message_logprobs import MessageLogprobs
 from .response_head import ResponseHead
 from .response_writer import ResponseWriter
 from .stored_items import StoredItems
@@ -52,7 +54,7 @@ _HONOURED = frozenset(
     {
         *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
         *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
-        *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority"),
+        *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority", "top_logprobs"),
         *(*_SAMPLING, *_VARIABLES),
     }
 )
@@ -67,12 +69,12 @@ _WITHOUT_EFFECT_ON_ANSWERS = frozenset(
 _AS_IT_IS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
-    "top_logprobs": (0,),
     "context_management": ([],),
 }
 _KNOWN = _HONOURED | _WITHOUT_EFFECT_ON_ANSWERS | _AS_IT_IS.keys()
 
 _ENCRYPTED = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
 # Of items that no answer here has.
 _ABSENT = (
     "file_search_call.results",
@@ -161,7 +163,9 @@ def _read(
         carries_reasoning=_ENCRYPTED in _include(fields),
     )
     parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
-    writer = ResponseWriter(head, parser, tools)
+    shown = options.sampling.top_logprobs or _LOGPROBS in _include(fields)
+    logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
+    writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
     if is_stored:
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
@@ -212,6 +216,7 @@ def _refuse_unserved(fields: RequestFields) -> None:
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
     fields.integer("max_tool_calls")
+    read_top_logprobs(fields, "top_logprobs")
     text = fields.fields("text")
     if text.get("verbosity") not in (None, "medium"):
         raise InvalidField("text.verbosity", "must be medium: ask for it in the instructions")
@@ -228,8 +233,10 @@ def _format(fields: RequestFields) -> AskedGrammar | None:
 def _include(fields: RequestFields) -> list[Any]:
     wanted = fields.items("include")
     for name in wanted:
-        if name != _ENCRYPTED and name not in _ABSENT:
-            raise InvalidField("include", f"may not hold {name!r:.60}: only {_ENCRYPTED}")
+        if name not in (_ENCRYPTED, _LOGPROBS, *_ABSENT):
+            raise InvalidField(
+                "include", f"may not hold {name!r:.60}: only {_ENCRYPTED} and {_LOGPROBS}"
+            )
     return wanted
 
 
@@ -255,7 +262,8 @@ def _read_options(model: ServedModel, fields: RequestFields, room: int) -> Answe
         raise InvalidField("max_output_tokens", f"must be at least 1, not {wanted}")
     limit = room if wanted is None else min(wanted, room)
     fields_of_chat = RequestFields({**asked, "max_tokens": limit})
-    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, 0)
+    top = read_top_logprobs(fields, "top_logprobs")
+    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, top)
 
 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
@@ -278,7 +286,7 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         "safety_identifier": fields.get("safety_identifier"),
         "service_tier": "default",
         "temperature": None,
-        "top_logprobs": 0,
+        "top_logprobs": fields.integer("top_logprobs") or 0,
         "top_p": None,
         **dict.fromkeys(_PENALTIES, 0.0),
         "truncation": "disabled",

@@ -99,6 +99,33 @@ def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
     assert alone[0]["encrypted_content"]
 
 
+@pytest.mark.parametrize(
+    "asked", [{"top_logprobs": 1}, {"include": ["message.output_text.logprobs"]}], ids=str
+)
+def test_tokens_of_messages_have_their_logprobs(front: AgentFront, asked: dict[str, Any]) -> None:
+    """Not those of thoughts, marks and calls; whatever the parser holds back."""
+    text = "I < see 漢"
+    front.say(f"{THOUGHT}{text}\n\n{CALL}")
+    top = asked.get("top_logprobs", 0)
+    told = answered(front, tools=[TOOL], **asked)
+    assert told["top_logprobs"] == top == front.submits()[-1].sampling.top_logprobs
+    (message,) = [item for item in told["output"] if item["type"] == "message"]
+    (part,) = message["content"]
+    logprobs = part["logprobs"]
+    shown = b"".join(bytes(entry["bytes"]) for entry in logprobs).decode()
+    assert part["text"] == text == shown.rstrip()
+    assert all(len(entry["top_logprobs"]) == top for entry in logprobs)
+    assert {entry["logprob"] for entry in logprobs} == {-0.5}
+    events = named_events(ask(front, tools=[TOOL], stream=True, **asked))
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == logprobs
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == logprobs
+    front.say(f"{THOUGHT}fine")
+    (_, plain) = answered(front)["output"]
+    assert plain["content"][0]["logprobs"] == []
+
+
 def test_penalties_reach_the_engine_and_the_response(front: AgentFront) -> None:
     front.say("</think>\n\nfine")
     told = answered(front, presence_penalty=0.5, frequency_penalty=-1)
@@ -518,8 +545,8 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["message.output_text.logits"]}, "include"),
         ({"reasoning": {"context": "some"}}, "reasoning.context"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),

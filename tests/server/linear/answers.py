@@ -17,6 +17,7 @@ from tasuki.server.replies.reply import AnswerWriter
 from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.replies.token_ids import TokenIds, prompt_ids
 from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.responses.message_logprobs import MessageLogprobs
 from tasuki.server.responses.response_head import ResponseHead
 from tasuki.server.responses.response_writer import ResponseWriter
 from tasuki.server.responses.tools import ResponseTools, ToolName
@@ -79,6 +80,11 @@ def answers() -> list[Entry]:
         _written("message", "anthropic/message_writer.py:MessageWriter.piece", _message),
         _written("hidden thoughts", "anthropic/thinking.py:signature_of", _hidden_message),
         _written("response", "responses/response_writer.py:ResponseWriter.piece", _response),
+        _written(
+            "response's logprobs",
+            "responses/message_logprobs.py:MessageLogprobs.of",
+            _scored_response,
+        ),
         _written("custom call", "responses/output_items.py:CustomCallItem.grow", _custom),
         _sent_by_grpc(),
         *_sent_to_gateway(),
@@ -230,11 +236,15 @@ def _custom() -> AnswerWriter:
     return _response_of(ToolName("f", is_custom=True))
 
 
-def _response_of(tool: ToolName) -> AnswerWriter:
+def _scored_response() -> AnswerWriter:
+    return _response_of(ToolName("f"), MessageLogprobs(_NAMES))
+
+
+def _response_of(tool: ToolName, logprobs: MessageLogprobs | None = None) -> AnswerWriter:
     record = TurnRecord(_NO_TOKENS, (), b"")
     tools = ResponseTools([], {"f": tool}, True, ToolChoice())
     head = ResponseHead.of({"id": "resp_" + "a" * 32}, {}, True, carries_reasoning=True)
-    writer = ResponseWriter(head, _parsed(), tools)
+    writer = ResponseWriter(head, _parsed(), tools, logprobs)
     writer.keep(record, lambda stored: None)
     return writer
 
