@@ -97,8 +97,4 @@ def _text(token: int, names: dict[int, bytes], codec: TextCodec) -> str:
 
 def _names(tokenizer: Tokenizer) -> dict[int, bytes]:
     """Of special tokens, which add nothing to an answer's text."""
-    return {
-        tokenizer.added_tokens[name]: name.encode()
-        for name in tokenizer.special_tokens
-        if name in tokenizer.added_tokens
-    }
+    return {token: name.encode() for token, name in tokenizer.special_names.items()}

@@ -253,11 +253,12 @@ async def answer_all(
     """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
     await check_followable(options.asked, model.codec, request_context.line)
+    codec = model.codec
     names = [name for submit in submits for name in submit.answer_ids]
     choices = [
         Choice(
             TextAnswer(
-                model.codec.detokenizer(),
+                codec.naming_detokenizer() if options.names_special else codec.detokenizer(),
                 StopStrings(options.stops, is_kept=options.stop_is_kept),
                 partial(engine.abort, name, request_context.caller),
                 options.sampling.min_tokens,

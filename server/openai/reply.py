@@ -239,7 +239,8 @@ class ChoiceWriter:
 
     def _with_ids(self, ids: TokenIds, choice: bytes, after: Mapping[str, Any]) -> bytes:
         """The event of a choice, with the ids that came since the last one."""
-        in_choice, beside = ids.of_answer(), {}
+        in_choice = ids.of_answer()
+        beside: dict[str, Any] = {}
         if self._shows_prompt:
             (in_choice if self._shape.prompt_in_choice else beside).update(ids.of_prompt())
             self._shows_prompt = False

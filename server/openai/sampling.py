@@ -71,7 +71,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "verbosity": ("medium",),
     # What the reply holds.
-    "skip_special_tokens": (True,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -98,7 +97,7 @@ class AnswerOptions:
     """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
     stream ends with a chunk of usage. continuous_usage: its other chunks have usage too. choices:
     answers to each prompt. asked: the grammar that the sampling names, as the request asked for it;
-    it is untried."""
+    it is untried. names_special: special tokens in the answer are text, by their names."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
@@ -108,6 +107,7 @@ class AnswerOptions:
     continuous_usage: bool = False
     choices: int = 1
     asked: AskedGrammar | None = None
+    names_special: bool = False
 
     def following(self, asked: AskedGrammar | None, grammar: Grammar | None) -> "AnswerOptions":
         """Return the same for an answer that follows the grammar, if any. asked: what it was placed
@@ -143,6 +143,8 @@ def read_options(
         # As in vLLM, where the one alone asks for nothing.
         continuous_usage=include_usage and "continuous_usage_stats" in in_stream,
         choices=_choices(fields) if "n" in honoured else 1,
+        names_special=fields.get("skip_special_tokens") is not None
+        and not fields.flag("skip_special_tokens"),
     )
 
 

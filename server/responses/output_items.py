@@ -102,7 +102,7 @@ class MessageItem(_TextItem):
 
 def _listed(values: bytes | bytearray) -> msgspec.Raw:
     """values: JSON, a comma behind each."""
-    return msgspec.Raw(b"[%b]" % values.removesuffix(b","))
+    return msgspec.Raw(b"[%b]" % bytes(values).removesuffix(b","))
 
 
 class ReasoningItem(_TextItem):
