@@ -452,6 +452,70 @@ def test_a_stored_response_is_fetched_and_deleted(front: AgentFront) -> None:
     assert front.http.ask("GET", f"/v1/responses/{unstored['id']}").status == 404
 
 
+def test_what_a_stored_response_answers_is_listed(front: AgentFront) -> None:
+    call = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "weather",
+        "arguments": '{"city": "漢"}',
+    }
+    sent = [
+        {"role": "developer", "content": "kind"},
+        {"role": "user", "content": "it"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"role": "assistant", "content": "I look."},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    ]
+    front.say("</think>\n\nfine")
+    first = made(front, input=sent)
+    second = made(front, previous_response_id=first["id"], input="and now?")
+
+    def listed(name: str, query: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = front.http.ask(
+            "GET", f"/v1/responses/{name}/input_items{query}"
+        ).json
+        return found
+
+    whole = listed(first["id"], "?order=asc")
+    system, user, thought, said, called, output = whole["data"]
+    assert (whole["object"], whole["has_more"]) == ("list", False)
+    assert (system["role"], system["content"]) == (
+        "system",
+        [{"type": "input_text", "text": "kind"}],
+    )
+    assert (user["role"], user["content"][0]["text"]) == ("user", "it")
+    assert thought["content"] == sent[2]["content"]
+    assert (said["role"], said["content"][0]["type"]) == ("assistant", "output_text")
+    assert (called["name"], json.loads(called["arguments"])) == ("weather", {"city": "漢"})
+    assert (output["call_id"], output["output"]) == (called["call_id"], "rain")
+    names = [item["id"] for item in listed(second["id"], "?order=asc&limit=100")["data"]]
+    assert len(names) == len({*names}) == len(sent) + 2
+    pages = []
+    page = listed(second["id"], "?limit=3")
+    while True:
+        pages += [item["id"] for item in page["data"]]
+        assert (page["first_id"], page["last_id"]) == (pages[-len(page["data"])], pages[-1])
+        if not page["has_more"]:
+            break
+        page = listed(second["id"], f"?limit=3&after={page['last_id']}")
+    assert pages == names[::-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [("limit=0", "limit"), ("limit=many", "limit"), ("order=up", "order"), ("after=x", "after")],
+)
+def test_a_wrong_page_of_input_items_is_refused_by_name(
+    front: AgentFront, query: str, named: str
+) -> None:
+    path = f"/v1/responses/{made(front)['id']}/input_items"
+    reply = front.http.ask("GET", f"{path}?{query}")
+    assert (reply.status, reply.error["param"]) == (400, named)
+    gone = front.http.ask("GET", "/v1/responses/resp_none/input_items")
+    assert gone.refusal == (404, "response_not_found")
+
+
 def test_a_response_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None:
     config = ServerConfig(api_keys=keys_file(tmp_path, "ann k1\nbob k2\n"))
     with running_agent_front(codec, config) as front:

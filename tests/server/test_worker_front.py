@@ -66,7 +66,8 @@ def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
     own = {path for path in asked if path.startswith(("/v1/", "/token", "/detokenize"))}
     forwarded = asyncio.run(handed_on())
     assert forwarded - own == asked - own - probes
-    assert forwarded & own == {"/v1/responses/{name}"}
+    stored = "/v1/responses/{name}"
+    assert forwarded & own == {stored, f"{stored}/input_items"}
     assert set(GRPC) >= OWN_METHODS
 
 
