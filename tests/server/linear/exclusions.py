@@ -102,9 +102,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/text/json_bounds.py:is_json",
         "server/text/parsing/parameter_types.py:_long_holder",
     ),
-    "hands a stored call's text to read_arguments, which has an entry": (
-        "server/responses/stored_messages.py:_call",
-    ),
+    "hands a stored call's text to read_arguments, which has an entry": (),
     "makes a stored turn of messages that an entry reads; only tests call it": (
         "server/responses/stored_responses.py:StoredTurn.of",
     ),
