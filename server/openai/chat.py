@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: what a chat asks, and the shape of its reply."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes, value_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_length, checked_prediction
+from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import placed
@@ -42,7 +43,7 @@ from .sampling import (
 )
 from .template_variables import read_template_variables
 
-_HONOURED = frozenset({"n", "best_of", "prompt_logprobs", *SHOWN_IDS})
+_HONOURED = frozenset({"n", "best_of", "prompt_logprobs", *SHOWN_IDS, "continue_final_message"})
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
@@ -114,13 +115,27 @@ def render_chat(
     fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
     """`messages` and `tools` through the checkpoint's template. salt: as of the prompt."""
-    return ChatRenderer(codec).conversation(
-        read_chat_messages(fields),
+    messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
+    goes_on = fields.flag("continue_final_message")
+    if goes_on:
+        _check_goes_on(messages, open_answer)
+    rendered = renderer.conversation(
+        messages,
         open_answer=open_answer,
         salt=salt,
         tools=read_tools(fields),
         variables=read_template_variables(fields),
     )
+    return renderer.without_closing(rendered) if goes_on else rendered
+
+
+def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:
+    """Raise InvalidField where the answer cannot go on in the last message."""
+    field = "continue_final_message"
+    if open_answer:
+        raise InvalidField(field, "needs add_generation_prompt: false")
+    if messages[-1].role != "assistant" or messages[-1].tool_calls:
+        raise InvalidField(field, "needs a last message that is an assistant's, without tool_calls")
 
 
 def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:

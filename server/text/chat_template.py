@@ -200,6 +200,18 @@ class ChatTemplate:
             )
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
 
+    def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
+        """A conversation that ends with an assistant's message, rendered whole, for an answer that
+        goes on in that message's content. Raises ChatTemplateError."""
+        closing = self.answer_closing()
+        left = len(rendered.tokens) - len(closing)
+        if left < 0 or not np.array_equal(rendered.tokens[left:], closing):
+            raise ChatTemplateError(
+                "messages: the chat template ends the last message as no other: it cannot go on"
+            )
+        marks = tuple(mark for mark in rendered.marks if mark <= left)
+        return RenderedPrompt(rendered.tokens[:left], marks, Thinking.NEVER)
+
     def next_turn(
         self,
         messages: Sequence[ChatMessage],

@@ -182,7 +182,7 @@ OF: dict[str, Fields] = {
         "top_logprobs": (2, HONOURED),
         "echo": (True, REFUSED),
         "add_generation_prompt": (False, HONOURED),
-        "continue_final_message": (True, REFUSED),
+        "continue_final_message": (True, HONOURED),
         "chat_template": ("{{ messages }}", REFUSED),
         "chat_template_kwargs": ({"enable_thinking": False}, HONOURED),
         "enable_thinking": (False, HONOURED),
@@ -309,6 +309,10 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
         (path, name): {"stop": "in"}
         for path in (CHAT, COMPLETION)
         for name in ("include_stop_str_in_output", "no_stop_trim")
+    },
+    (CHAT, "continue_final_message"): {
+        "messages": [*USER, {"role": "assistant", "content": "so"}],
+        "add_generation_prompt": False,
     },
     (CHAT, "return_tokens_as_token_ids"): {"logprobs": True},
     (COMPLETION, "return_tokens_as_token_ids"): {"logprobs": 1},

@@ -45,7 +45,6 @@ REFUSED: dict[str, Any] = {
     "thinking_token_budget": 0,
     "stop_regex": "a+",
     "chat_template": "{{ messages }}",
-    "continue_final_message": True,
     "documents": [{"text": "a"}],
     "truncate_prompt_tokens": 5,
     "suffix": "a",
