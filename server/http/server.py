@@ -36,6 +36,7 @@ from .body_turns import BodyTurns
 from .connections import HttpConnections
 from .cors import AllowedOrigins
 from .errors import HttpRefusal, TypedRequestHandler, typed_errors
+from .headers.answer_headers import send_added_headers
 from .host_check import require_host
 from .log import HttpLog
 from .request_ids import http_request_id, name_request, rename_request, send_request_id
@@ -205,6 +206,7 @@ class _Application:
         )
         self._application[BODY_TURNS] = BodyTurns()
         self._application.on_response_prepare.append(send_request_id)
+        self._application.on_response_prepare.append(send_added_headers)
         self._application.on_response_prepare.append(origins.mark)
         served = [*self.probes.routes(), *routes]
         self._application.add_routes([_reading_later(route) for route in served])

@@ -22,7 +22,15 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
-from .generation import AskedReply, ServedModel, prompt_salt, read_submit, shown_prompts
+from .fields.known_fields import OF_CHATS
+from .generation import (
+    AskedReply,
+    ServedModel,
+    name_unknown,
+    prompt_salt,
+    read_submit,
+    shown_prompts,
+)
 from .messages import (
     parallel_calls,
     read_chat_messages,
@@ -48,6 +56,7 @@ _HONOURED = frozenset({"n", "best_of", "prompt_logprobs", *SHOWN_IDS, "continue_
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
+    name_unknown(model, request, fields, OF_CHATS)
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
     check_scores("prompt_logprobs", [submit], 1)

@@ -18,7 +18,8 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .answer_format import read_answer_format
 from .completion_reply import CompletionReply, ShownFields
-from .generation import AskedReply, ServedModel, read_submit, shown_prompts
+from .fields.known_fields import OF_COMPLETIONS
+from .generation import AskedReply, ServedModel, name_unknown, read_submit, shown_prompts
 from .reply import ReplyHead
 from .request_fields import RequestFields, check_account_fields
 from .sampling import (
@@ -43,6 +44,7 @@ _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs", *SHOWN_IDS})
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
+    name_unknown(model, request, fields, OF_COMPLETIONS)
     check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
     top = read_top_logprobs(fields, "logprobs")

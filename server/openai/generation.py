@@ -5,7 +5,8 @@ Has no part in chat messages or JSON shapes. One event loop's thread.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.headers.answer_headers import add_header
 from tasuki.server.http.request_ids import http_request_id
 from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, WholeReply
 from tasuki.server.replies.scored_prompt import ScoredPrompt
@@ -40,6 +42,7 @@ from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.free_memory import FreeMemory
 
+from .fields.known_fields import refuse_first, shown_names
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
@@ -48,6 +51,9 @@ from .usage import wants_hit
 
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
+UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
@@ -60,7 +66,8 @@ _LARGE_BYTES = 1 << 20
 class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
     sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
-    it; ANY_NAME among them: whatever they give. held: memory of the requests of all routes."""
+    it; ANY_NAME among them: whatever they give. held: memory of the requests of all routes.
+    strict_fields: unknown fields of chats and completions are refused."""
 
     name: str
     created: int
@@ -69,6 +76,7 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     aliases: tuple[str, ...] = ()
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
+    strict_fields: bool = False
     memory: FreeMemory = field(default_factory=FreeMemory, repr=False, compare=False)
 
     @property
@@ -148,6 +156,21 @@ def read_submit(
         prompt_logprobs=prompt_logprobs,
         forks=forks_of(own_id, choices, options.sampling.seed),
     )
+
+
+def name_unknown(
+    model: ServedModel, request: web.Request, fields: RequestFields, known: Collection[str]
+) -> None:
+    """Have the answer's header and the log name the fields that are not among the known ones: the
+    answer does not depend on them. Raises InvalidField where the model's requests may have none."""
+    names = fields.unknown(known)
+    if not names:
+        return
+    if model.strict_fields:
+        refuse_first(names)
+    shown = shown_names(names)
+    add_header(request, UNKNOWN_HEADER, shown)
+    log.info("%s: fields that are not known here: %s", http_request_id(request), shown)
 
 
 def shown_prompts(fields: RequestFields, submits: Sequence[Submit]) -> list[msgspec.Raw] | None:

@@ -36,5 +36,6 @@ def served_model(
         codec=codec,
         sampling_defaults=SamplingDefaults.load(config.generation_config, Path(folder)),
         aliases=tuple(aliases),
+        strict_fields=config.strict_fields,
         held=HeldBytes.for_messages(config.max_message_mib * 2**20),
     )

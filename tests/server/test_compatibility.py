@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.server.openai.fields.known_fields import OF_CHATS, OF_COMPLETIONS
+from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
 from tests.harness.http_calls import Reply
+from tests.harness.http_fixtures import running_http
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -371,6 +374,37 @@ def test_no_field_is_silently_ignored(front: AgentFront, path: str, name: str) -
         return
     plain, changed = (asked(front, path, {**beside, **extra}) for extra in ({}, {name: value}))
     assert (plain != changed) is (fate is HONOURED), changed
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_no_known_field_is_named_as_unknown(path: str) -> None:
+    known = OF_CHATS if path == CHAT else OF_COMPLETIONS
+    assert OF[path].keys() <= known
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_an_unknown_field_is_named_in_a_header_and_the_log(
+    front: AgentFront, caplog: pytest.LogCaptureFixture, path: str, stream: bool
+) -> None:
+    odd = {"temprature": 1, "of\ntomorrow": 2, "absent": None, **{f"f{n}": n for n in range(20)}}
+    with caplog.at_level("INFO"):
+        reply = front.http.post(path, {**BASE[path], "stream": stream, **odd})
+    assert reply.status == 200
+    shown = ", ".join(["temprature", *(f"f{n}" for n in range(7))])
+    assert reply.headers["x-tasuki-unknown-fields"] == shown and shown in caplog.text
+    plain = front.http.post(path, {**BASE[path], "stream": stream, "absent": None})
+    assert "x-tasuki-unknown-fields" not in plain.headers
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_an_unknown_field_is_refused_where_fields_are_strict(codec: TextCodec, path: str) -> None:
+    served = agent_codec(codec)
+    model = ServedModel("tiny", 1, 1 << 15, served, strict_fields=True)
+    with running_http(served, model=model) as http:
+        reply = http.post(path, {**BASE[path], "temprature": 1})
+        assert (reply.status, reply.error["param"]) == (400, "temprature")
+        assert http.post(path, {**BASE[path], "temprature": None, "rid": "a"}).status == 200
 
 
 def documented(text: str) -> set[str]:

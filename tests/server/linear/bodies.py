@@ -99,6 +99,8 @@ def bodies(served: Served) -> list[Entry]:
     chats = "server/openai/chat.py:read_chat"
     return [
         Whole("chat, content", (chats,), _filled(TEXTS, _content), chat),
+        Whole("chat, continued", (chats,), _filled(some("one word"), _continued), chat),
+        Whole("chat, unknown fields", (chats,), _unknown(), chat),
         Whole("chat, arguments", (chats,), _filled(_JSON, _arguments), chat),
         Whole("chat, messages", (chats,), _conversations(), chat),
         Whole("chat, a tool's texts", (chats,), _filled(_HARD, _tool_texts), chat),
@@ -202,6 +204,20 @@ def _growing(bodies: Mapping[str, Callable[[int], Body]]) -> Mapping[str, Input]
 
 def _content(text: str) -> Body:
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+
+def _continued(text: str) -> Body:
+    return {**_content(text), "continue_final_message": True, "add_generation_prompt": False}
+
+
+def _unknown() -> Mapping[str, Input]:
+    def many(size: int) -> Body:
+        return {**_ASKED, **{f"field{number}": 1 for number in range(size // 16)}}
+
+    def one(size: int) -> Body:
+        return {**_ASKED, "f" * size: 1}
+
+    return _growing({"many": many, "one": one})
 
 
 def _arguments(text: str) -> Body:
