@@ -13,8 +13,8 @@ from tasuki.server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TokenNames:
-    """How logprobs name tokens. as_ids: by their ids, as vLLM's `return_tokens_as_token_ids` has
-    it, which tells every token from every other; else by their texts."""
+    """How logprobs name tokens. as_ids: by their ids, which differ where texts do not, as vLLM's
+    `return_tokens_as_token_ids` has it; else by their texts."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False
