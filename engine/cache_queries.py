@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from tasuki.engine.accounting.evictions import causes_of
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.handover.base import Handover
+from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.tiers.lower_tiers import LowerTiers
 from tasuki.pycache._cpp_cache import IntegrityError, PoolCounts, TreeStats
 from tasuki.pycache.layout import CacheLayout
@@ -48,6 +49,7 @@ class CacheQueries:
         self,
         cache: HybridPrefixCache,
         handover: Handover,
+        scheduler: Scheduler,
         times: StepTimes,
         room: AnsweringRoom,
         emit: Callable[[m.Outbox], None],
@@ -57,6 +59,7 @@ class CacheQueries:
         """weights: how they are stored."""
         self._cache = cache
         self._handover = handover
+        self._scheduler = scheduler
         self._times = times
         self._room = room
         self._emit = emit
@@ -143,5 +146,8 @@ class CacheQueries:
                 steps=self._times.report(),
                 early=self._handover.early_counters,
                 tiers=() if self._tiers is None else self._tiers.report(),
+                looked_up_tokens=self._handover.lookups.prompt_tokens,
+                usable_tokens=self._handover.lookups.usable_tokens,
+                retractions=self._scheduler.retractions,
             )
         )

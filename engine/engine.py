@@ -126,7 +126,14 @@ class Engine:
         self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
         self._room = AnsweringRoom(cache, self._scheduler, self._intake, self._handover)
         self._queries = CacheQueries(
-            cache, self._handover, self._times, self._room, emit, self._tiers, weights
+            cache,
+            self._handover,
+            self._scheduler,
+            self._times,
+            self._room,
+            emit,
+            self._tiers,
+            weights,
         )
 
     def prepare(self) -> None:

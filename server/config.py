@@ -42,7 +42,7 @@ class ServerConfig:
             *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
             *("response_store_mib", "responses_per_key", "response_seconds"),
         ),
-        "Model": ("served_model_name", "generation_config", "chat_cache_mib"),
+        "Model": ("served_model_name", "generation_config", "strict_fields", "chat_cache_mib"),
         "Logs and metrics": (
             *("log_format", "log_level", "otlp_endpoint", "metrics", "metrics_compat"),
         ),
@@ -144,6 +144,11 @@ class ServerConfig:
         "checkpoint's generation_config.json; vllm: OpenAI's 1, 1 and every token; else a folder "
         "with such a file",
         unit="auto|vllm|DIR",
+    )
+    strict_fields: bool = option(
+        False,
+        "refuse unknown fields of chats and completions; else the header x-tasuki-unknown-fields "
+        "and the log name them",
     )
     tls_cert: str = option(
         "",

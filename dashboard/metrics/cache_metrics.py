@@ -1,7 +1,7 @@
 """A node's report as Prometheus families. Pure functions: nothing is counted here.
 
-Counters come from the tree itself, so this node's waterfall includes requests that were retracted
-or aborted, which the counters of request_metrics.py count once each.
+Counters of the cache come from the tree itself, so this node's waterfall includes requests that
+were retracted or aborted, which the counters of request_metrics.py count once each.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,6 +44,12 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     yield counter("cache_leased_requests", "Leases cut to compute.", tree["leased_requests"])
     yield counter("cache_prompt_tokens", "Prompt tokens looked up.", tree["prompt_tokens"])
     yield counter("cache_usable_tokens", "Prompt tokens found usable.", tree["usable_tokens"])
+    looked_up = "Prompt tokens looked up, each request's once."
+    yield counter("looked_up_tokens", looked_up, stats.looked_up_tokens)
+    found = "Of prompt tokens looked up, each request's once, those found usable."
+    yield counter("looked_up_usable_tokens", found, stats.usable_tokens)
+    gave_way = "Times that a request gave its memory back, to go on later."
+    yield counter("retractions", gave_way, stats.retractions)
     yield counter("cache_lost_tokens", "Prompt tokens not usable, by cause.", "cause", stats.lost)
     yield gauge(
         "cache_policy_saved_tokens",

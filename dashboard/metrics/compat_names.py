@@ -14,8 +14,9 @@ DIALECTS = ("none", "vllm", "sglang")
 
 _RENAMED = {
     "vllm": {
-        "tasuki_cache_prompt_tokens": "vllm:prefix_cache_queries",
-        "tasuki_cache_usable_tokens": "vllm:prefix_cache_hits",
+        "tasuki_looked_up_tokens": "vllm:prefix_cache_queries",
+        "tasuki_looked_up_usable_tokens": "vllm:prefix_cache_hits",
+        "tasuki_retractions": "vllm:num_preemptions",
         "tasuki_request_prompt_tokens": "vllm:prompt_tokens",
         "tasuki_generated_tokens": "vllm:generation_tokens",
         "tasuki_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
@@ -25,6 +26,7 @@ _RENAMED = {
     "sglang": {
         "tasuki_request_prompt_tokens": "sglang:prompt_tokens",
         "tasuki_request_usable_tokens": "sglang:cached_tokens",
+        "tasuki_retractions": "sglang:num_retracted_requests",
         "tasuki_generated_tokens": "sglang:generation_tokens",
         "tasuki_time_to_first_token_seconds": "sglang:time_to_first_token_seconds",
         "tasuki_request_duration_seconds": "sglang:e2e_request_latency_seconds",
@@ -55,8 +57,8 @@ def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
     yield GaugeMetricFamily("sglang:token_usage", "Pages in use, of 1.", _used(pages))
     yield GaugeMetricFamily("sglang:mamba_usage", "State slots in use, of 1.", _used(slots))
     prompt, usable = (
-        sum(_values(by_name[f"tasuki_cache_{name}_tokens"]).values())
-        for name in ("prompt", "usable")
+        sum(_values(by_name[f"tasuki_{name}_tokens"]).values())
+        for name in ("looked_up", "looked_up_usable")
     )
     yield GaugeMetricFamily(
         "sglang:cache_hit_rate", "Usable of prompt tokens, of 1.", usable / prompt if prompt else 0

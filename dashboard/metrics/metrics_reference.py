@@ -38,7 +38,8 @@ wrong), `template_changed` (an earlier turn is rendered otherwise than before) a
 before their prompt was looked up, `{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
 
 `tasuki_request_*` count requests that ended, by their usages; `tasuki_cache_*` count in this node's
-tree, also requests that were retracted, aborted or computed for another node.
+tree, also requests that were retracted, aborted or computed for another node. A request that was
+retracted is looked up in the tree again, and once in `tasuki_looked_up_*`.
 
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |

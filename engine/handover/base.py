@@ -15,6 +15,7 @@ from typing import TypedDict
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
 from tasuki.engine.accounting.loaded_hits import brought_by, with_failed, with_loaded
+from tasuki.engine.accounting.prompt_lookups import PromptLookups
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
 from tasuki.engine.routing.router import Router
@@ -88,6 +89,7 @@ class Handover(ABC):
         self._emit = context.emit
         self._tiers = context.tiers
         self._behind = context.behind
+        self.lookups = PromptLookups()
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
         """For a prefill here of all the request's tokens; None where there is no room for it now.
@@ -113,6 +115,7 @@ class Handover(ABC):
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
+            self.lookups.add(request.hit)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
         """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation

@@ -101,7 +101,9 @@ class StatsReply(Message):
     counters. policies: prefill tokens that each policy's shadow would have saved of late; empty
     without shadows. policy: the one that is followed. slab_pages, slab_bytes: of one slab.
     each_bytes: of one page and of one slot, by these names. stored: how weights, kv and states are,
-    and for how many draft_layers, by these names. tiers: below the arena, the nearest first."""
+    and for how many draft_layers, by these names. tiers: below the arena, the nearest first.
+    looked_up_tokens, usable_tokens: of prompts, each request's once. retractions: times that a
+    request gave its memory back, to go on later."""
 
     query_id: int
     pages: dict[str, int]
@@ -120,6 +122,9 @@ class StatsReply(Message):
     steps: StepReport | None = None
     early: dict[str, int] = field(default_factory=dict)
     tiers: tuple[TierReport, ...] = ()
+    looked_up_tokens: int = 0
+    usable_tokens: int = 0
+    retractions: int = 0
 
 
 class LoadReply(Message):

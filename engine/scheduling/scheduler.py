@@ -93,6 +93,8 @@ class Scheduler:
         self._owed: dict[str, float] = {}
         self._first_row = 0
         self._first_watched = 0
+        self.retractions = 0
+        """Times that a request's memory was taken back."""
         self.waiting = WaitingQueue()
         self.progress = ProgressTable(cache.arena.slabs)
         self.running = RunningRequests(self.progress)
@@ -376,6 +378,7 @@ class Scheduler:
         assert isinstance(state, Active)
         keep_state(self._cache, request, state)
         self._cache.release(state.allocation)
+        self.retractions += 1
         self._give_way(request)
 
     def _give_way(self, request: Request) -> None:

@@ -100,6 +100,29 @@ async def typed_errors(
         return _response(request, 500, error_body(error))
 
 
+class TypedRequestHandler(web.RequestHandler):
+    """A connection's protocol. What it refuses before there is a request, as a head that is no
+    HTTP, has the shape of other errors."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        # It logs, closes the connection, and raises where an answer has begun.
+        response = super().handle_error(request, status, exc, message)
+        text = error_body(exc if isinstance(exc, Exception) else Exception())
+        if status != 500:
+            lines = (message or "").split("\n")
+            complaint = f"the request is no HTTP/1.1: {' '.join(filter(None, lines)):.200}"
+            text = _shape(status, complaint, _PLAIN_CODE.get(status, "invalid"), None)
+        plain = web.json_response(text, status=response.status)
+        plain.force_close()
+        return plain
+
+
 def _plain_message(request: web.Request, error: web.HTTPException) -> str:
     """Of what no handler was found for."""
     asked = f"{request.method} {request.path!r:.200} is not served here"

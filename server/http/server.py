@@ -10,6 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -33,7 +35,8 @@ from .body import (
 from .body_turns import BodyTurns
 from .connections import HttpConnections
 from .cors import AllowedOrigins
-from .errors import HttpRefusal, typed_errors
+from .errors import HttpRefusal, TypedRequestHandler, typed_errors
+from .headers.answer_headers import send_added_headers
 from .host_check import require_host
 from .log import HttpLog
 from .request_ids import http_request_id, name_request, rename_request, send_request_id
@@ -203,6 +206,7 @@ class _Application:
         )
         self._application[BODY_TURNS] = BodyTurns()
         self._application.on_response_prepare.append(send_request_id)
+        self._application.on_response_prepare.append(send_added_headers)
         self._application.on_response_prepare.append(origins.mark)
         served = [*self.probes.routes(), *routes]
         self._application.add_routes([_reading_later(route) for route in served])
@@ -211,20 +215,25 @@ class _Application:
         runner = web.AppRunner(
             self._application,
             handler_cancellation=True,
-            access_log=None,
-            logger=HttpLog(),
             shutdown_timeout=last_writes_seconds,
-            auto_decompress=False,
-            keepalive_timeout=_KEEP_ALIVE_SECONDS,
-            # server/http/body.py drains unread bodies, within bounds of bytes too.
-            lingering_time=0.0,
         )
         await runner.setup()
         return runner
 
     def protocol(self, runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
         assert runner.server is not None
-        return self.connections.bounded(runner.server)
+        # aiohttp takes an adapter for a logger, and None for no log; its annotations do not.
+        settings: dict[str, Any] = {
+            "access_log": None,
+            "logger": HttpLog(),
+            "auto_decompress": False,
+            "keepalive_timeout": _KEEP_ALIVE_SECONDS,
+            # server/http/body.py drains unread bodies, within bounds of bytes too.
+            "lingering_time": 0.0,
+        }
+        loop = asyncio.get_running_loop()
+        make = partial(TypedRequestHandler, runner.server, loop=loop, **settings)
+        return self.connections.bounded(make)
 
 
 def _let_in(

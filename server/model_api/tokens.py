@@ -15,7 +15,7 @@ from tasuki.server.openai.completions import read_prompt
 from tasuki.server.openai.generation import ServedModel, prompt_salt
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.request_checks import check_vocabulary, to_tokens
-from tasuki.server.text.chat_template import SPECIAL_NAMES
+from tasuki.server.text.chat_template import GENERAL_CLASS, SPECIAL_NAMES
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
 
@@ -43,6 +43,7 @@ class TokenHandlers:
                 **{name: names.get(name) for name in SPECIAL_NAMES},
                 "chat_template": None if template is None else template.source,
                 "model_max_length": codec.max_tokens,
+                "tokenizer_class": GENERAL_CLASS if template is None else template.tokenizer_class,
             }
         )
 
@@ -96,8 +97,4 @@ def _text(token: int, names: dict[int, bytes], codec: TextCodec) -> str:
 
 def _names(tokenizer: Tokenizer) -> dict[int, bytes]:
     """Of special tokens, which add nothing to an answer's text."""
-    return {
-        tokenizer.added_tokens[name]: name.encode()
-        for name in tokenizer.special_tokens
-        if name in tokenizer.added_tokens
-    }
+    return {token: name.encode() for token, name in tokenizer.special_names.items()}

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: what a chat asks, and the shape of its reply."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,9 +9,10 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
-from tasuki.server.replies.kept_bytes import score_bytes, submit_bytes, value_bytes
+from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes, value_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_length, checked_prediction
+from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import placed
@@ -21,7 +22,15 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
-from .generation import AskedReply, ServedModel, prompt_salt, read_submit
+from .fields.known_fields import OF_CHATS
+from .generation import (
+    AskedReply,
+    ServedModel,
+    name_unknown,
+    prompt_salt,
+    read_submit,
+    shown_prompts,
+)
 from .messages import (
     parallel_calls,
     read_chat_messages,
@@ -33,18 +42,21 @@ from .messages import (
 from .reply import ReplyHead
 from .request_fields import RequestFields, check_account_fields
 from .sampling import (
+    SHOWN_IDS,
     AnswerOptions,
     read_options,
     read_prompt_logprobs,
+    read_token_names,
     read_top_logprobs,
 )
 from .template_variables import read_template_variables
 
-_HONOURED = frozenset({"n", "best_of", "prompt_logprobs"})
+_HONOURED = frozenset({"n", "best_of", "prompt_logprobs", *SHOWN_IDS, "continue_final_message"})
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
+    name_unknown(model, request, fields, OF_CHATS)
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
     check_scores("prompt_logprobs", [submit], 1)
@@ -54,7 +66,7 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
         ChatReply(
             head,
             parsers(),
-            model.codec.tokenizer,
+            read_token_names(fields, model.codec),
             place,
             with_logprobs=fields.flag("logprobs"),
             streamed=options.stream,
@@ -63,7 +75,8 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
         for place in range(options.choices)
     ]
     kept = submit_bytes(submit) + score_bytes(submit, 1) + value_bytes(read_tools(fields))
-    return AskedReply([submit], options, shapes, [scored], kept)
+    ids = shown_prompts(fields, [submit])
+    return AskedReply([submit], options, shapes, [scored], kept + ids_bytes(ids), ids)
 
 
 def read_chat_request(
@@ -111,13 +124,27 @@ def render_chat(
     fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
     """`messages` and `tools` through the checkpoint's template. salt: as of the prompt."""
-    return ChatRenderer(codec).conversation(
-        read_chat_messages(fields),
+    messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
+    goes_on = fields.flag("continue_final_message")
+    if goes_on:
+        _check_goes_on(messages, open_answer)
+    rendered = renderer.conversation(
+        messages,
         open_answer=open_answer,
         salt=salt,
         tools=read_tools(fields),
         variables=read_template_variables(fields),
     )
+    return renderer.without_closing(rendered) if goes_on else rendered
+
+
+def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:
+    """Raise InvalidField where the answer cannot go on in the last message."""
+    field = "continue_final_message"
+    if open_answer:
+        raise InvalidField(field, "needs add_generation_prompt: false")
+    if messages[-1].role != "assistant" or messages[-1].tool_calls:
+        raise InvalidField(field, "needs a last message that is an assistant's, without tool_calls")
 
 
 def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:

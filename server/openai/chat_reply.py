@@ -10,6 +10,7 @@ import msgspec
 
 from tasuki.server.replies.growing_text import GrowingText
 from tasuki.server.replies.scored_prompt import ScoredPrompt, json_prompt_logprobs
+from tasuki.server.replies.token_logprobs import TokenNames, token_logprob
 from tasuki.server.text.answer_parts import (
     AnswerItem,
     CallArguments,
@@ -20,11 +21,9 @@ from tasuki.server.text.answer_parts import (
 )
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.tokenizer import Tokenizer
 
 from .events import TextChoice, to_json
 from .reply import ReplyHead
-from .usage import chat_logprob
 
 _CALL_BYTES = 500
 """Of a call without its arguments."""
@@ -33,20 +32,22 @@ _CALL_BYTES = 500
 class ChatReply:
     whole_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    prompt_in_choice = False
 
     def __init__(
         self,
         head: ReplyHead,
         parser: AnswerParser,
-        tokenizer: Tokenizer | None,
+        names: TokenNames,
         index: int = 0,
         *,
         with_logprobs: bool,
         streamed: bool,
         prompt_logprobs: tuple[ScoredPrompt, int] | None = None,
     ) -> None:
-        """index: of the choice. with_logprobs: of each token, and of as many others as the engine
-        has. streamed: nothing is kept for `whole`, so that memory does not grow with the answer.
+        """names: of tokens in logprobs. index: of the choice. with_logprobs: of each token, and of
+        as many others as the engine has. streamed: nothing is kept for `whole`, so that memory does
+        not grow with the answer.
         prompt_logprobs: the reply has those of this prompt, with so many of the likeliest in each
         place."""
         self.head = head
@@ -55,7 +56,7 @@ class ChatReply:
         self._content_choice = TextChoice(lambda text: self._chunk({"content": text}))
         self._reasoning_choice = TextChoice(lambda text: self._chunk(_reasoning(text)))
         self._parser = parser
-        self._tokenizer = tokenizer
+        self._names = names
         self._with_logprobs = with_logprobs
         self._prompt_logprobs = prompt_logprobs
         self._streamed = streamed
@@ -81,7 +82,7 @@ class ChatReply:
             if self._streamed and not self._with_logprobs and self._parser.passes_content:
                 self.plain = self._content_choice
             return self._choices(items)
-        entry = chat_logprob(piece.token, self._tokenizer)
+        entry = token_logprob(piece.token, self._names)
         if not self._streamed:
             self._logprobs += to_json(entry) + b","
         shown = [item for item in items if not isinstance(item, CallEnd)]
@@ -121,7 +122,8 @@ class ChatReply:
     def beside_choices(self) -> dict[str, Any]:
         if self._prompt_logprobs is None:
             return {}
-        return {"prompt_logprobs": json_prompt_logprobs(*self._prompt_logprobs, self._tokenizer)}
+        tokenizer = self._names.tokenizer
+        return {"prompt_logprobs": json_prompt_logprobs(*self._prompt_logprobs, tokenizer)}
 
     def reasoning_tokens(self, ending: Ending) -> int | None:
         return self._parser.ending(ending).reasoning_tokens

@@ -13,12 +13,11 @@ from tasuki.model.ops.sampling.params import TopLogprobs
 from tasuki.server.replies.growing_text import GrowingText
 from tasuki.server.replies.logprob_columns import LogprobColumns
 from tasuki.server.replies.scored_prompt import ScoredPrompt, json_prompt_logprobs
+from tasuki.server.replies.token_logprobs import TokenNames, json_logprob
 from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.tokenizer import Tokenizer
 
 from .events import TextChoice, to_json
 from .reply import ReplyHead
-from .usage import json_logprob, token_text
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,12 @@ class ShownFields:
 class CompletionReply:
     whole_kind = chunk_kind = "text_completion"
     complete = may_complete = False
+    prompt_in_choice = True
 
     def __init__(
         self,
         head: ReplyHead,
-        tokenizer: Tokenizer | None,
+        names: TokenNames,
         index: int,
         shown: ShownFields,
         prompt_text: str | None,
@@ -55,13 +55,13 @@ class CompletionReply:
         *,
         streamed: bool,
     ) -> None:
-        """index: of the choice. prompt_text: None where token ids were given. prompt: takes its
-        scores where it is scored. streamed: nothing is kept for `whole`, so that memory does not
-        grow with the answer."""
+        """names: of tokens in logprobs. index: of the choice. prompt_text: None where token ids
+        were given. prompt: takes its scores where it is scored. streamed: nothing is kept for
+        `whole`, so that memory does not grow with the answer."""
         self.head = head
         self._index = index
         self._text = TextChoice(self._choice)
-        self._tokenizer = tokenizer
+        self._names = names
         self._shown = shown
         self._prompt_text = prompt_text
         self._prompt = prompt
@@ -114,9 +114,8 @@ class CompletionReply:
     def _echoed(self) -> str:
         if self._prompt_text is not None:
             return self._prompt_text
-        if self._tokenizer is None:
-            return ""
-        return self._tokenizer.decode(self._prompt.tokens.tolist())
+        tokenizer = self._names.tokenizer
+        return "" if tokenizer is None else tokenizer.decode(self._prompt.tokens.tolist())
 
     def _columns(self) -> LogprobColumns:
         """Return those of the next tokens: the reply's, or fresh ones for a stream's event."""
@@ -127,11 +126,10 @@ class CompletionReply:
     ) -> None:
         """Add the next token, its logprob, which a prompt's first has not, and the likeliest in its
         place."""
-        text, _ = token_text(token, self._tokenizer)
         shown = None if logprob is None else json_logprob(logprob)
         alternatives = None if logprob is None else self._alternatives(token, logprob, top)
-        columns.add(text, shown, alternatives, self._offset)
-        self._offset += len(text)
+        columns.add(self._names.name(token), shown, alternatives, self._offset)
+        self._offset += len(self._names.text(token))
 
     def _with_logprobs(self, text: str, columns: LogprobColumns) -> bytes:
         """Return a stream's choice. A whole reply has no use for it."""
@@ -151,7 +149,8 @@ class CompletionReply:
         }
         top = self._shown.prompt_logprobs
         if top is not None:
-            choice["prompt_logprobs"] = json_prompt_logprobs(self._prompt, top, self._tokenizer)
+            tokenizer = self._names.tokenizer
+            choice["prompt_logprobs"] = json_prompt_logprobs(self._prompt, top, tokenizer)
         return choice
 
     @property
@@ -165,12 +164,11 @@ class CompletionReply:
         """A completion is not taken apart."""
 
     def _alternatives(self, token: int, logprob: float, top: TopLogprobs) -> dict[str, float]:
-        """By their texts, which as in OpenAI's own answer may be one more than was asked for: the
+        """By their names, which as in OpenAI's own answer may be one more than was asked for: the
         token itself has its logprob too."""
-        named = (*top, (token, logprob)) if top else ()
         return {
-            token_text(alternative, self._tokenizer)[0]: json_logprob(found)
-            for alternative, found in reversed(named)
+            self._names.name(alternative): json_logprob(found)
+            for alternative, found in reversed((*top, (token, logprob)))
         }
 
     def _choice(self, text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from aiohttp import web
 from tasuki.engine.messages import Tokens
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.server.errors import InvalidField
-from tasuki.server.replies.kept_bytes import score_bytes, submit_bytes
+from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
@@ -18,10 +18,17 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .answer_format import read_answer_format
 from .completion_reply import CompletionReply, ShownFields
-from .generation import AskedReply, ServedModel, read_submit
+from .fields.known_fields import OF_COMPLETIONS
+from .generation import AskedReply, ServedModel, name_unknown, read_submit, shown_prompts
 from .reply import ReplyHead
 from .request_fields import RequestFields, check_account_fields
-from .sampling import read_options, read_prompt_logprobs, read_top_logprobs
+from .sampling import (
+    SHOWN_IDS,
+    read_options,
+    read_prompt_logprobs,
+    read_token_names,
+    read_top_logprobs,
+)
 
 # OpenAI's own for this endpoint.
 _DEFAULT_NEW_TOKENS = 16
@@ -32,11 +39,12 @@ MAX_PROMPTS = 1024
 
 
 _PROMPTS = frozenset({str, list})
-_HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs"})
+_HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs", *SHOWN_IDS})
 
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """On any thread."""
+    name_unknown(model, request, fields, OF_COMPLETIONS)
     check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
     top = read_top_logprobs(fields, "logprobs")
@@ -69,10 +77,11 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
     check_scores("prompt", submits, options.choices)
     scored = [ScoredPrompt(prompt.tokens) for prompt in prompts]
     head = ReplyHead(f"cmpl-{submits[0].request_id}", model.named(fields.text("model")))
+    names = read_token_names(fields, model.codec)
     shapes = [
         CompletionReply(
             head,
-            model.codec.tokenizer,
+            names,
             place * options.choices + choice,
             shown,
             prompt.text,
@@ -84,7 +93,8 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
     ]
     taken = scored if shown.scored_top is not None else [None] * len(scored)
     kept = sum(submit_bytes(submit) + score_bytes(submit, options.choices) for submit in submits)
-    return AskedReply(submits, options, shapes, taken, kept)
+    ids = shown_prompts(fields, submits)
+    return AskedReply(submits, options, shapes, taken, kept + ids_bytes(ids), ids)
 
 
 def _grammars(

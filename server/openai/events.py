@@ -5,7 +5,7 @@ its whole body.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,11 @@ def to_json(value: Any) -> bytes:
 
 def event(body: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % to_json(body)
+
+
+def with_fields(choice: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return the choice, as JSON, with further fields at its end. Their texts are ASCII."""
+    return b"%b,%b" % (choice[:-1], msgspec.json.encode(fields)[1:])
 
 
 class TextChoice:
@@ -47,6 +52,11 @@ class ChunkEvents:
     def of(self, choices: Sequence[bytes]) -> bytes:
         """choices: of one event each, as JSON."""
         return b"".join([b"%b%b%b" % (self._before, choice, self._after) for choice in choices])
+
+    def of_each(self, choices: Sequence[bytes], after: Mapping[str, Any]) -> bytes:
+        """As `of`, with other fields after the choices. Their texts are ASCII."""
+        fields = b",%b" % msgspec.json.encode(after)[1:] if after else b"}"
+        return b"".join([b"%b%b]%b\n\n" % (self._before, one, fields) for one in choices])
 
     def of_text(self, choice: TextChoice) -> Callable[[str], bytes]:
         """What makes the event of a choice that holds a text: as `of`, at half of its cost."""

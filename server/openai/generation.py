@@ -5,12 +5,14 @@ Has no part in chat messages or JSON shapes. One event loop's thread.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
@@ -21,9 +23,11 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.headers.answer_headers import add_header
 from tasuki.server.http.request_ids import http_request_id
 from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, WholeReply
 from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.token_ids import TokenIds, prompt_ids
 from tasuki.server.request_checks import (
     check_length,
     check_priority,
@@ -40,6 +44,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 from tasuki.utils.free_memory import FreeMemory
 
+from .fields.known_fields import refuse_first, shown_names
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
@@ -48,6 +53,9 @@ from .usage import wants_hit
 
 Result = TypeVar("Result")
 
+log = logging.getLogger(__name__)
+
+UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
@@ -61,7 +69,8 @@ class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
     sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
     it; ANY_NAME among them: whatever they give. whole_calls: as of AnswerParser. held: memory of
-    the requests of all routes."""
+    the requests of all routes. strict_fields: unknown fields of chats and completions are refused.
+    """
 
     name: str
     created: int
@@ -71,6 +80,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     whole_calls: bool = False
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
+    strict_fields: bool = False
     memory: FreeMemory = field(default_factory=FreeMemory, repr=False, compare=False)
 
     @property
@@ -160,6 +170,28 @@ def read_submit(
     )
 
 
+def name_unknown(
+    model: ServedModel, request: web.Request, fields: RequestFields, known: Collection[str]
+) -> None:
+    """Have the answer's header and the log name the fields that are not among the known ones: the
+    answer does not depend on them. Raises InvalidField where the model's requests may have none."""
+    names = fields.unknown(known)
+    if not names:
+        return
+    if model.strict_fields:
+        refuse_first(names)
+    shown = shown_names(names)
+    add_header(request, UNKNOWN_HEADER, shown)
+    log.info("%s: fields that are not known here: %s", http_request_id(request), shown)
+
+
+def shown_prompts(fields: RequestFields, submits: Sequence[Submit]) -> list[msgspec.Raw] | None:
+    """The ids of each prompt, where the request asks for token ids. Raises InvalidField."""
+    if not fields.flag("return_token_ids"):
+        return None
+    return [prompt_ids(submit.prompt) for submit in submits]
+
+
 def prompt_salt(request: web.Request, fields: RequestFields) -> bytes:
     """Of the prompts that may share with this one what is cached. Raises InvalidRequest,
     PermissionDenied."""
@@ -181,13 +213,23 @@ def _session(fields: RequestFields, tenant: str | None) -> str | None:
 class AskedReply:
     """What a request asks: prompts, and of each choice of the reply, one of each prompt or more,
     the shape, in their order. scored: of each prompt what takes its scores; None of one that is
-    not scored. kept_bytes: memory that these take until the reply's end."""
+    not scored. kept_bytes: memory that these take until the reply's end. prompt_ids: of each prompt
+    as JSON, where the reply shows token ids."""
 
     submits: Sequence[Submit]
     options: AnswerOptions
     shapes: Sequence[ReplyShape]
     scored: Sequence[ScoredPrompt | None]
     kept_bytes: int
+    prompt_ids: Sequence[msgspec.Raw] | None = None
+
+    def token_ids(self) -> list[TokenIds] | None:
+        """Of each choice; None where they are not shown."""
+        if self.prompt_ids is None:
+            return None
+        choices, streamed = self.options.choices, self.options.stream
+        places = range(len(self.shapes))
+        return [TokenIds(self.prompt_ids[n // choices], streamed=streamed) for n in places]
 
 
 ReadRequest = Callable[[ServedModel, web.Request, RequestFields], AskedReply]
@@ -203,11 +245,14 @@ def answering(
         with model.hold(request) as hold:
             asked = await model.read(request, hold, partial(read, model, request))
             hold.resize(asked.kept_bytes)
+            prompts = [len(submit.prompt) for submit in asked.submits]
             reply = ChunkedReply(
                 asked.shapes,
                 include_usage=asked.options.include_usage,
                 with_hit=wants_hit(request),
                 choices=asked.options.choices,
+                prompt_tokens=prompts if asked.options.continuous_usage else None,
+                ids=asked.token_ids(),
             )
             return await answer_all(
                 *(engine, model, request, hold),
@@ -243,11 +288,12 @@ async def answer_all(
     """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
     await check_followable(options.asked, model.codec, request_context.line)
+    codec = model.codec
     names = [name for submit in submits for name in submit.answer_ids]
     choices = [
         Choice(
             TextAnswer(
-                model.codec.detokenizer(),
+                codec.naming_detokenizer() if options.names_special else codec.detokenizer(),
                 StopStrings(options.stops, is_kept=options.stop_is_kept),
                 partial(engine.abort, name, request_context.caller),
                 options.sampling.min_tokens,

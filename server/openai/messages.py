@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.replies.conversation_builder import ConversationBuilder
 from tasuki.server.text.call_arguments import read_arguments
-from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.chat_message import ROLES, ChatMessage, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 from tasuki.server.text.grammars.offered_tool import OfferedTool
 from tasuki.server.text.grammars.tool_choice import ToolChoice
@@ -32,6 +33,7 @@ _TEXT_OF_PART = {
 
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
+    """Templates take one system message, the first: later ones join what stands before them."""
     messages = fields.items("messages")
     if not messages:
         raise InvalidField("messages", "is empty: send at least one message")
@@ -39,7 +41,14 @@ def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
         raise PromptTooLong(
             f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
         )
-    return [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
+    builder = ConversationBuilder()
+    for index, item in enumerate(messages):
+        message = _message(item, f"messages[{index}]")
+        if message.role == "system":
+            builder.system(message.content)
+        else:
+            builder.message(message)
+    return builder.messages
 
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
@@ -120,6 +129,9 @@ def _message(item: Any, place: str) -> ChatMessage:
     if not isinstance(item, dict) or not isinstance(item.get("role"), str):
         raise InvalidField(place, "must be an object with a role")
     role: str = item["role"]
+    if role not in (*ROLES, *_ROLE):
+        known = ", ".join((*ROLES, *_ROLE))
+        raise InvalidField(f"{place}.role", f"is {role!r:.60}: use one of {known}")
     role = _ROLE.get(role, role)
     calls = item.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):

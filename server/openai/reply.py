@@ -4,16 +4,17 @@ The fields of chats and completions are a ReplyShape's. One answer, one thread.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tasuki.server.http.errors import error_body
 from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
+from tasuki.server.replies.token_ids import TokenIds
 from tasuki.server.text.text_answer import Ending, Piece
 
-from .events import DONE, ChunkEvents, TextChoice, event
-from .usage import usage
+from .events import DONE, ChunkEvents, TextChoice, event, with_fields
+from .usage import usage, usage_so_far
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
     chunk each, as JSON. complete: no more of the answer is wanted. may_complete, keeps: as in
     AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one
-    choice of it, which this one holds; None until then, and where it never is."""
+    choice of it, which this one holds; None until then, and where it never is. prompt_in_choice:
+    where token ids are shown those of the prompt are its choice's, else the reply's."""
 
     head: ReplyHead
     whole_kind: str
@@ -41,6 +43,7 @@ class ReplyShape(Protocol):
     may_complete: bool
     keeps: bool
     plain: TextChoice | None
+    prompt_in_choice: bool
 
     @property
     def complete(self) -> bool: ...
@@ -80,23 +83,36 @@ class ChunkedReply:
         include_usage: bool,
         with_hit: bool,
         choices: int = 1,
+        prompt_tokens: Sequence[int] | None = None,
+        ids: Sequence[TokenIds] | None = None,
     ) -> None:
         """shapes: of each choice, all with one head. include_usage: a stream ends with a chunk of
-        usage. with_hit: usage explains the hit. choices: of each prompt, which counts once."""
+        usage. with_hit: usage explains the hit. choices: of each prompt, which counts once.
+        prompt_tokens: of each prompt, where a stream's other chunks have usage too. ids: of each
+        choice, where the reply shows them."""
         self.head = shapes[0].head
         self._shapes = tuple(shapes)
         self._include_usage = include_usage
         self._with_hit = with_hit
         self._choices = choices
+        self._prompt_tokens = prompt_tokens
+        self._ids = ids
         self._fields = self.head.fields(shapes[0].chunk_kind)
         self._endings: dict[int, Ending] = {}
         """Of the choices that have ended."""
 
     def writers(self) -> list["ChoiceWriter"]:
         """One of each choice."""
-        chunks = ChunkEvents(self._fields, {"usage": None} if self._include_usage else {})
+        after = {"usage": None} if self._include_usage else {}
+        chunks = ChunkEvents(self._fields, after)
+        prompts, ids = self._prompt_tokens, self._ids
         return [
-            ChoiceWriter(self, number, shape, chunks) for number, shape in enumerate(self._shapes)
+            ChoiceWriter(
+                *(self, number, shape, chunks, after),
+                None if prompts is None else prompts[number // self._choices],
+                None if ids is None else ids[number],
+            )
+            for number, shape in enumerate(self._shapes)
         ]
 
     def end(self, number: int, ending: Ending) -> bytes:
@@ -112,10 +128,26 @@ class ChunkedReply:
         """The reply that is not streamed. REQUIRES: every choice has ended."""
         return {
             **self.head.fields(self._shapes[0].whole_kind),
-            "choices": [shape.whole(ending) for shape, ending in self._ended()],
+            "choices": self._whole_choices(),
             "usage": self._usage(),
             **self._shapes[0].beside_choices(),
+            **self._prompt_ids(),
         }
+
+    def _whole_choices(self) -> list[dict[str, Any]]:
+        """REQUIRES: every choice has ended."""
+        choices = [shape.whole(ending) for shape, ending in self._ended()]
+        for choice, shape, ids in zip(choices, self._shapes, self._ids or (), strict=False):
+            choice.update(ids.of_answer())
+            if shape.prompt_in_choice:
+                choice.update(ids.of_prompt())
+        return choices
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        """As a field of the whole reply; none where they are its choices' or not shown."""
+        if self._ids is None or self._shapes[0].prompt_in_choice:
+            return {}
+        return self._ids[0].of_prompt()
 
     def _ended(self) -> list[tuple[ReplyShape, Ending]]:
         """REQUIRES: every choice has ended."""
@@ -138,8 +170,17 @@ class ChoiceWriter:
     """An AnswerWriter: of one choice of a reply."""
 
     def __init__(
-        self, reply: ChunkedReply, number: int, shape: ReplyShape, chunks: ChunkEvents
+        self,
+        reply: ChunkedReply,
+        number: int,
+        shape: ReplyShape,
+        chunks: ChunkEvents,
+        after: Mapping[str, Any],
+        prompt_tokens: int | None = None,
+        ids: TokenIds | None = None,
     ) -> None:
+        """after: a chunk's fields after its choices. prompt_tokens: where each chunk has what the
+        choice has used so far. ids: where they are shown."""
         self.id = reply.head.id
         self.may_complete = shape.may_complete
         self.keeps = shape.keeps
@@ -147,6 +188,12 @@ class ChoiceWriter:
         self._number = number
         self._shape = shape
         self._chunks = chunks
+        self._after = after
+        self._prompt_tokens = prompt_tokens
+        self._ids = ids
+        self._shows_prompt = ids is not None
+        """Until the stream has the prompt's ids."""
+        self._tokens = 0
         self._plain_event: Callable[[str], bytes] | None = None
 
     @property
@@ -155,22 +202,49 @@ class ChoiceWriter:
 
     @property
     def kept_bytes(self) -> int:
-        return self._shape.kept_bytes
+        ids = 0 if self._ids is None else self._ids.kept_bytes
+        return self._shape.kept_bytes + ids
 
     def opening(self) -> bytes:
-        return self._chunks.of(self._shape.opening())
+        return self._events(self._shape.opening())
 
     def piece(self, piece: Piece) -> bytes:
         if self._plain_event is not None:
             return self._plain_event(piece.text) if piece.text else b""
-        events = self._chunks.of(self._shape.push(piece))
-        if self._shape.plain is not None:
+        if piece.token is not None:
+            self._tokens += 1
+            if self._ids is not None:
+                self._ids.add(piece.token.token)
+        events = self._events(self._shape.push(piece))
+        if self._shape.plain is not None and self._prompt_tokens is None and self._ids is None:
             self._plain_event = self._chunks.of_text(self._shape.plain)
         return events
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        last = self._chunks.of([*self._shape.push(rest), *self._shape.finish(ending)])
+        last = self._events([*self._shape.push(rest), *self._shape.finish(ending)])
         return last + self._reply.end(self._number, ending)
+
+    def _events(self, choices: Sequence[bytes]) -> bytes:
+        # A whole reply has no use for what its events would hold more.
+        if not choices or self.keeps or (self._prompt_tokens is None and self._ids is None):
+            return self._chunks.of(choices)
+        after = dict(self._after)
+        if self._prompt_tokens is not None:
+            after["usage"] = usage_so_far(self._prompt_tokens, self._tokens)
+        if self._ids is None:
+            return self._chunks.of_each(choices, after)
+        return self._with_ids(self._ids, choices[0], after) + self._chunks.of_each(
+            choices[1:], after
+        )
+
+    def _with_ids(self, ids: TokenIds, choice: bytes, after: Mapping[str, Any]) -> bytes:
+        """The event of a choice, with the ids that came since the last one."""
+        in_choice = ids.of_answer()
+        beside: dict[str, Any] = {}
+        if self._shows_prompt:
+            (in_choice if self._shape.prompt_in_choice else beside).update(ids.of_prompt())
+            self._shows_prompt = False
+        return self._chunks.of_each([with_fields(choice, in_choice)], {**after, **beside})
 
     def failure(self, error: Exception) -> bytes:
         return event(error_body(error)) + DONE

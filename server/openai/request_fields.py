@@ -42,6 +42,11 @@ class RequestFields:
             if name not in known and value is not None:
                 raise InvalidField(f"{name:.80}", "is not known here: leave it out")
 
+    def unknown(self, known: Collection[str]) -> list[str]:
+        """The names of fields that are not among the known ones, and not null."""
+        values = self._values
+        return [name for name in values if name not in known and values[name] is not None]
+
     def get(self, name: str) -> Any:
         return self._values.get(name)
 

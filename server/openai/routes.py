@@ -37,5 +37,6 @@ def served_model(
         sampling_defaults=SamplingDefaults.load(config.generation_config, Path(folder)),
         aliases=tuple(aliases),
         whole_calls=config.whole_calls,
+        strict_fields=config.strict_fields,
         held=HeldBytes.for_messages(config.max_message_mib * 2**20),
     )

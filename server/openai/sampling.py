@@ -13,6 +13,7 @@ from typing import Any
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
+from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.request_checks import (
     MAX_CHOICES,
     MAX_STOP_TOKENS,
@@ -70,7 +71,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "verbosity": ("medium",),
     # What the reply holds.
-    "skip_special_tokens": (True,),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -86,21 +86,28 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
+SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
+"""vLLM's fields of replies that show token ids."""
+# The last is about padding that hides lengths; no chunk here has any.
+_STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include_obfuscation"})
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
-    stream ends with a chunk of usage. choices: answers to each prompt. asked: the grammar that the
-    sampling names, as the request asked for it; it is untried."""
+    stream ends with a chunk of usage. continuous_usage: its other chunks have usage too. choices:
+    answers to each prompt. asked: the grammar that the sampling names, as the request asked for it;
+    it is untried. names_special: special tokens in the answer are text, by their names."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
     stop_is_kept: bool
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
     choices: int = 1
     asked: AskedGrammar | None = None
+    names_special: bool = False
 
     def following(self, asked: AskedGrammar | None, grammar: Grammar | None) -> "AnswerOptions":
         """Return the same for an answer that follows the grammar, if any. asked: what it was placed
@@ -123,6 +130,8 @@ def read_options(
     for name, harmless in _WITHOUT_EFFECT.items():
         if name not in honoured:
             fields.refuse_but(name, harmless)
+    in_stream = _stream_options(fields)
+    include_usage = "include_usage" in in_stream
     return AnswerOptions(
         sampling=_sampling(
             fields, codec, default_new_tokens, defaults, top_logprobs, least_new_tokens
@@ -130,9 +139,31 @@ def read_options(
         stops=_stops(fields),
         stop_is_kept=fields.flag("include_stop_str_in_output") or fields.flag("no_stop_trim"),
         stream=fields.flag("stream"),
-        include_usage=fields.fields("stream_options").flag("include_usage"),
+        include_usage=include_usage,
+        # As in vLLM, where the one alone asks for nothing.
+        continuous_usage=include_usage and "continuous_usage_stats" in in_stream,
         choices=_choices(fields) if "n" in honoured else 1,
+        names_special=fields.get("skip_special_tokens") is not None
+        and not fields.flag("skip_special_tokens"),
     )
+
+
+def _stream_options(fields: RequestFields) -> frozenset[str]:
+    """Return the names of those that are set. Raises InvalidField."""
+    given = {
+        name: value
+        for name, value in fields.items_by_name("stream_options").items()
+        if value is not None
+    }
+    if given and not fields.flag("stream"):
+        raise InvalidField("stream_options", "needs stream: true, or leave it out")
+    for name, value in given.items():
+        place = f"stream_options.{name:.80}"
+        if name not in _STREAM_OPTIONS:
+            raise InvalidField(place, "is not known here: leave it out")
+        if not isinstance(value, bool):
+            raise InvalidField(place, "must be true or false")
+    return frozenset(name for name, value in given.items() if value)
 
 
 def _choices(fields: RequestFields) -> int:
@@ -166,6 +197,11 @@ def read_top_logprobs(fields: RequestFields, field: str) -> int:
     return count
 
 
+def read_token_names(fields: RequestFields, codec: TextCodec) -> TokenNames:
+    """How logprobs are to name tokens. Raises InvalidField."""
+    return TokenNames(codec.tokenizer, fields.flag("return_tokens_as_token_ids"))
+
+
 def _sampling(
     fields: RequestFields,
     codec: TextCodec,
@@ -174,9 +210,11 @@ def _sampling(
     top_logprobs: int,
     least_new_tokens: int,
 ) -> SamplingParams:
-    new_tokens = fields.integer("max_completion_tokens")
+    limit = "max_completion_tokens"
+    new_tokens = fields.integer(limit)
     if new_tokens is None:
-        new_tokens = fields.integer("max_tokens")
+        limit = "max_tokens"
+        new_tokens = fields.integer(limit)
     temperature, top_p, seed = fields.number("temperature"), fields.number("top_p"), _seed(fields)
     top_k = fields.integer("top_k")
     stop_tokens = fields.items("stop_token_ids")
@@ -202,7 +240,7 @@ def _sampling(
         )
     except ValueError as error:
         name, _, complaint = str(error).partition(" ")
-        raise InvalidField("max_tokens" if name == "max_new_tokens" else name, complaint) from error
+        raise InvalidField(limit if name == "max_new_tokens" else name, complaint) from error
 
 
 def _logit_fields(

@@ -1,10 +1,9 @@
-"""Usage and logprobs in OpenAI's shape. Pure functions.
+"""Usage in OpenAI's shape. Pure functions.
 
 `cached_tokens` counts usable tokens: those that were not computed again. Requests with the header
 `x-tasuki-hit: 1` get the whole hit breakdown as `prompt_tokens_details.hybrid`.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from aiohttp import web
 
 from tasuki.engine import messages as m
-from tasuki.server.text.tokenizer import Tokenizer
 
 HIT_HEADER = "x-tasuki-hit"
 
@@ -51,6 +49,12 @@ def usage(
     return shown
 
 
+def usage_so_far(prompt: int, completion: int) -> dict[str, int]:
+    """Of an answer that goes on, in tokens."""
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+
+
 def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
     """How much of the request's prediction held; nothing where it had none."""
     given = [answer for answer in answers if answer.accepted_prediction_tokens is not None]
@@ -72,29 +76,6 @@ def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
             sums = zip_longest(of_source[name], counts, fillvalue=0)
             of_source[name] = [sum(pair) for pair in sums]
     return {"drafts": found} if found else {}
-
-
-def token_text(token: int, tokenizer: Tokenizer | None) -> tuple[str, list[int]]:
-    """A token as text, a torn character as U+FFFD, and as bytes; both empty for a special one."""
-    content = b"" if tokenizer is None else tokenizer.token_bytes(token)
-    return content.decode(errors="replace"), list(content)
-
-
-def chat_logprob(token: m.TokenOut, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """With the likeliest tokens, as many as the engine has."""
-    entry = _logprob_entry(token.token, token.logprob, tokenizer)
-    top = [_logprob_entry(other, logprob, tokenizer) for other, logprob in token.top]
-    return {**entry, "top_logprobs": top}
-
-
-def _logprob_entry(token: int, logprob: float, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    text, content = token_text(token, tokenizer)
-    return {"token": text, "logprob": json_logprob(logprob), "bytes": content}
-
-
-def json_logprob(logprob: float) -> float:
-    """JSON has no NaN and no infinity; OpenAI's own stand-in for a token that cannot be."""
-    return logprob if math.isfinite(logprob) else -9999.0
 
 
 def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class ConversationBuilder:
         self.end_turn()
         self.messages.append(ChatMessage("user", text))
 
+    def message(self, message: ChatMessage) -> None:
+        """One of any role but system's, as it is."""
+        self.end_turn()
+        self.messages.append(message)
+
     def tool(self, text: str) -> None:
         """What a call returned."""
         self.end_turn()

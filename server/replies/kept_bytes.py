@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tasuki.engine.messages import Submit
 
 ANSWER_BYTES = 1 << 15
@@ -42,6 +44,12 @@ def score_bytes(submit: Submit, written: int = 0) -> int:
         return 0
     scores = len(submit.prompt) * (submit.prompt_logprobs + 1)
     return scores * (_SCORE_BYTES + _WRITTEN_SCORE_BYTES * written)
+
+
+def ids_bytes(prompts: Sequence[msgspec.Raw] | None) -> int:
+    """Return the memory of prompts' token ids as JSON, and of their copies in a reply. None: they
+    are not shown."""
+    return 0 if prompts is None else sum(2 * len(bytes(ids)) for ids in prompts)
 
 
 def value_bytes(value: Any) -> int:

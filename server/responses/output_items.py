@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import msgspec
+
 from tasuki.server.replies.growing_text import GrowingText
 
 from .reasoning_text import carried
@@ -47,7 +49,11 @@ class _TextItem:
         return {"type": self.part_type, "text": text}
 
     def more(self) -> Body:
-        """Fields of each event of the text."""
+        """Fields of the event of the whole text."""
+        return {}
+
+    def more_of_delta(self) -> Body:
+        """Fields of the event of the newest text."""
         return {}
 
     def begin(self) -> Iterator[Body]:
@@ -55,7 +61,7 @@ class _TextItem:
 
     def grow(self, text: str) -> Iterator[Body]:
         self._text.add(text)
-        yield {"type": f"{self.event}.delta", **self._place, "delta": text, **self.more()}
+        yield {"type": f"{self.event}.delta", **self._place, "delta": text, **self.more_of_delta()}
 
     def end(self) -> Iterator[Body]:
         text = self.text
@@ -70,15 +76,33 @@ class MessageItem(_TextItem):
     part_type = "output_text"
     event = "response.output_text"
 
+    def __init__(self, item_id: str) -> None:
+        super().__init__(item_id)
+        self._newest = b""
+        self._logprobs = bytearray()
+
+    def score(self, logprobs: bytes) -> None:
+        """Take the logprobs of the text that grow() is about to take: JSON, a comma behind each."""
+        self._newest = logprobs
+        self._logprobs += logprobs
+
     def part(self, text: str) -> Body:
-        return {**super().part(text), "annotations": [], "logprobs": []}
+        return {**super().part(text), "annotations": [], **self.more()}
 
     def more(self) -> Body:
-        return {"logprobs": []}
+        return {"logprobs": _listed(self._logprobs)}
+
+    def more_of_delta(self) -> Body:
+        return {"logprobs": _listed(self._newest)}
 
     def whole(self, status: str) -> Body:
         item = {"id": self._id, "type": "message", "status": status, "role": "assistant"}
         return {**item, "content": self._parts(status)}
+
+
+def _listed(values: bytes | bytearray) -> msgspec.Raw:
+    """values: JSON, a comma behind each."""
+    return msgspec.Raw(b"[%b]" % bytes(values).removesuffix(b","))
 
 
 class ReasoningItem(_TextItem):
@@ -93,8 +117,8 @@ class ReasoningItem(_TextItem):
     def whole(self, status: str) -> Body:
         item: Body = {"id": self._id, "type": "reasoning", "status": status, "summary": []}
         ended = status != "in_progress"
-        encoded = carried(self.text) if self._is_carried and ended else None
-        return {**item, "content": self._parts(status), "encrypted_content": encoded}
+        encoded = {"encrypted_content": carried(self.text)} if self._is_carried and ended else {}
+        return {**item, "content": self._parts(status), **encoded}
 
 
 class _CallItem:

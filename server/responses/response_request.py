@@ -5,6 +5,7 @@ fields about accounts and routing are ignored.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +20,14 @@ from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
 from tasuki.server.openai.request_fields import MAX_ID, RequestFields, check_account_fields
-from tasuki.server.openai.sampling import AnswerOptions, read_options
+from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
 from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
@@ -31,21 +35,26 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
 from .input_items import read_input
+from .message_logprobs import MessageLogprobs
 from .response_head import ResponseHead
 from .response_writer import ResponseWriter
 from .stored_items import StoredItems
 from .stored_responses import Responses, StoredResponse
-from .tools import ResponseTools, read_response_tools
+from .tools import ResponseTools, echoed_tools, read_response_tools
 from .turn_prompt import PromptSettings, turn_prompt
 from .turn_record import TurnRecord
 
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos"),
+    *_PENALTIES,
+)
 _VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
 _HONOURED = frozenset(
     {
         *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
         *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
-        *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority"),
+        *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority", "top_logprobs"),
         *(*_SAMPLING, *_VARIABLES),
     }
 )
@@ -60,12 +69,12 @@ _WITHOUT_EFFECT_ON_ANSWERS = frozenset(
 _AS_IT_IS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
-    "top_logprobs": (0,),
     "context_management": ([],),
 }
 _KNOWN = _HONOURED | _WITHOUT_EFFECT_ON_ANSWERS | _AS_IT_IS.keys()
 
 _ENCRYPTED = "reasoning.encrypted_content"
+_LOGPROBS = "message.output_text.logprobs"
 # Of items that no answer here has.
 _ABSENT = (
     "file_search_call.results",
@@ -97,6 +106,15 @@ class TooLongResponse:
     writer: ResponseWriter
 
 
+@dataclass(frozen=True)
+class _AskedTurn:
+    """messages: the whole conversation."""
+
+    messages: Sequence[ChatMessage]
+    settings: PromptSettings
+    prompt: RenderedPrompt
+
+
 def read_response_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
@@ -113,23 +131,24 @@ def read_response_request(
         return TooLongResponse(error, writer)
 
 
+def count_response_tokens(
+    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
+) -> int:
+    """Return how many tokens the request's prompt has. Raises as read_response_request()."""
+    _refuse_unserved(fields)
+    model.named(fields.text("model"))
+    turn = _read_turn(model, store, request, fields, read_response_tools(fields))
+    return len(turn.prompt.tokens)
+
+
 def _read(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse:
     _refuse_unserved(fields)
     tools = read_response_tools(fields)
-    previous = _previous(store, request, fields)
-    before = None if previous is None else previous.turn
-    context = http_request_context(request)
-    old = () if before is None else before.messages()
-    messages = read_input(fields.get("input"), old, StoredItems(store, context))
-    settings = PromptSettings(
-        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
-    )
-    salt = prompt_salt(request, fields)
-    rendered = turn_prompt(model.codec, settings, messages, before, len(old), salt)
-    tokens = rendered.tokens
-    room = max(1, model.max_tokens - len(tokens))
+    turn = _read_turn(model, store, request, fields, tools)
+    rendered = turn.prompt
+    room = max(1, model.max_tokens - len(rendered.tokens))
     options = _read_options(model, fields, room)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
@@ -144,13 +163,35 @@ def _read(
         carries_reasoning=_ENCRYPTED in _include(fields),
     )
     parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
-    writer = ResponseWriter(head, parser, tools)
+    shown = options.sampling.top_logprobs or _LOGPROBS in _include(fields)
+    logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
+    writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
     if is_stored:
-        record = TurnRecord(submit.prompt, messages, settings.digest)
-        writer.keep(record, partial(store.put, context))
+        record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
+        writer.keep(record, partial(store.put, http_request_context(request)))
         kept += record.kept_bytes
     return AskedResponse(submit, options, writer, kept)
+
+
+def _read_turn(
+    model: ServedModel,
+    store: Responses,
+    request: web.Request,
+    fields: RequestFields,
+    tools: ResponseTools,
+) -> _AskedTurn:
+    previous = _previous(store, request, fields)
+    before = None if previous is None else previous.turn
+    old = () if before is None else before.messages()
+    stored = StoredItems(store, http_request_context(request))
+    messages = read_input(fields.get("input"), old, stored)
+    settings = PromptSettings(
+        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
+    )
+    salt = prompt_salt(request, fields)
+    prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
+    return _AskedTurn(messages, settings, prompt)
 
 
 def _previous(
@@ -175,6 +216,7 @@ def _refuse_unserved(fields: RequestFields) -> None:
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
     fields.integer("max_tool_calls")
+    read_top_logprobs(fields, "top_logprobs")
     text = fields.fields("text")
     if text.get("verbosity") not in (None, "medium"):
         raise InvalidField("text.verbosity", "must be medium: ask for it in the instructions")
@@ -191,8 +233,10 @@ def _format(fields: RequestFields) -> AskedGrammar | None:
 def _include(fields: RequestFields) -> list[Any]:
     wanted = fields.items("include")
     for name in wanted:
-        if name != _ENCRYPTED and name not in _ABSENT:
-            raise InvalidField("include", f"may not hold {name!r:.60}: only {_ENCRYPTED}")
+        if name not in (_ENCRYPTED, _LOGPROBS, *_ABSENT):
+            raise InvalidField(
+                "include", f"may not hold {name!r:.60}: only {_ENCRYPTED} and {_LOGPROBS}"
+            )
     return wanted
 
 
@@ -214,9 +258,12 @@ def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, An
 def _read_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
     asked = {name: fields.get(name) for name in (*_SAMPLING, "stream")}
     wanted = fields.integer("max_output_tokens")
+    if wanted is not None and wanted < 1:
+        raise InvalidField("max_output_tokens", f"must be at least 1, not {wanted}")
     limit = room if wanted is None else min(wanted, room)
     fields_of_chat = RequestFields({**asked, "max_tokens": limit})
-    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, 0)
+    top = read_top_logprobs(fields, "top_logprobs")
+    return read_options(fields_of_chat, model.codec, limit, model.sampling_defaults, top)
 
 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
@@ -239,23 +286,25 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         "safety_identifier": fields.get("safety_identifier"),
         "service_tier": "default",
         "temperature": None,
-        "top_logprobs": 0,
+        "top_logprobs": fields.integer("top_logprobs") or 0,
         "top_p": None,
+        **dict.fromkeys(_PENALTIES, 0.0),
         "truncation": "disabled",
         "user": fields.get("user"),
     }
 
 
 def _sampled(options: AnswerOptions) -> dict[str, Any]:
-    return {"temperature": options.sampling.temperature, "top_p": options.sampling.top_p}
+    names = ("temperature", "top_p", *_PENALTIES)
+    return {name: getattr(options.sampling, name) for name in names}
 
 
 def _echoed(fields: RequestFields) -> dict[str, Any]:
-    """Return the fields that are as long as the client made them, as it sent them."""
+    """Return the fields that are as long as the client made them."""
     return {
         "instructions": fields.get("instructions"),
         "metadata": fields.items_by_name("metadata"),
         "text": {"format": fields.fields("text").get("format") or {"type": "text"}},
         "tool_choice": fields.get("tool_choice") or "auto",
-        "tools": fields.items("tools"),
+        "tools": echoed_tools(fields),
     }

@@ -26,6 +26,7 @@ from tasuki.server.text.answer_parts import (
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
 
+from .message_logprobs import MessageLogprobs
 from .output_items import CustomCallItem, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
 from .response_head import ResponseHead
 from .stored_items import item_id
@@ -36,6 +37,8 @@ from .turn_record import TurnRecord
 _KEPT_OF_LETTER = 6
 """Bytes: once among the items and once in the turn, and again while the ending is written."""
 _KEPT_OF_TOKEN = 8
+_KEPT_OF_LOGPROB = 4
+"""Times: in the message and its events, and while the ending is written."""
 _ERROR_CODE = {"internal": "server_error", "rate_limited": "rate_limit_exceeded"}
 
 
@@ -47,13 +50,16 @@ class ResponseWriter:
         head: ResponseHead,
         parser: AnswerParser,
         tools: ResponseTools,
+        logprobs: MessageLogprobs | None = None,
     ) -> None:
+        """logprobs: of messages' tokens; None: they have none."""
         self.id = head.id
         self._head = head
         self.may_complete = parser.may_complete
         self.keeps = True
         self._parser = parser
         self._tools = tools
+        self._logprobs = logprobs
         self._record: TurnRecord | None = None
         """None where the response is not stored."""
         self._store: Callable[[StoredResponse], None] | None = None
@@ -83,6 +89,8 @@ class ResponseWriter:
     def piece(self, piece: Piece) -> bytes:
         if self._record is not None and piece.token is not None:
             self._record.add_token(piece.token.token)
+        if self._logprobs is not None and piece.token is not None:
+            self._logprobs.add(piece.token, piece.text)
         self._kept_bytes += _KEPT_OF_LETTER * len(piece.text) + _KEPT_OF_TOKEN
         return b"".join(map(self._add, self._parser.push(piece)))
 
@@ -135,6 +143,8 @@ class ResponseWriter:
     def _add(self, item: AnswerItem) -> bytes:
         if self._record is not None:
             self._record.add(item)
+        if self._logprobs is not None and not isinstance(item, Content):
+            self._logprobs.drop()
         match item:
             case Reasoning(text):
                 return self._grow(ReasoningItem, text)
@@ -159,7 +169,13 @@ class ResponseWriter:
                 else ReasoningItem(self._named("rs"), is_carried=carries)
             )
             begun += self._begin(item)
+            if self._logprobs is not None:
+                self._logprobs.begin(text)
         assert self._open is not None
+        if self._logprobs is not None and isinstance(self._open, MessageItem):
+            logprobs = self._logprobs.of(text)
+            self._kept_bytes += _KEPT_OF_LOGPROB * len(logprobs)
+            self._open.score(logprobs)
         return begun + self._in_item(self._open.grow(text))
 
     def _call(self, call_id: str, name: str) -> OutputItem:

@@ -4,7 +4,6 @@ from functools import partial
 
 from aiohttp import web
 
-from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.engine_client import Answering
 from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.errors import HttpRefusal
@@ -12,25 +11,34 @@ from tasuki.server.http.event_stream import EventStream
 from tasuki.server.http.json_reply import send_json
 from tasuki.server.openai.generation import ServedModel, answer_with
 
-from .response_request import TooLongResponse, read_response_request
+from .listed_items import AskedPage, listed_items
+from .response_request import TooLongResponse, count_response_tokens, read_response_request
 from .stored_responses import Responses, ResponseStore
 
 STORED_PATH = "/v1/responses/{name}"
+STORED_ROUTE = r"/v1/responses/{name:(?!(?:compact|input_tokens)$)[^/]+}"
+"""What OpenAI has at such a path is no response's id."""
+INPUT_ITEMS_PATH = f"{STORED_PATH}/input_items"
 
 
 def response_routes(
     engine: Answering, model: ServedModel, store: ResponseStore
 ) -> list[web.RouteDef]:
-    stored = StoredHandlers(store, model.held)
+    stored = StoredHandlers(store, model)
     return [
         *answering_routes(engine, model, store),
-        web.get(STORED_PATH, stored.retrieve),
-        web.delete(STORED_PATH, stored.delete),
+        web.get(STORED_ROUTE, stored.retrieve),
+        web.delete(STORED_ROUTE, stored.delete),
+        web.get(INPUT_ITEMS_PATH, stored.input_items),
     ]
 
 
 def answering_routes(engine: Answering, model: ServedModel, store: Responses) -> list[web.RouteDef]:
-    return [web.post("/v1/responses", ResponseHandlers(engine, model, store).create)]
+    handlers = ResponseHandlers(engine, model, store)
+    return [
+        web.post("/v1/responses", handlers.create),
+        web.post("/v1/responses/input_tokens", handlers.count_tokens),
+    ]
 
 
 class ResponseHandlers:
@@ -52,6 +60,13 @@ class ResponseHandlers:
                 *(self._engine, model, request, hold), asked.submit, asked.options, asked.writer
             )
 
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        model = self._model
+        with model.hold(request) as hold:
+            read = partial(count_response_tokens, model, self._store, request)
+            count = await model.read(request, hold, read)
+        return web.json_response({"object": "response.input_tokens", "input_tokens": count})
+
 
 async def _told_in_a_stream(request: web.Request, asked: TooLongResponse) -> web.StreamResponse:
     stream = EventStream(request, asked.writer.keep_alive)
@@ -62,10 +77,11 @@ async def _told_in_a_stream(request: web.Request, asked: TooLongResponse) -> web
 
 
 class StoredHandlers:
-    def __init__(self, store: ResponseStore, held: HeldBytes) -> None:
-        """held: counts what waits for clients that read slowly."""
+    def __init__(self, store: ResponseStore, model: ServedModel) -> None:
         self._store = store
-        self._held = held
+        self._held = model.held
+        """Counts what waits for clients that read slowly."""
+        self._work = model.codec.work
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -76,6 +92,18 @@ class StoredHandlers:
             raise _not_found(name)
         with self._held.hold(http_caller(request), len(found.body)):
             return await send_json(request, found.body)
+
+    async def input_items(self, request: web.Request) -> web.StreamResponse:
+        name, page = request.match_info["name"], AskedPage.of(request.query)
+        context = http_request_context(request)
+        found = self._store.get(context, name)
+        if found is None:
+            raise _not_found(name)
+        size = len(found.turn.conversation)
+        with self._held.hold(http_caller(request), size) as hold:
+            body = await self._work.run(context.line, partial(listed_items, found, page), size)
+            hold.resize(len(body))
+            return await send_json(request, body)
 
     async def delete(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

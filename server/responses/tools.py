@@ -23,6 +23,8 @@ CUSTOM_INPUT = "input"
 MAX_NAMESPACE = 256
 """Characters of its name."""
 
+_FUNCTION = "function"
+_NULLABLE = ("description", "parameters", "strict")
 _SEPARATOR = "__"
 _SYNTAXES = {"lark": GrammarKind.LARK, "regex": GrammarKind.REGEX}
 
@@ -73,6 +75,15 @@ def read_response_tools(fields: RequestFields) -> ResponseTools:
     parallel = fields.get("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
     shown = [] if choice == "none" else offered
     return ResponseTools(shown, names, parallel, _choice(choice))
+
+
+def echoed_tools(fields: RequestFields) -> list[dict[str, Any]]:
+    """Return the tools as a response shows them: Open Responses' schema wants every field of a
+    function, null where the client left it out. REQUIRES: read_response_tools() took them."""
+    absent: dict[str, Any] = dict.fromkeys(_NULLABLE)
+    return [
+        {**absent, **tool} if tool["type"] == _FUNCTION else tool for tool in fields.items("tools")
+    ]
 
 
 def _choice(choice: Any) -> ToolChoice:

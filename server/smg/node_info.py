@@ -40,7 +40,7 @@ def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
     capacity = max(1, pages["total"])
     held = pages["total"] - pages["free"]
     active = held - pages["tree"] + pages["pinned"]
-    asked, usable = stats.tree["prompt_tokens"], stats.tree["usable_tokens"]
+    asked, usable = stats.looked_up_tokens, stats.usable_tokens
     return pb.SchedulerLoad(
         num_running_reqs=running,
         num_waiting_reqs=waiting,

@@ -74,6 +74,11 @@ class ChatRenderer:
         with self._refusals("messages"):
             return template.continuation(messages, salt=salt, most=self._codec.max_tokens)
 
+    def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
+        """As ChatTemplate.without_closing."""
+        with self._refusals("messages"):
+            return self._codec.require_template().without_closing(rendered)
+
     def next_turn(
         self,
         messages: Sequence[ChatMessage],

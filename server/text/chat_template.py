@@ -35,6 +35,8 @@ from .tokenizer import Tokenizer
 
 DEFAULT_CACHE_BYTES = 64 << 20
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+GENERAL_CLASS = "PreTrainedTokenizerFast"
+"""Transformers' class for any tokenizer.json."""
 """As tokenizer_config.json and templates name them."""
 
 # Stands for an answer whose text does not matter.
@@ -63,10 +65,13 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         variables: Mapping[str, str],
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        tokenizer_class: str = GENERAL_CLASS,
     ) -> None:
         """source: jinja text; variables: bos_token and its like, as the template names them.
-        cache_bytes: to remember tokens of conversations in. Raises ChatTemplateError."""
+        cache_bytes: to remember tokens of conversations in. tokenizer_class: as transformers names
+        what reads the checkpoint's tokenizer. Raises ChatTemplateError."""
         self.source = source
+        self.tokenizer_class = tokenizer_class
         self.variables = variables
         self._template = CompiledTemplate(source, variables)
         self._guard = SpecialTokenGuard(tokenizer)
@@ -110,7 +115,10 @@ class ChatTemplate:
             source = _read(template_path)
         if not isinstance(source, str):
             return None
-        return ChatTemplate(source, tokenizer, _special_names(config), cache_bytes)
+        named = config.get("tokenizer_class")
+        tokenizer_class = named if isinstance(named, str) else GENERAL_CLASS
+        names = _special_names(config)
+        return ChatTemplate(source, tokenizer, names, cache_bytes, tokenizer_class)
 
     def prompt(
         self,
@@ -191,6 +199,18 @@ class ChatTemplate:
                 "messages: the chat template rewrites earlier turns: send the whole conversation"
             )
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
+
+    def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
+        """A conversation that ends with an assistant's message, rendered whole, for an answer that
+        goes on in that message's content. Raises ChatTemplateError."""
+        closing = self.answer_closing()
+        left = len(rendered.tokens) - len(closing)
+        if left < 0 or not np.array_equal(rendered.tokens[left:], closing):
+            raise ChatTemplateError(
+                "messages: the chat template ends the last message as no other: it cannot go on"
+            )
+        marks = tuple(mark for mark in rendered.marks if mark <= left)
+        return RenderedPrompt(rendered.tokens[:left], marks, Thinking.NEVER)
 
     def next_turn(
         self,

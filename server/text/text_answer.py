@@ -85,6 +85,8 @@ class TextAnswer:
         """The text that was held back, and the ending. Raises RequestAborted."""
         if end.reason is m.FinishReason.ABORT and not self._stopped:
             raise RequestAborted("the request was aborted before its answer ended")
+        if end.reason is m.FinishReason.STOP and not self._stopped:
+            self._detokenizer.leave_out_end()
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         # What was held back may end in a stop string.
         stopped = self._stopped or self._stops.found is not None

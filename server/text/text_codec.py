@@ -10,7 +10,7 @@ from tasuki.server.errors import InvalidRequest
 from tasuki.server.work_threads import WorkThreads
 
 from .chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
-from .tokenizer import IncrementalDetokenizer, Tokenizer
+from .tokenizer import IncrementalDetokenizer, NamingDetokenizer, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,8 @@ class TextCodec:
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
+
+    def naming_detokenizer(self) -> IncrementalDetokenizer:
+        """One that writes special tokens too. Without a tokenizer all text is empty."""
+        tokenizer = self.tokenizer
+        return self.detokenizer() if tokenizer is None else NamingDetokenizer(tokenizer)

@@ -96,6 +96,12 @@ class Tokenizer:
             raise TokenizerError(f"{path} is not a JSON object: copy the file again")
         return Tokenizer(specification, str(path))
 
+    @property
+    def special_names(self) -> dict[int, str]:
+        """By their ids."""
+        added = self.added_tokens
+        return {added[name]: name for name in self.special_tokens if name in added}
+
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Ids of plain text. Names of special tokens in it are text like any other. most: tokens
         that are worth making a list of; more raise TooManyTokens."""
@@ -155,9 +161,38 @@ class IncrementalDetokenizer:
         self._torn = self._decoder.getstate()[0] != b""
         return text
 
+    def leave_out_end(self) -> None:
+        """The last token ended the answer, and is no part of its text."""
+
     def finish(self) -> str:
         """What is left when no more tokens come: U+FFFD for an unfinished character."""
         return self._decoder.decode(b"", final=True)
+
+
+class NamingDetokenizer(IncrementalDetokenizer):
+    """Special tokens are text too, by their names. Each waits for the next token, since it may turn
+    out to be the answer's end."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self._names = tokenizer.special_names
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        held, self._held = self._held, ""
+        name = self._names.get(token)
+        if name is None:
+            return held + super().push(token)
+        self._held = name
+        # No character goes on behind it.
+        self._torn = False
+        return held + super().finish()
+
+    def leave_out_end(self) -> None:
+        self._held = ""
+
+    def finish(self) -> str:
+        return self._held + super().finish()
 
 
 def _array(ids: list[int]) -> Tokens:

@@ -19,7 +19,7 @@ from tasuki.server.auth.surfaces import GRPC, HTTP
 from tasuki.server.auth.tenant import TENANT_KEY
 from tasuki.server.errors import CallContext
 from tasuki.server.http.request_ids import REQUEST_ID_HEADER, http_request_id
-from tasuki.server.responses.routes import STORED_PATH
+from tasuki.server.responses.routes import INPUT_ITEMS_PATH, STORED_PATH, STORED_ROUTE
 
 _METADATA = frozenset({"authorization", TENANT_KEY, TRACE_HEADER})
 """What this node reads."""
@@ -33,6 +33,9 @@ _OWN_HEADERS = frozenset(
 """Of one connection, or written anew."""
 
 
+_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH})
+_PATTERN = {"/page/{name}": "/page/{name:.+}", STORED_PATH: STORED_ROUTE}
+"""Where a path is not its own route's pattern."""
 _ROUTE = {"GET": web.get, "DELETE": web.delete}
 
 
@@ -93,9 +96,9 @@ class HttpForwarding:
     def routes(self) -> list[web.RouteDef]:
         """The page, its data, metrics, and responses that are stored."""
         return [
-            _ROUTE[method](path.replace("/page/{name}", "/page/{name:.+}"), self._forward)
+            _ROUTE[method](_PATTERN.get(path, path), self._forward)
             for method, path in HTTP
-            if path in ("/", "/metrics", STORED_PATH) or path.startswith(("/page/", "/debug/"))
+            if path in _HANDED_ON or path.startswith(("/page/", "/debug/"))
         ]
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:

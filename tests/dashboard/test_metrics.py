@@ -51,6 +51,9 @@ REPORT = NodeReport(
             "draft_layers": "1",
         },
         steps=StepTimes().report(),
+        looked_up_tokens=16,
+        usable_tokens=12,
+        retractions=3,
     ),
     {"connected": 1},
     {"landed": 7},
@@ -145,8 +148,9 @@ def test_the_cache_is_told_as_it_counts() -> None:
         (
             "vllm",
             {
-                "vllm:prefix_cache_queries_total": 18,
-                "vllm:prefix_cache_hits_total": 19,
+                "vllm:prefix_cache_queries_total": 16,
+                "vllm:prefix_cache_hits_total": 12,
+                "vllm:num_preemptions_total": 3,
                 "vllm:num_requests_running": 2,
                 "vllm:num_requests_waiting": 5,
                 "vllm:kv_cache_usage_perc": 0.4,
@@ -157,7 +161,8 @@ def test_the_cache_is_told_as_it_counts() -> None:
         (
             "sglang",
             {
-                "sglang:cache_hit_rate": 19 / 18,
+                "sglang:cache_hit_rate": 12 / 16,
+                "sglang:num_retracted_requests_total": 3,
                 "sglang:mamba_usage": 0.4,
                 "sglang:num_queue_reqs": 5,
                 "sglang:cached_tokens_total": 60,

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.server.openai.fields.known_fields import OF_CHATS, OF_COMPLETIONS
+from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.agent_front import AgentFront, running_agent_front
+from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
 from tests.harness.http_calls import Reply
+from tests.harness.http_fixtures import running_http
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -112,10 +115,11 @@ REPLY: Fields = {
     "stream": (True, HONOURED),
     "stream_options": ({"include_usage": True}, HONOURED),
     "prompt_logprobs": (1, HONOURED),
-    "skip_special_tokens": (False, REFUSED),
+    # No special token is in these answers; test_honoured_fields.py has some.
+    "skip_special_tokens": (False, IGNORED),
     "spaces_between_special_tokens": (False, IGNORED),
-    "return_token_ids": (True, REFUSED),
-    "return_tokens_as_token_ids": (True, REFUSED),
+    "return_token_ids": (True, HONOURED),
+    "return_tokens_as_token_ids": (True, HONOURED),
     "return_hidden_states": (True, REFUSED),
     "return_prompt_text": (True, REFUSED),
     "return_prompt_token_ids": (True, REFUSED),
@@ -181,7 +185,7 @@ OF: dict[str, Fields] = {
         "top_logprobs": (2, HONOURED),
         "echo": (True, REFUSED),
         "add_generation_prompt": (False, HONOURED),
-        "continue_final_message": (True, REFUSED),
+        "continue_final_message": (True, HONOURED),
         "chat_template": ("{{ messages }}", REFUSED),
         "chat_template_kwargs": ({"enable_thinking": False}, HONOURED),
         "enable_thinking": (False, HONOURED),
@@ -257,12 +261,14 @@ OF: dict[str, Fields] = {
         "conversation": ("conv", REFUSED),
         "text": ({"format": {"type": "json_object"}}, HONOURED),
         "reasoning": ({"effort": "none"}, HONOURED),
-        "include": (["message.output_text.logprobs"], REFUSED),
+        "include": (["message.output_text.logprobs"], HONOURED),
         "truncation": ("auto", REFUSED),
         "background": (True, REFUSED),
-        "top_logprobs": (2, REFUSED),
+        "top_logprobs": (2, HONOURED),
         "context_management": ([{"type": "compaction"}], REFUSED),
         "top_k": (5, HONOURED),
+        "presence_penalty": (1, HONOURED),
+        "frequency_penalty": (1, HONOURED),
         "seed": (5, HONOURED),
         "stop_token_ids": ([9], HONOURED),
         "ignore_eos": (True, HONOURED),
@@ -307,6 +313,12 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
         for path in (CHAT, COMPLETION)
         for name in ("include_stop_str_in_output", "no_stop_trim")
     },
+    (CHAT, "continue_final_message"): {
+        "messages": [*USER, {"role": "assistant", "content": "so"}],
+        "add_generation_prompt": False,
+    },
+    (CHAT, "return_tokens_as_token_ids"): {"logprobs": True},
+    (COMPLETION, "return_tokens_as_token_ids"): {"logprobs": 1},
     (CHAT, "stream_options"): {"stream": True},
     (COMPLETION, "stream_options"): {"stream": True},
 }
@@ -317,7 +329,9 @@ NO_FIELDS = frozenset(
         *("required", "allowed_tools", "strict", "generation_config", "reasoning_content"),
         *("usage", "text", "thinking", "tool_use", "tool_result", "image", "document"),
         *("search_result", "redacted_thinking", "citations", "null", "content", "refusal"),
-        *("false", "enabled", "effort", "disabled", "auto"),
+        *("false", "enabled", "effort", "disabled", "auto", "system", "developer"),
+        # Of stream_options.
+        *("include_usage", "continuous_usage_stats"),
         # Of parts of content.
         *("input_text", "output_text", "image_url", "input_audio", "file"),
     }
@@ -360,6 +374,37 @@ def test_no_field_is_silently_ignored(front: AgentFront, path: str, name: str) -
         return
     plain, changed = (asked(front, path, {**beside, **extra}) for extra in ({}, {name: value}))
     assert (plain != changed) is (fate is HONOURED), changed
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_no_known_field_is_named_as_unknown(path: str) -> None:
+    known = OF_CHATS if path == CHAT else OF_COMPLETIONS
+    assert OF[path].keys() <= known
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_an_unknown_field_is_named_in_a_header_and_the_log(
+    front: AgentFront, caplog: pytest.LogCaptureFixture, path: str, stream: bool
+) -> None:
+    odd = {"temprature": 1, "of\ntomorrow": 2, "absent": None, **{f"f{n}": n for n in range(20)}}
+    with caplog.at_level("INFO"):
+        reply = front.http.post(path, {**BASE[path], "stream": stream, **odd})
+    assert reply.status == 200
+    shown = ", ".join(["temprature", *(f"f{n}" for n in range(7))])
+    assert reply.headers["x-tasuki-unknown-fields"] == shown and shown in caplog.text
+    plain = front.http.post(path, {**BASE[path], "stream": stream, "absent": None})
+    assert "x-tasuki-unknown-fields" not in plain.headers
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_an_unknown_field_is_refused_where_fields_are_strict(codec: TextCodec, path: str) -> None:
+    served = agent_codec(codec)
+    model = ServedModel("tiny", 1, 1 << 15, served, strict_fields=True)
+    with running_http(served, model=model) as http:
+        reply = http.post(path, {**BASE[path], "temprature": 1})
+        assert (reply.status, reply.error["param"]) == (400, "temprature")
+        assert http.post(path, {**BASE[path], "temprature": None, "rid": "a"}).status == 200
 
 
 def documented(text: str) -> set[str]:

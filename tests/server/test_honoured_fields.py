@@ -45,12 +45,11 @@ REFUSED: dict[str, Any] = {
     "thinking_token_budget": 0,
     "stop_regex": "a+",
     "chat_template": "{{ messages }}",
-    "continue_final_message": True,
     "documents": [{"text": "a"}],
     "truncate_prompt_tokens": 5,
     "suffix": "a",
-    "return_token_ids": True,
-    "skip_special_tokens": False,
+    "return_hidden_states": True,
+    "return_prompt_text": True,
 }
 HARMLESS: dict[str, Any] = {
     "presence_penalty": 0.0,
@@ -160,6 +159,37 @@ def test_json_in_a_string_is_bounded_as_a_body_is(
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_what_changes_no_answer_is_taken(http: HttpFront, path: str) -> None:
     assert http.post(path, ASKED[path] | HARMLESS).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("reason", [m.FinishReason.STOP, m.FinishReason.LENGTH])
+def test_special_tokens_are_named_where_asked_but_for_the_end(
+    http: HttpFront, codec: TextCodec, path: str, stream: bool, reason: m.FinishReason
+) -> None:
+    tokenizer = codec.require_tokenizer()
+    special = tokenizer.added_tokens["<|im_start|>"]
+    torn = tokenizer.encode("漢")[:1]
+    tokens = [special, *tokenizer.encode("it"), *torn, special, special]
+    http.engine.answer = lambda submit: tokens
+    finish = http.engine._finish
+    http.engine._finish = lambda submit, _, drawn: finish(submit, reason, drawn)
+
+    def told(**fields: Any) -> str:
+        reply = http.post(path, ASKED[path] | {"stream": stream, "max_tokens": 9} | fields)
+        choices = [
+            choice
+            for event in (reply.events if stream else [reply.json])
+            for choice in event["choices"]
+        ]
+        if path == COMPLETION:
+            return "".join(choice["text"] for choice in choices)
+        parts = [choice["delta" if stream else "message"] for choice in choices]
+        return "".join(part.get("content") or "" for part in parts)
+
+    last = "" if reason is m.FinishReason.STOP else "<|im_start|>"
+    assert told(skip_special_tokens=False) == f"<|im_start|>it\ufffd<|im_start|>{last}"
+    assert told(skip_special_tokens=True) == told() == "it\ufffd"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -146,7 +146,8 @@ def test_a_stop_string_across_tokens_ends_the_answer(
 ) -> None:
     say(http, codec, "it was fine and more")
     http.engine.hold = True
-    reply = http.chat(stream=stream, stop=["ne a", "zz"], stream_options={"include_usage": True})
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    reply = http.chat(stream=stream, stop=["ne a", "zz"], **options)
     assert len(http.engine.wait_for(m.Abort)) == 1
     if stream:
         assert content(reply) == "it was fi"
@@ -245,6 +246,28 @@ SENT_BY_AGENTS = [
     {"role": "tool", "tool_call_id": "c", "content": None},
     {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "rain"}]},
 ]
+
+
+def test_system_and_developer_messages_join_those_before_them(http: HttpFront) -> None:
+    say = ("system", "kind"), ("developer", "brief"), ("user", "it"), ("system", "now")
+    several = [{"role": role, "content": content} for role, content in say]
+    joined = [
+        {"role": "system", "content": "kind\n\nbrief"},
+        {"role": "user", "content": "it\n<system-reminder>\nnow\n</system-reminder>"},
+    ]
+    prompts = [
+        http.post("/tokenize", {"messages": messages}).json["tokens"]
+        for messages in (several, joined)
+    ]
+    assert prompts[0] == prompts[1]
+    for messages in (several, joined):
+        assert http.post("/v1/chat/completions", {"messages": messages}).status == 200
+    assert [submit.prompt.tolist() for submit in http.engine.of(m.Submit)] == prompts
+
+
+def test_an_unknown_role_is_answered_with_every_known_one(http: HttpFront) -> None:
+    message = http.post("/v1/chat/completions", {"messages": [{"role": "root"}]}).error["message"]
+    assert message.endswith("use one of system, user, assistant, tool, developer")
 
 
 def test_a_tool_without_its_type_is_shown_with_it(http: HttpFront, codec: TextCodec) -> None:
@@ -408,6 +431,8 @@ def called_with(arguments: object) -> dict[str, Any]:
         ({"seed": 2**70}, "seed"),
         ({"seed": True}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": [*USER, {"role": "root", "content": "x"}]}, "messages[1].role"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": 5}, "stop"),
@@ -485,7 +510,6 @@ def test_before_min_tokens_no_stop_string_is_looked_for(http: HttpFront, codec: 
     ("fields", "status", "code"),
     [
         ({"model": "huge"}, 404, "model_not_found"),
-        ({"messages": [{"role": "root", "content": "x"}]}, 400, "invalid"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "context_length_exceeded"),
     ],
     ids=lambda value: str(value)[:40],

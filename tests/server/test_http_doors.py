@@ -1,7 +1,9 @@
 """What HTTP clients meet around the APIs: keys, ids, origins, probes, names, tokens, silence."""
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +193,17 @@ def test_tokens_of_a_text_and_back(http: HttpFront, codec: TextCodec) -> None:
     assert text == "<|im_start|>user\nit<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_the_checkpoint_says_what_class_reads_its_tokenizer(
+    codec: TextCodec, tmp_path: Path
+) -> None:
+    config = {"chat_template": codec.require_template().source, "tokenizer_class": "Qwen2Tokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    template = ChatTemplate.load(tmp_path, codec.require_tokenizer())
+    with running_http(replace(codec, template=template)) as http:
+        info = http.ask("GET", "/tokenizer_info").json
+    assert info["tokenizer_class"] == "Qwen2Tokenizer"
+
+
 def test_what_a_client_renders_by_itself_with(codec: TextCodec) -> None:
     tokenizer = codec.require_tokenizer()
     names = {"eos_token": "<|im_end|>"}
@@ -202,7 +215,8 @@ def test_what_a_client_renders_by_itself_with(codec: TextCodec) -> None:
         text = http.post("/detokenize", {"tokens": theirs}).json["prompt"]
     template = info.pop("chat_template")
     absent = dict.fromkeys(("bos_token", "pad_token", "unk_token"))
-    assert info == {**absent, **names, "model_max_length": codec.max_tokens}
+    general = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert info == {**absent, **names, **general, "model_max_length": codec.max_tokens}
     assert CompiledTemplate(template, {}).text(messages, True, [], {}) == text
 
 

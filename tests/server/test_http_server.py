@@ -1,6 +1,7 @@
 """The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
 
 import asyncio
+import json
 import socket
 from http.client import HTTPConnection
 
@@ -236,6 +237,29 @@ def test_a_stranger_cannot_fill_the_log_with_heads_that_are_no_http(
     with caplog.at_level("INFO"):
         HttpLog().exception("ours", exc_info=ValueError("a defect"))
     assert "a defect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: a\r\nBad Header: \x00\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=["header", "length", "long", "http2"],
+)
+def test_a_head_that_is_no_http_is_refused_in_openais_shape(http: HttpFront, head: bytes) -> None:
+    with http.dial() as client:
+        client.sendall(head)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    status, _, rest = answer.partition(b"\r\n")
+    headers, _, body = rest.partition(b"\r\n\r\n")
+    assert status.endswith(b" 400 Bad Request") and b"application/json" in headers
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid")
+    assert error["message"].startswith("the request is no HTTP/1.1: ")
+    assert len(error["message"]) < 300
 
 
 def test_a_route_that_no_table_names_is_served_to_nobody() -> None:

@@ -21,6 +21,7 @@ from tasuki.server.openai.chat_reply import ChatReply
 from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
 from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.text_codec import TextCodec
@@ -59,17 +60,19 @@ def completion(codec: TextCodec, with_logprobs: bool) -> ReplyShape:
     head = ReplyHead("a", "model")
     shown = ShownFields(echo=False, logprobs=0 if with_logprobs else None, prompt_logprobs=None)
     prompt = ScoredPrompt(np.zeros(1, dtype=np.int32))
-    return CompletionReply(head, codec.tokenizer, 0, shown, None, prompt, streamed=True)
+    return CompletionReply(head, TokenNames(codec.tokenizer), 0, shown, None, prompt, streamed=True)
 
 
 def chat(codec: TextCodec, with_logprobs: bool) -> ReplyShape:
     head, parser = ReplyHead("a", "model"), AnswerParser(Thinking.NEVER, [])
-    return ChatReply(head, parser, codec.tokenizer, with_logprobs=with_logprobs, streamed=True)
+    names = TokenNames(codec.tokenizer)
+    return ChatReply(head, parser, names, with_logprobs=with_logprobs, streamed=True)
 
 
 def reasoning(codec: TextCodec, with_logprobs: bool) -> ReplyShape:
     head, parser = ReplyHead("a", "model"), AnswerParser(Thinking.OPENED, [])
-    return ChatReply(head, parser, codec.tokenizer, with_logprobs=with_logprobs, streamed=True)
+    names = TokenNames(codec.tokenizer)
+    return ChatReply(head, parser, names, with_logprobs=with_logprobs, streamed=True)
 
 
 @pytest.mark.parametrize("with_logprobs", [False, True], ids=["plain", "logprobs"])

@@ -87,7 +87,7 @@ def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
     reasoning, message, *calls = answered(front, tools=[TOOL])["output"]
     part = {"type": "reasoning_text", "text": "it was so"}
     assert (reasoning["type"], reasoning["content"]) == ("reasoning", [part])
-    assert (reasoning["summary"], reasoning["encrypted_content"]) == ([], None)
+    assert reasoning["summary"] == [] and "encrypted_content" not in reasoning
     assert message["content"][0]["text"] == "I look."
     for call in calls:
         assert (call["type"], call["name"]) == ("function_call", "weather")
@@ -97,6 +97,55 @@ def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
     alone = answered(front, tools=[TOOL], parallel_tool_calls=False, **ENCRYPTED)["output"]
     assert [item["type"] for item in alone] == ["reasoning", "message", "function_call"]
     assert alone[0]["encrypted_content"]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"top_logprobs": 1}, {"include": ["message.output_text.logprobs"]}], ids=str
+)
+def test_tokens_of_messages_have_their_logprobs(front: AgentFront, asked: dict[str, Any]) -> None:
+    """Not those of thoughts, marks and calls; whatever the parser holds back."""
+    text = "I < see 漢"
+    front.say(f"{THOUGHT}{text}\n\n{CALL}")
+    top = asked.get("top_logprobs", 0)
+    told = answered(front, tools=[TOOL], **asked)
+    assert told["top_logprobs"] == top == front.submits()[-1].sampling.top_logprobs
+    (message,) = [item for item in told["output"] if item["type"] == "message"]
+    (part,) = message["content"]
+    logprobs = part["logprobs"]
+    shown = b"".join(bytes(entry["bytes"]) for entry in logprobs).decode()
+    assert part["text"] == text == shown.rstrip()
+    assert all(len(entry["top_logprobs"]) == top for entry in logprobs)
+    assert {entry["logprob"] for entry in logprobs} == {-0.5}
+    events = named_events(ask(front, tools=[TOOL], stream=True, **asked))
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == logprobs
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == logprobs
+    front.say(f"{THOUGHT}fine")
+    (_, plain) = answered(front)["output"]
+    assert plain["content"][0]["logprobs"] == []
+
+
+def test_penalties_reach_the_engine_and_the_response(front: AgentFront) -> None:
+    front.say("</think>\n\nfine")
+    told = answered(front, presence_penalty=0.5, frequency_penalty=-1)
+    assert (told["presence_penalty"], told["frequency_penalty"]) == (0.5, -1)
+    sampling = front.submits()[-1].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -1)
+    plain = answered(front)
+    assert (plain["presence_penalty"], plain["frequency_penalty"]) == (0, 0)
+    assert ask(front, presence_penalty=3).error["param"] == "presence_penalty"
+
+
+def test_echoed_functions_have_every_field_of_the_schema(front: AgentFront) -> None:
+    bare_tool = {"type": "function", "name": "weather"}
+    custom = {"type": "custom", "name": "note"}
+    (function, free, given) = answered(front, tools=[bare_tool, custom, {**TOOL, "strict": True}])[
+        "tools"
+    ]
+    assert function == {**bare_tool, "description": None, "parameters": None, "strict": None}
+    assert free == custom
+    assert given == {**TOOL, "strict": True}
 
 
 def test_an_answer_that_is_cut_is_incomplete(front: AgentFront) -> None:
@@ -403,6 +452,70 @@ def test_a_stored_response_is_fetched_and_deleted(front: AgentFront) -> None:
     assert front.http.ask("GET", f"/v1/responses/{unstored['id']}").status == 404
 
 
+def test_what_a_stored_response_answers_is_listed(front: AgentFront) -> None:
+    call = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "weather",
+        "arguments": '{"city": "漢"}',
+    }
+    sent = [
+        {"role": "developer", "content": "kind"},
+        {"role": "user", "content": "it"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
+        {"role": "assistant", "content": "I look."},
+        call,
+        {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    ]
+    front.say("</think>\n\nfine")
+    first = made(front, input=sent)
+    second = made(front, previous_response_id=first["id"], input="and now?")
+
+    def listed(name: str, query: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = front.http.ask(
+            "GET", f"/v1/responses/{name}/input_items{query}"
+        ).json
+        return found
+
+    whole = listed(first["id"], "?order=asc")
+    system, user, thought, said, called, output = whole["data"]
+    assert (whole["object"], whole["has_more"]) == ("list", False)
+    assert (system["role"], system["content"]) == (
+        "system",
+        [{"type": "input_text", "text": "kind"}],
+    )
+    assert (user["role"], user["content"][0]["text"]) == ("user", "it")
+    assert thought["content"] == sent[2]["content"]
+    assert (said["role"], said["content"][0]["type"]) == ("assistant", "output_text")
+    assert (called["name"], json.loads(called["arguments"])) == ("weather", {"city": "漢"})
+    assert (output["call_id"], output["output"]) == (called["call_id"], "rain")
+    names = [item["id"] for item in listed(second["id"], "?order=asc&limit=100")["data"]]
+    assert len(names) == len({*names}) == len(sent) + 2
+    pages = []
+    page = listed(second["id"], "?limit=3")
+    while True:
+        pages += [item["id"] for item in page["data"]]
+        assert (page["first_id"], page["last_id"]) == (pages[-len(page["data"])], pages[-1])
+        if not page["has_more"]:
+            break
+        page = listed(second["id"], f"?limit=3&after={page['last_id']}")
+    assert pages == names[::-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [("limit=0", "limit"), ("limit=many", "limit"), ("order=up", "order"), ("after=x", "after")],
+)
+def test_a_wrong_page_of_input_items_is_refused_by_name(
+    front: AgentFront, query: str, named: str
+) -> None:
+    path = f"/v1/responses/{made(front)['id']}/input_items"
+    reply = front.http.ask("GET", f"{path}?{query}")
+    assert (reply.status, reply.error["param"]) == (400, named)
+    gone = front.http.ask("GET", "/v1/responses/resp_none/input_items")
+    assert gone.refusal == (404, "response_not_found")
+
+
 def test_a_response_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None:
     config = ServerConfig(api_keys=keys_file(tmp_path, "ann k1\nbob k2\n"))
     with running_agent_front(codec, config) as front:
@@ -429,6 +542,39 @@ def test_a_store_of_no_size_stores_nothing(codec: TextCodec) -> None:
     with running_agent_front(codec, ServerConfig(response_store_mib=0)) as front:
         told = made(front)
         assert front.http.ask("GET", f"/v1/responses/{told['id']}").status == 404
+
+
+def test_the_tokens_of_a_prompt_are_counted_before_it_is_asked(front: AgentFront) -> None:
+    def counted(**fields: Any) -> Reply:
+        return front.http.post("/v1/responses/input_tokens", {"input": "it was", **fields})
+
+    first = made(front, tools=[TOOL], instructions="be brief")
+    asked = {"previous_response_id": first["id"], "tools": [TOOL], "instructions": "be brief"}
+    for fields in ({}, {"tools": [TOOL]}, asked):
+        submits = len(front.submits())
+        told = counted(**fields).json
+        assert len(front.submits()) == submits, "the engine was asked"
+        made(front, **fields)
+        count = len(front.submits()[-1].prompt)
+        assert told == {"object": "response.input_tokens", "input_tokens": count}
+    for fields in ({"conversation": "c"}, {"input": []}, {"input": "x" * 2**20}):
+        assert counted(**fields).status == 400
+    assert counted(model="huge").refusal == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_what_openai_has_beside_responses_is_no_response_s_id(
+    front: AgentFront, method: str
+) -> None:
+    reply = front.http.ask(method, "/v1/responses/compact")
+    assert reply.refusal == (404, "not_found")
+    assert "POST" not in reply.error["message"] or method == "POST"
+    if method != "POST":
+        counted = front.http.ask(method, "/v1/responses/input_tokens")
+        assert counted.refusal == (405, "method_not_allowed")
+        assert "ask by POST" in counted.error["message"]
+    named = front.http.ask("GET", "/v1/responses/compacted")
+    assert named.refusal == (404, "response_not_found")
 
 
 # --- Refusals
@@ -463,10 +609,10 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"include": ["message.output_text.logits"]}, "include"),
         ({"reasoning": {"context": "some"}}, "reasoning.context"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"user": "x" * 65}, "user"),
         ({"safety_identifier": "x" * 65}, "safety_identifier"),

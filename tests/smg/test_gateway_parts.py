@@ -339,9 +339,12 @@ def test_loads_count_what_eviction_cannot_take_apart() -> None:
         pages | {"total": 100, "pinned": 20},
         {},
         {},
-        {"prompt_tokens": 200, "usable_tokens": 150},
+        # A request that gave way was looked up there twice.
+        {"prompt_tokens": 400, "usable_tokens": 340},
         {},
         {m.RequestPhase.WAITING: 3, m.RequestPhase.DECODING: 2},
+        looked_up_tokens=200,
+        usable_tokens=150,
     )
     reply = loads_message(stats, max_running=8)
     (load,) = reply.loads

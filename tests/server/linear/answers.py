@@ -1,6 +1,6 @@
 """Entries of what a model writes: everything that is fed an answer, one token a push."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,6 +16,9 @@ from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
 from tasuki.server.replies.reply import AnswerWriter
 from tasuki.server.replies.scored_prompt import ScoredPrompt
+from tasuki.server.replies.token_ids import TokenIds, prompt_ids
+from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.responses.message_logprobs import MessageLogprobs
 from tasuki.server.responses.response_head import ResponseHead
 from tasuki.server.responses.response_writer import ResponseWriter
 from tasuki.server.responses.tools import ResponseTools, ToolName
@@ -37,6 +40,7 @@ _ID = m.RequestId("a")
 _TOKEN = m.TokenOut(_ID, 5, -0.5, 1.5, 0)
 _ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
+_NAMES = TokenNames(None)
 _PARSING = "server/text/parsing"
 TOOLS: list[dict[str, Any]] = [
     {
@@ -67,6 +71,7 @@ def answers() -> list[Entry]:
         *_stops(),
         _detokenizer(),
         _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
+        _written("chat with ids", "openai/events.py:with_fields", _chat_with_ids),
         _written("whole chat", "openai/chat_reply.py:ChatReply.whole", lambda: _chat(False)),
         _written("completion", "openai/completion_reply.py:CompletionReply.push", _completion),
         _written(
@@ -78,6 +83,11 @@ def answers() -> list[Entry]:
         _written("message", "anthropic/message_writer.py:MessageWriter.piece", _message),
         _written("hidden thoughts", "anthropic/thinking.py:signature_of", _hidden_message),
         _written("response", "responses/response_writer.py:ResponseWriter.piece", _response),
+        _written(
+            "response's logprobs",
+            "responses/message_logprobs.py:MessageLogprobs.of",
+            _scored_response,
+        ),
         _written("custom call", "responses/output_items.py:CustomCallItem.grow", _custom),
         _sent_by_grpc(),
         *_sent_to_gateway(),
@@ -192,20 +202,35 @@ def _parsed(thinking: Thinking = Thinking.ALLOWED) -> AnswerParser:
     return AnswerParser(thinking, TOOLS)
 
 
-def _of_shape(shape: ReplyShape) -> AnswerWriter:
-    (writer,) = ChunkedReply([shape], include_usage=True, with_hit=True).writers()
+def _of_shape(
+    shape: ReplyShape,
+    prompt_tokens: Sequence[int] | None = None,
+    ids: Sequence[TokenIds] | None = None,
+) -> AnswerWriter:
+    """prompt_tokens: where each chunk has usage. ids: where it has token ids."""
+    (writer,) = ChunkedReply(
+        [shape], include_usage=True, with_hit=True, prompt_tokens=prompt_tokens, ids=ids
+    ).writers()
     return writer
 
 
 def _chat(streamed: bool) -> AnswerWriter:
     head = ReplyHead("a", "model")
-    return _of_shape(ChatReply(head, _parsed(), None, with_logprobs=False, streamed=streamed))
+    return _of_shape(ChatReply(head, _parsed(), _NAMES, with_logprobs=False, streamed=streamed))
+
+
+def _chat_with_ids() -> AnswerWriter:
+    """And with usage in each chunk."""
+    ids = TokenIds(prompt_ids(_NO_TOKENS), streamed=True)
+    head = ReplyHead("a", "model")
+    shape = ChatReply(head, _parsed(), _NAMES, with_logprobs=False, streamed=True)
+    return _of_shape(shape, [1], [ids])
 
 
 def _completion(logprobs: int | None = None) -> AnswerWriter:
     shown = ShownFields(echo=False, logprobs=logprobs, prompt_logprobs=None)
     head, prompt = ReplyHead("a", "model"), ScoredPrompt(_NO_TOKENS)
-    return _of_shape(CompletionReply(head, None, 0, shown, None, prompt, streamed=False))
+    return _of_shape(CompletionReply(head, _NAMES, 0, shown, None, prompt, streamed=False))
 
 
 def _message() -> AnswerWriter:
@@ -226,11 +251,15 @@ def _custom() -> AnswerWriter:
     return _response_of(ToolName("f", is_custom=True))
 
 
-def _response_of(tool: ToolName) -> AnswerWriter:
+def _scored_response() -> AnswerWriter:
+    return _response_of(ToolName("f"), MessageLogprobs(_NAMES))
+
+
+def _response_of(tool: ToolName, logprobs: MessageLogprobs | None = None) -> AnswerWriter:
     record = TurnRecord(_NO_TOKENS, (), b"")
     tools = ResponseTools([], {"f": tool}, True, ToolChoice())
     head = ResponseHead.of({"id": "resp_" + "a" * 32}, {}, True, carries_reasoning=True)
-    writer = ResponseWriter(head, _parsed(), tools)
+    writer = ResponseWriter(head, _parsed(), tools, logprobs)
     writer.keep(record, lambda stored: None)
     return writer
 

@@ -22,7 +22,7 @@ from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion, read_prompt
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
-from tasuki.server.responses.response_request import read_response_request
+from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
 from tasuki.server.responses.turn_prompt import PromptSettings
 from tasuki.server.responses.turn_record import TurnRecord
@@ -92,10 +92,15 @@ def bodies(served: Served) -> list[Entry]:
     def of_response(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
         return read_response_request(model, store, request, fields)
 
+    def counted_response(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return count_response_tokens(model, store, request, fields)
+
     response = _reader(of_response, served.in_tags)
     chats = "server/openai/chat.py:read_chat"
     return [
         Whole("chat, content", (chats,), _filled(TEXTS, _content), chat),
+        Whole("chat, continued", (chats,), _filled(some("one word"), _continued), chat),
+        Whole("chat, unknown fields", (chats,), _unknown(), chat),
         Whole("chat, arguments", (chats,), _filled(_JSON, _arguments), chat),
         Whole("chat, messages", (chats,), _conversations(), chat),
         Whole("chat, a tool's texts", (chats,), _filled(_HARD, _tool_texts), chat),
@@ -143,6 +148,12 @@ def bodies(served: Served) -> list[Entry]:
             ("server/responses/response_request.py:read_response_request",),
             {**_filled(_JSON, _function_call), **_items(), **_response_tools()},
             response,
+        ),
+        Whole(
+            "response, counted",
+            ("server/responses/response_request.py:count_response_tokens",),
+            _filled(some("one word"), lambda text: {"input": text}),
+            _reader(counted_response, served.in_tags),
         ),
     ]
 
@@ -193,6 +204,20 @@ def _growing(bodies: Mapping[str, Callable[[int], Body]]) -> Mapping[str, Input]
 
 def _content(text: str) -> Body:
     return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+
+def _continued(text: str) -> Body:
+    return {**_content(text), "continue_final_message": True, "add_generation_prompt": False}
+
+
+def _unknown() -> Mapping[str, Input]:
+    def many(size: int) -> Body:
+        return {**_ASKED, **{f"field{number}": 1 for number in range(size // 16)}}
+
+    def one(size: int) -> Body:
+        return {**_ASKED, "f" * size: 1}
+
+    return _growing({"many": many, "one": one})
 
 
 def _arguments(text: str) -> Body:

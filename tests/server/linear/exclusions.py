@@ -93,6 +93,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/auth.py:_values",
     ),
     _SHORT: (
+        "server/openai/fields/known_fields.py:refuse_first",
         "server/grpc/request_reader.py:read_targets",
         "server/responses/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",
@@ -102,9 +103,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/text/json_bounds.py:is_json",
         "server/text/parsing/parameter_types.py:_long_holder",
     ),
-    "hands a stored call's text to read_arguments, which has an entry": (
-        "server/responses/stored_messages.py:_call",
-    ),
+    "hands a stored call's text to read_arguments, which has an entry": (),
     "makes a stored turn of messages that an entry reads; only tests call it": (
         "server/responses/stored_responses.py:StoredTurn.of",
     ),

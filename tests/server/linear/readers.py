@@ -1,7 +1,7 @@
 """Entries of what comes by other ways: gRPC, the gateway's protocol, links; and of readers that no
 body of bodies.py shows at its worst."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ from tasuki.server.grpc import request_reader
 from tasuki.server.grpc.cache_messages import tree_question
 from tasuki.server.grpc.request_reader import read_choices, read_prompt, read_sampling
 from tasuki.server.grpc.session_input import read_session_input
+from tasuki.server.responses.listed_items import AskedPage, listed_items
+from tasuki.server.responses.stored_responses import StoredResponse, StoredTurn
 from tasuki.server.sessions.session_store import Tail
 from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.call_arguments import read_arguments
+from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.grammars.call_grammar import CallGrammar
 from tasuki.server.text.grammars.offered_tool import OfferedTool
 from tasuki.server.text.json_bounds import holds_too_many_values, nested_too_deeply
@@ -57,6 +60,7 @@ def readers(served: Served) -> list[Entry]:
             {"wide": lambda size: [[[]]] * (size // 8), "ids": lambda size: [[7] * size]},
             nested_too_deeply,
         ),
+        _listed(),
         _calls_grammar(),
         _options(),
         *_grpc(codec),
@@ -143,6 +147,30 @@ def _calls_grammar() -> Entry:
         for name in ("_called", "_asked", "_opening")
     )
     return Whole("grammar of calls", functions, shapes, _refusable(CallGrammar.forced), 4 << 20)
+
+
+def _listed() -> Entry:
+    """Of a stored response."""
+    call = ToolCall("f", {"a": 1})
+    turn = (
+        ChatMessage("user", "so"),
+        ChatMessage("assistant", "it was", (call, call), "so"),
+        ChatMessage("tool", "!"),
+    )
+
+    def stored(messages: Sequence[ChatMessage]) -> StoredResponse:
+        tokens = np.array([7], dtype=np.int32)
+        return StoredResponse("resp_" + "a" * 32, b"{}", StoredTurn.of(tokens, messages, b""))
+
+    def listed(response: StoredResponse) -> bytes:
+        return listed_items(response, AskedPage.of({"limit": "100"}))
+
+    shapes: dict[str, Input] = {
+        "turns": lambda size: stored(turn * (size // 80 + 1)),
+        "one": lambda size: stored([ChatMessage("user", "a" * size)] * 2),
+    }
+    functions = ("server/responses/listed_items.py:listed_items",)
+    return Whole("input items", functions, shapes, listed)
 
 
 def _options() -> Entry:

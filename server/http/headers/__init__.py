@@ -1,0 +1,1 @@
+"""Headers that handlers add to their answers."""

@@ -1,0 +1,107 @@
+"""The items that a stored response answers, listed: GET /v1/responses/ID/input_items.
+
+They are made of the conversation as the model read it, of the turns before too: what a client sent
+in parts is one item, and calls have ids of their own. Pure functions; any thread.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tasuki.server.errors import InvalidField
+from tasuki.server.text.chat_message import ChatMessage
+
+from .stored_items import item_id
+from .stored_responses import StoredResponse
+
+Item = dict[str, Any]
+
+_DEFAULT = 20
+_MOST = 100
+
+
+@dataclass(frozen=True)
+class AskedPage:
+    """after: the id of the item before the page; None: it is the first. newest_first: the order in
+    which pages follow."""
+
+    limit: int
+    after: str | None
+    newest_first: bool
+
+    @staticmethod
+    def of(query: Mapping[str, str]) -> "AskedPage":
+        """Raises InvalidField."""
+        limit = query.get("limit", str(_DEFAULT))
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= _MOST):
+            raise InvalidField("limit", f"must be in [1, {_MOST}], not {limit:.20}")
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidField("order", f"must be asc or desc, not {order:.20}")
+        return AskedPage(int(limit), query.get("after"), order == "desc")
+
+
+def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
+    """Return the page as JSON. Raises InvalidField."""
+    # The last message is the answer.
+    messages = response.turn.messages()[:-1]
+    items = _items(response.id, messages)
+    if page.newest_first:
+        items.reverse()
+    first = 0
+    if page.after is not None:
+        places = {item["id"]: place for place, item in enumerate(items)}
+        if page.after not in places:
+            raise InvalidField("after", f"{page.after!r:.100} is no input item of {response.id}")
+        first = places[page.after] + 1
+    shown = items[first : first + page.limit]
+    body = {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": first + len(shown) < len(items),
+    }
+    return json.dumps(body, ensure_ascii=False).encode(errors="replace")
+
+
+def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
+    calls: deque[str] = deque()
+    items: list[Item] = []
+    for message in messages:
+        for kind, item in _of_message(message):
+            if kind == "fc":
+                calls.append(f"{item_id('call', response_id, len(items))}_in")
+                item["call_id"] = calls[-1]
+            elif kind == "fco":
+                # Templates know calls and what they returned by their order alone.
+                item["call_id"] = calls.popleft() if calls else ""
+            items.append({"id": f"{item_id(kind, response_id, len(items))}_in", **item})
+    return items
+
+
+def _of_message(message: ChatMessage) -> Iterator[tuple[str, Item]]:
+    """Items without ids, each behind its kind."""
+    if message.role == "tool":
+        yield "fco", {**_completed("function_call_output"), "output": message.content}
+        return
+    if message.reasoning:
+        part = {"type": "reasoning_text", "text": message.reasoning}
+        yield "rs", {"type": "reasoning", "summary": [], "content": [part]}
+    if message.content or message.role != "assistant":
+        yield "msg", {**_completed("message"), "role": message.role, "content": [_part(message)]}
+    for call in message.tool_calls:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        yield "fc", {**_completed("function_call"), "name": call.name, "arguments": arguments}
+
+
+def _part(message: ChatMessage) -> Item:
+    if message.role == "assistant":
+        return {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
+    return {"type": "input_text", "text": message.content}
+
+
+def _completed(kind: str) -> Item:
+    return {"type": kind, "status": "completed"}
