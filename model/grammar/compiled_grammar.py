@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .held_schema import held_schema
 from .grammar import Grammar, GrammarError, GrammarKind, GrammarsUnavailable
+from .held_schema import held_schema
 from .vocabulary import Vocabulary
 
 Matcher = Any
@@ -47,9 +47,6 @@ _LONGEST_COMPLAINT = 300
 # Keywords whose values are no schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_CONTROL_IN_PATTERN = re.compile(
-    r"(?<!\\)(\\\\)*\\([acv0]|x7f|u007f|(x|u00)[01]|[xu]\{0*(1?[0-9a-f]|7f)\})", re.IGNORECASE
-)
 _NO_NEXT_BYTE = "NoExtension"
 # An option of a rule in llguidance's Lark, which a mask cannot enforce.
 _TEMPERATURE = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\btemperature[ \t]*=", re.MULTILINE)
@@ -163,7 +160,6 @@ def with_options(schema: Any) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError("must be a JSON schema: an object, or true")
-    _refuse_controls(schema)
     return options_of(held_schema(schema))
 
 
@@ -174,16 +170,10 @@ def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
     return {**held, "x-guidance": dict(JSON_OPTIONS)}
 
 
-def held_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's parameters, held. Raises GrammarError."""
-    _refuse_controls(schema)
-    held: dict[str, Any] = held_schema(schema)
-    return held
-
-
-def _refuse_controls(schema: dict[str, Any]) -> None:
-    """Raises GrammarError for control characters that no escape of JSON_OPTIONS writes: llguidance
-    would leave them out."""
+def _refuse_what_leaks(schema: Mapping[str, Any]) -> None:
+    """Raises GrammarError for what llguidance compiles into a grammar that lets through more: keys
+    that are counted and not named, since they may repeat, and control characters that no escape of
+    JSON_OPTIONS writes, since they are left out."""
     left: list[tuple[Any, bool]] = [(schema, True)]
     while left:
         item, is_schema = left.pop()
@@ -191,34 +181,19 @@ def _refuse_controls(schema: dict[str, Any]) -> None:
             raise GrammarError("control characters are not supported")
         if isinstance(item, list):
             left += [(value, is_schema) for value in item]
-        if not isinstance(item, dict):
+        if not isinstance(item, Mapping):
             continue
         if is_schema:
-            by_pattern = item.get("patternProperties")
-            patterns = [item.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
-            if any(isinstance(text, str) and _CONTROL_IN_PATTERN.search(text) for text in patterns):
-                raise GrammarError("control characters in a pattern are not supported")
+            _refuse_counts(item)
         left += [(key, False) for key in item]
         left += [(value, is_schema and key not in _VALUES) for key, value in item.items()]
 
 
-def _refuse_what_leaks(schema: Mapping[str, Any]) -> None:
-    """Raises GrammarError for what llguidance compiles into a grammar that lets through more: keys
-    that are counted and not named, since they may repeat."""
-    left: list[Any] = [schema]
-    while left:
-        item = left.pop()
-        if isinstance(item, list):
-            left += item
-        if not isinstance(item, dict):
-            continue
-        least, required = item.get("minProperties"), item.get("required")
-        named = len(required) if isinstance(required, list) else 0
-        if isinstance(least, int | float) and least > max(1, named):
-            raise GrammarError(
-                "minProperties above 1 is not supported beyond required properties"
-            )
-        left += [value for key, value in item.items() if key not in _VALUES]
+def _refuse_counts(schema: Mapping[str, Any]) -> None:
+    least, required = schema.get("minProperties"), schema.get("required")
+    named = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int | float) and least > max(1, named):
+        raise GrammarError("minProperties above 1 is not supported beyond required properties")
 
 
 def _complaint(error: str) -> str:

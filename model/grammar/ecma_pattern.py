@@ -5,8 +5,12 @@ Rust's dialect lacks, or the two read differently, is refused by its place.
 """
 
 import re
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from .grammar import GrammarError
+
+_Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 _SURROGATES = range(0xD800, 0xE000)
 _LAST = 0x10FFFF
@@ -20,6 +24,10 @@ _CLASSES = {
     "s": _SPACES,
 }
 _ANY_BUT_LINE_ENDS = r"[^\n\r\u{2028}\u{2029}]"
+
+# Control characters that no escape of JSON writes here: llguidance takes one in a pattern for
+# nothing.
+_UNWRITTEN = frozenset({*range(0x20), 0x7F} - {0x08, 0x09, 0x0A, 0x0C, 0x0D})
 
 _ESCAPE = (
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -106,7 +114,10 @@ def _escape(text: str, at: int) -> str:
         return f"[{negated}{_ranges(_CLASSES[kind.lower()])}]"
     if kind in "pP" and len(text) > 2:
         return text
-    return _letter(_code(text, at), _BARE)
+    code = _code(text, at)
+    if code in _UNWRITTEN:
+        raise _refused(at, "control characters are not supported")
+    return _letter(code, _BARE)
 
 
 def _code(text: str, at: int) -> int:
@@ -138,56 +149,63 @@ def _letter(code: int, bare: frozenset[str]) -> str:
     return letter if letter.isprintable() else f"\\u{{{code:X}}}"
 
 
+def _is_all_unwritten(between: tuple[int, int]) -> bool:
+    low, high = between
+    return high <= max(_UNWRITTEN) and all(code in _UNWRITTEN for code in range(low, high + 1))
+
+
 def _bracket(text: str, at: int) -> str:
     negated = text.startswith("[^")
-    inner = text[1 + negated : -1]
-    if not inner:
+    first = 1 + negated
+    if len(text) == first + 1:
         raise _refused(at, f"{text} is read in two ways: write \\] for the bracket itself")
-    made = ["[^" if negated else "["]
+    ranges: list[tuple[int, int]] = []
+    named: list[str] = []
     low: int | None = None
-    in_range = False
-    tokens = list(_IN_BRACKETS.finditer(inner))
-    for number, token in enumerate(tokens):
-        place = at + 1 + negated + token.start()
-        item = token.group()
-        if item == "-" and low is not None and not in_range and number + 1 < len(tokens):
+    in_range = behind_class = False
+    for token in _IN_BRACKETS.finditer(text, first, len(text) - 1):
+        place = at + token.start()
+        is_last = token.end() == len(text) - 1
+        if token.group() == "-" and not in_range and not is_last and low is not None:
             in_range = True
             continue
-        found = _in_brackets(item, place)
+        if token.group() == "-" and behind_class and not is_last:
+            raise _refused(place, "- is read in two ways: write \\-")
+        found = _in_brackets(token.group(), place)
         if in_range:
-            if low is None or isinstance(found, str) or found < low:
-                raise _refused(place, "ends a range that is none")
-            made.append(f"{_letter(low, _BARE_IN_BRACKETS)}-{_letter(found, _BARE_IN_BRACKETS)}")
-            low, in_range = None, False
-            continue
-        if low is not None:
-            made.append(_letter(low, _BARE_IN_BRACKETS))
-        low = None if isinstance(found, str) else found
-        if isinstance(found, str):
-            made.append(found)
-            following = [each.group() for each in tokens[number + 1 : number + 3]]
-            if len(following) == 2 and following[0] == "-":
-                raise _refused(place, f"{item} begins a range")
-    if low is not None:
-        made.append(_letter(low, _BARE_IN_BRACKETS))
-    return "".join((*made, "]"))
+            if isinstance(found, int) and low is not None and low <= found:
+                ranges[-1] = (low, found)
+                low, in_range = None, False
+                continue
+            raise _refused(place, "ends a range that is none")
+        low = found if isinstance(found, int) else None
+        behind_class = low is None
+        if isinstance(found, int):
+            ranges.append((found, found))
+        elif isinstance(found, str):
+            named.append(found)
+        else:
+            ranges += found
+    if not negated and not named and all(map(_is_all_unwritten, ranges)):
+        raise _refused(at, "control characters are not supported")
+    return f"[{'^' if negated else ''}{_ranges(ranges)}{''.join(named)}]"
 
 
-def _in_brackets(item: str, at: int) -> int | str:
-    """Return a letter, or the ranges of a class of letters."""
+def _in_brackets(item: str, at: int) -> int | str | _Ranges:
+    """Return a letter, a class of letters, or the name of one that both dialects have."""
     if len(item) == 1:
         return ord(item)
     kind = item[1]
     if kind in _CLASSES:
-        return _ranges(_CLASSES[kind])
+        return _CLASSES[kind]
     if kind.lower() in _CLASSES:
-        return _ranges(_others(_CLASSES[kind.lower()]))
+        return _others(_CLASSES[kind.lower()])
     if kind in "pP" and len(item) > 2:
         return item
     return 0x08 if kind == "b" else _code(item, at)
 
 
-def _ranges(ranges: tuple[tuple[int, int], ...]) -> str:
+def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
     return "".join(
         _letter(low, _BARE_IN_BRACKETS)
         if low == high
@@ -196,7 +214,7 @@ def _ranges(ranges: tuple[tuple[int, int], ...]) -> str:
     )
 
 
-def _others(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+def _others(ranges: _Ranges) -> _Ranges:
     """The letters that are in none of the ranges, which are in order."""
     found, begin = [], 0
     for low, high in ranges:

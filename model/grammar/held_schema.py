@@ -6,7 +6,7 @@ docs/structured-output.md. The rest passes through, for llguidance to hold or to
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .ecma_pattern import rust_pattern
@@ -80,6 +80,57 @@ def referred(reference: Any, root: Any) -> Any:
         else:
             return None
     return root
+
+
+def has_references(schema: Any) -> bool:
+    return any(True for _ in _references(schema))
+
+
+def rooted(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a held schema whose references all lead into its definitions, so that each part of it
+    can stand with these alone."""
+    if all(_leads_into_definitions(part["$ref"]) for part in _references(schema)):
+        return schema
+    own = schema.get("$defs")
+    definitions = own if isinstance(own, Mapping) else {}
+    name = "parameters"
+    while name in definitions:
+        name += "_"
+    moved = _moved(schema, f"#/$defs/{name}")
+    whole = {key: value for key, value in moved.items() if key not in DEFINITIONS}
+    return {**moved, "$defs": {**moved.get("$defs", {}), name: whole}}
+
+
+def _leads_into_definitions(reference: Any) -> bool:
+    into = tuple(f"#/{name}/" for name in DEFINITIONS)
+    return not isinstance(reference, str) or (
+        reference.startswith(into) or not (reference == "#" or reference.startswith("#/"))
+    )
+
+
+def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The schemas that refer to others."""
+    left = [schema]
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            left += item
+        elif isinstance(item, Mapping):
+            if isinstance(item.get("$ref"), str):
+                yield item
+            left += [value for key, value in item.items() if key not in _VALUES]
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema, with what refers to the whole of it referring to `place`."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made = {key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()}
+    if not _leads_into_definitions(made.get("$ref")):
+        made["$ref"] = place + made["$ref"][1:]
+    return made
 
 
 class _Holding:
