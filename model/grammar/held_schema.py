@@ -45,11 +45,13 @@ _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = MAX_SOURCE_BYTES
 """Of a schema's patterns and of what is made of the names of properties."""
 _MAX_REFERENCES = 8
-# zod's z.email(): its look-aheads rule out an empty part between dots.
+# Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a
+# number without a digit.
 _KNOWN_PATTERNS = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
     r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@"
-    r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
 }
 
 
