@@ -19,8 +19,8 @@ from .schema_visits import SchemaVisits
 MOST_BRANCHES = 64
 _PARTS = 64
 """Properties or values that count as one schema more."""
-# Of a property that tells branches apart: of no other type may two that are equal look different.
-_TOLD = frozenset({str, bool, int, type(None)})
+# Of a property by which branches differ: of other types, equal values may look different.
+_CONSTANTS = frozenset({str, bool, int, type(None)})
 _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "patternProperties", "propertyNames"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
@@ -151,8 +151,8 @@ class ObjectBranches:
                 for other in (branch for later in options[number + 1 :] for branch in later):
                     if not _are_disjoint(one, other, constants[id(one)], constants[id(other)]):
                         self._refuse(
-                            f"oneOf of {place} is supported where a required property tells its "
-                            "branches apart: write anyOf, or such branches"
+                            f"oneOf of {place} is supported where a required property differs in "
+                            "all its branches: write anyOf, or such branches"
                         )
 
     def _constants(self, branch: Branch) -> dict[str, frozenset[str]]:
@@ -164,7 +164,7 @@ class ObjectBranches:
                     schema = referred(schema["$ref"], self._root)
                 values = schema if isinstance(schema, Mapping) else {}
                 listed = [values["const"]] if "const" in values else values.get("enum")
-                if isinstance(listed, list) and all(type(value) in _TOLD for value in listed):
+                if isinstance(listed, list) and all(type(value) in _CONSTANTS for value in listed):
                     self._visits.repeat(1 + len(listed) // _PARTS)
                     texts = frozenset(map(json.dumps, listed))
                     found[name] = found.get(name, texts) & texts

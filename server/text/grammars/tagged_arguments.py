@@ -71,10 +71,10 @@ class TaggedArguments:
                 self._field,
                 f"cannot be followed: no arguments of {self._name:.80} follow its schema",
             )
-        told = (
+        inner = (
             bodies[0] if len(bodies) == 1 else f"({' | '.join(body or EMPTY for body in bodies)})"
         )
-        yield f"{self._rule}: {opening} {told} {closing}"
+        yield f"{self._rule}: {opening} {inner} {closing}"
 
     def _parameter(self, name: str, schemas: tuple[Any, ...]) -> _Made:
         """Yield a parameter's rules; return the first's name, or None where it has no value."""
