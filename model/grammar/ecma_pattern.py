@@ -5,7 +5,7 @@ Rust's dialect lacks, or the two read differently, is refused by its place.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from .grammar import GrammarError
@@ -18,7 +18,7 @@ _SPACES = (
     *((0x09, 0x0D), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)),
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
-_CLASSES = {
+_NAMED = {
     "d": ((0x30, 0x39),),
     "w": ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
     "s": _SPACES,
@@ -109,9 +109,8 @@ def _group(text: str, at: int) -> str:
 
 def _escape(text: str, at: int) -> str:
     kind = text[1]
-    if kind.lower() in _CLASSES:
-        negated = "^" if kind.isupper() else ""
-        return f"[{negated}{_ranges(_CLASSES[kind.lower()])}]"
+    if kind in _OUTSIDE:
+        return _OUTSIDE[kind]
     if kind in "pP" and len(text) > 2:
         return text
     code = _code(text, at)
@@ -198,8 +197,6 @@ def _in_brackets(item: str, at: int) -> int | str | _Ranges:
     kind = item[1]
     if kind in _CLASSES:
         return _CLASSES[kind]
-    if kind.lower() in _CLASSES:
-        return _others(_CLASSES[kind.lower()])
     if kind in "pP" and len(item) > 2:
         return item
     return 0x08 if kind == "b" else _code(item, at)
@@ -222,3 +219,13 @@ def _others(ranges: _Ranges) -> _Ranges:
             found.append((begin, low - 1))
         begin = high + 1
     return (*found, (begin, _LAST))
+
+
+_CLASSES: Mapping[str, _Ranges] = {
+    **_NAMED,
+    **{kind.upper(): _others(ranges) for kind, ranges in _NAMED.items()},
+}
+_OUTSIDE: Mapping[str, str] = {
+    **{kind: f"[{_ranges(ranges)}]" for kind, ranges in _NAMED.items()},
+    **{kind.upper(): f"[^{_ranges(ranges)}]" for kind, ranges in _NAMED.items()},
+}

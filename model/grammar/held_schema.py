@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .ecma_pattern import rust_pattern
-from .grammar import MAX_SOURCE_BYTES, GrammarError
+from .grammar import GrammarError
 
 FORMATS = frozenset(
     (
@@ -42,7 +42,7 @@ _IN_PLACE = frozenset(
 # Up to draft 7 a reference stands alone.
 _OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
-_MOST_LETTERS = MAX_SOURCE_BYTES
+_MOST_LETTERS = 1 << 16
 """Of a schema's patterns and of what is made of the names of properties."""
 _MAX_REFERENCES = 8
 # Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a

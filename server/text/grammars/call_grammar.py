@@ -20,7 +20,7 @@ from tasuki.server.text.parsing.call_reader import CLOSE, OPEN
 from .asked_grammar import AskedGrammar, expression, literal
 from .offered_tool import OfferedTool
 from .tagged_arguments import END_OF_VALUE, TaggedArguments
-from .tagged_text import ANY_TEXT
+from .tagged_text import ANY_TEXT, ANY_TEXT_RULE
 
 MAX_CALLS = 32
 """Of one answer, where a call is forced."""
@@ -80,6 +80,8 @@ class CallGrammar:
 
     def _called(self, *, loosely: bool) -> Iterator[str]:
         """Calls behind their opening tag. loosely: what is not strict is not held to its schema."""
+        if self.in_tags:
+            yield ANY_TEXT_RULE
         yield f"called: {' | '.join(f'call_{number}' for number in range(len(self.tools)))}"
         for number, tool in enumerate(self.tools):
             if loosely and not tool.strict and tool.input is None:

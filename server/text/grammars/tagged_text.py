@@ -66,13 +66,14 @@ def _in_slashes(letter: str) -> str:
 
 
 def _any_text() -> str:
-    """Said without a complement, with which a bound of a thousand letters is beyond llguidance."""
+    """Without a complement, since with one a bound of a thousand letters is beyond llguidance."""
     begun, missed = _begun(_letters(_ENDS)), _missed(_letters(_ENDS))
     return f"/([^<]|(<{begun})*<{missed})*(<{begun})*/"
 
 
-ANY_TEXT = _any_text()
-"""No value holds what a reader would take for its end."""
+ANY_TEXT = "ANY_TEXT"
+"""Names the terminal of every text that holds nothing that a reader takes for its end."""
+ANY_TEXT_RULE = f"{ANY_TEXT}: {_any_text()}"
 
 
 def parameter_rules(
