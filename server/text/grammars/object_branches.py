@@ -84,7 +84,8 @@ class ObjectBranches:
         for keyword in _NOT_HELD:
             if schema.get(keyword, {}) != {}:
                 self._refuse(f"{keyword} of {place} is not supported here")
-        if "type" in schema and "object" not in json_types({"type": schema["type"]}, {}):
+        kind = schema.get("type", "object")
+        if kind != "object" and "object" not in json_types({"type": kind}, {}):
             return []
         found = [self._own(place, schema)]
         for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):

@@ -164,7 +164,7 @@ class ShapeReader:
         terms = (FREE, *self._terms(place, schema))
         found = Shape(terms, bounded=frozenset().union(*bounded))
         if "type" in schema:
-            found = found.both(_of_types(json_types({"type": schema["type"]}, {})))
+            found = found.both(_of_type(schema["type"]))
         for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
             if isinstance(values, list):
                 found = found.both(_of_values(values, read_as))
@@ -228,6 +228,11 @@ def _of_types(types: frozenset[str]) -> Shape:
     return Shape(strings, None, frozenset(words), types & Shape().types)
 
 
+def _of_type(kind: Any) -> Shape:
+    found = _BY_TYPE.get(kind) if isinstance(kind, str) else None
+    return found or _of_types(json_types({"type": kind}, {}))
+
+
 def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
     listed = [value for value in values if isinstance(value, str)]
     others = [value for value in values if not isinstance(value, str)]
@@ -268,3 +273,6 @@ def _marks(pattern: str) -> tuple[bool, bool]:
             alternates = alternates or (letter == "|" and not depth)
             depth += {"(": 1, ")": -1}.get(letter, 0)
     return anchors, alternates
+
+
+_BY_TYPE = {name: _of_types(json_types({"type": name}, {})) for name in ANY}
