@@ -144,7 +144,8 @@ def _calls_grammar() -> Entry:
         return {"allOf": [{"properties": {name: {}}} for name in names(size)]}
 
     def listed(size: int) -> Any:
-        return {"properties": {"a": {"enum": [*names(size), 1, None]}}, "minProperties": 1}
+        values = {"enum": [*names(size), 1, None], "type": ["string", "integer"]}
+        return {"properties": {"a": values}, "minProperties": 1}
 
     def whole(size: int) -> Any:
         texts = {"oneOf": [{"const": name} for name in names(size)], "minLength": 1}
