@@ -122,7 +122,7 @@ class TaggedArguments:
             return None
         if least <= sum(required) and most >= total:
             return " ".join(rule if is_required else f"{rule}?" for rule, is_required in parts)
-        if total * most > _MOST_COUNTED:
+        if total * (most + 1) > _MOST_COUNTED:
             raise InvalidField(
                 self._field,
                 f"cannot be followed: minProperties or maxProperties of {self._name:.80} is not "
