@@ -58,7 +58,10 @@ def published_or_folder(name: str) -> ModelConfig:
         return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)
     if not Path(name).is_dir():
         known = ", ".join(PUBLISHED)
-        raise ModelConfigError(f"model {name}: no such folder; name one, or one of {known}")
+        raise ModelConfigError(
+            f"model {name}: no such folder: a plan downloads nothing, and looks up no name in the "
+            f"Hugging Face cache; name a checkpoint's folder, or one of {known}"
+        )
     return ModelConfig.load(name)
 
 

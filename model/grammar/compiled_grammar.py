@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .grammar import Grammar, GrammarError, GrammarKind, GrammarsUnavailable
+from .held_schema import held_schema
 from .vocabulary import Vocabulary
 
 Matcher = Any
@@ -46,9 +47,6 @@ _LONGEST_COMPLAINT = 300
 # Keywords whose values are no schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-_CONTROL_IN_PATTERN = re.compile(
-    r"(?<!\\)(\\\\)*\\([acv0]|x7f|u007f|(x|u00)[01]|[xu]\{0*(1?[0-9a-f]|7f)\})", re.IGNORECASE
-)
 _NO_NEXT_BYTE = "NoExtension"
 # An option of a rule in llguidance's Lark, which a mask cannot enforce.
 _TEMPERATURE = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\btemperature[ \t]*=", re.MULTILINE)
@@ -56,6 +54,18 @@ _TEMPERATURE = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\btemperature[ \t]*=", 
 _EXCERPT = re.compile(
     r"^\s*(\d+ \|.*|\^)$|^at \d+\(\d+\): (failed to compile JSON schema: )?", re.MULTILINE
 )
+
+# In place of options and limits that are llguidance's own: what a caller can do.
+_WAYS_OUT = {
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
+    "anyOf": "oneOf is supported where no value follows two of its branches by their types, or by "
+    "a required property with different constants: write anyOf, or such branches",
+    'min/maxProperties only supported when all keys listed in "properties" are required': (
+        "minProperties and maxProperties are supported where all properties that are listed are "
+        "required, or additionalProperties is false"
+    ),
+    "Unimplemented keys:": "these keywords are not supported, leave them out:",
+}
 
 
 def _llguidance() -> Any:
@@ -145,17 +155,22 @@ def _schema(source: str) -> Any:
 
 
 def with_options(schema: Any) -> dict[str, Any]:
-    """The schema as llguidance is to read it. Raises GrammarError."""
+    """The caller's schema as llguidance is to read it. Raises GrammarError."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError("must be a JSON schema: an object, or true")
-    _refuse_what_leaks(schema)
+    return options_of(held_schema(schema))
+
+
+def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
+    """A held schema as llguidance is to read it. Raises GrammarError."""
+    _refuse_what_leaks(held)
     # What a schema says of these itself would loosen it.
-    return {**schema, "x-guidance": dict(JSON_OPTIONS)}
+    return {**held, "x-guidance": dict(JSON_OPTIONS)}
 
 
-def _refuse_what_leaks(schema: dict[str, Any]) -> None:
+def _refuse_what_leaks(schema: Mapping[str, Any]) -> None:
     """Raises GrammarError for what llguidance compiles into a grammar that lets through more: keys
     that are counted and not named, since they may repeat, and control characters that no escape of
     JSON_OPTIONS writes, since they are left out."""
@@ -166,26 +181,24 @@ def _refuse_what_leaks(schema: dict[str, Any]) -> None:
             raise GrammarError("control characters are not supported")
         if isinstance(item, list):
             left += [(value, is_schema) for value in item]
-        if not isinstance(item, dict):
+        if not isinstance(item, Mapping):
             continue
         if is_schema:
-            _refuse_leaking_keywords(item)
+            _refuse_counts(item)
         left += [(key, False) for key in item]
         left += [(value, is_schema and key not in _VALUES) for key, value in item.items()]
 
 
-def _refuse_leaking_keywords(schema: dict[str, Any]) -> None:
+def _refuse_counts(schema: Mapping[str, Any]) -> None:
     least, required = schema.get("minProperties"), schema.get("required")
     named = len(required) if isinstance(required, list) else 0
     if isinstance(least, int | float) and least > max(1, named):
         raise GrammarError("minProperties above 1 is not supported beyond required properties")
-    by_pattern = schema.get("patternProperties")
-    patterns = [schema.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
-    if any(isinstance(text, str) and _CONTROL_IN_PATTERN.search(text) for text in patterns):
-        raise GrammarError("control characters in a pattern are not supported")
 
 
 def _complaint(error: str) -> str:
+    for theirs, ours in _WAYS_OUT.items():
+        error = error.replace(theirs, ours)
     lines = (line.strip() for line in _EXCERPT.sub("", error).splitlines())
     shown = " ".join(line for line in lines if line and line != "<non-verbose/>")
     return shown[:_LONGEST_COMPLAINT] or "is beyond the bounds of a grammar: simplify it"

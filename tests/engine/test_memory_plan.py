@@ -17,6 +17,7 @@ from tasuki.engine.accounting.stored_weights import weights_of
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import DenseShape, ModelConfig, MoeShape
+from tasuki.model.config_fields import ModelConfigError
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
@@ -375,3 +376,8 @@ def test_an_arena_that_fills_the_rest_exactly_fits_and_all_its_slabs_may_hold_pa
     assert exact.fits and not replace(exact, arena=exact.arena + slab).fits
     assert full.pages(7 * slab) == 7 * full.layout.pages_per_slab
     assert full.layout.pages_per_slab > 1
+
+
+def test_a_plan_of_a_name_says_that_it_takes_folders() -> None:
+    with pytest.raises(ModelConfigError, match=r"a plan downloads nothing.*checkpoint's folder"):
+        published_or_folder("owner/name")

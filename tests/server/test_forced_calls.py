@@ -144,9 +144,9 @@ def test_a_text_may_stand_in_place_of_calls() -> None:
         ({"type": "string", "not": {"const": "a"}}, "not of f.x"),
         ({"type": "string", "pattern": "^a|b$"}, "pattern of f.x"),
         ({"type": "string", "pattern": "^(a)[)]|b"}, "pattern of f.x"),
-        ({"$ref": "#/properties/y"}, "ref of f.x"),
+        ({"$ref": "#/$defs/none"}, "ref of f.x"),
         ({"type": "string", "if": {}, "then": {"maxLength": 2}}, "if of f.x"),
-        ({"type": "string", "allOf": [{"minLength": 2}, {}]}, "allOf of f.x"),
+        ({"type": "string", "oneOf": [{"enum": ["a", "b"]}, {"enum": ["a"]}]}, "oneOf of f.x"),
     ],
 )
 def test_what_no_text_can_be_held_to_is_named(schema: dict[str, Any], keyword: str) -> None:

@@ -9,6 +9,7 @@ from .walk import Place
 
 _TRIED = "only the kernel bounds what a grammar costs: it is tried and compiled by llguidance"
 _SOURCE = "passes a grammar's source on, which Grammar bounds to 256 KiB, and reads none of it"
+_TAGS = "reads the tags of the format, once, as the module is loaded"
 _ONCE = "reads the checkpoint's own files, once, before the node serves"
 _HANDS_ON = "hands the message to a function that has an entry, and reads a few short fields itself"
 _CROSSES = "passes whole messages between two loops or to their handler, and reads none of them"
@@ -24,6 +25,10 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/compiled_grammar.py:_source",
         "model/grammar/compiled_grammar.py:_schema",
         "model/grammar/constraint.py:Constraint.__init__",
+    ),
+    _TAGS: (
+        "server/text/grammars/tagged_text.py:_in_slashes",
+        "server/text/grammars/tagged_text.py:_letters",
     ),
     _SOURCE: (
         "model/grammar/grammar_compiler.py:GrammarCompiler._advance",

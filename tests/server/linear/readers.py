@@ -134,7 +134,50 @@ def _calls_grammar() -> Entry:
             "properties": {"a": {"$ref": "#/$defs/d"}},
         }
 
+    def names(size: int) -> list[str]:
+        return [f"k{number}" for number in range(max(1, size // 24))]
+
+    def either(size: int) -> Any:
+        return {"anyOf": [{"required": [name]} for name in names(2 * size)]}
+
+    def told_apart(size: int) -> Any:
+        kinds = [{"properties": {"a": {"const": k}}, "required": ["a"]} for k in names(size)]
+        return {"oneOf": kinds}
+
+    def all_of(size: int) -> Any:
+        return {"allOf": [{"properties": {name: {}}} for name in names(size)]}
+
+    def listed(size: int) -> Any:
+        values = {"enum": [*names(size), 1, None], "type": ["string", "integer"]}
+        return {"properties": {"a": values}, "minProperties": 1}
+
+    def whole(size: int) -> Any:
+        texts = {"oneOf": [{"const": name} for name in names(size)], "minLength": 1}
+        return {"properties": {"a": {"$ref": "#/properties/b"}, "b": texts}}
+
+    def counted(size: int) -> Any:
+        return {"properties": {name: {} for name in names(size)}, "minProperties": 1}
+
+    def others(size: int) -> Any:
+        open_object = {"type": "object", "additionalProperties": {"type": "string"}}
+        return {**open_object, "properties": {name: {"type": "null"} for name in names(size)}}
+
+    def value(size: int) -> Any:
+        return {"const": {name: [name] for name in names(size)}}
+
+    def pattern(size: int) -> Any:
+        return {"properties": {"a": {"type": "string", "pattern": "(a|[^b])" * (size // 8)}}}
+
     made = {
+        "alternatives": either,
+        "alternatives with constants": told_apart,
+        "schemas of all": all_of,
+        "listed strings": listed,
+        "references to the whole": whole,
+        "counted properties": counted,
+        "other properties": others,
+        "a constant": value,
+        "a pattern": pattern,
         "required": required,
         "definitions": definitions,
         "references": references,
@@ -178,7 +221,30 @@ def _options() -> Entry:
         return lambda size: {"pattern": text(size), "patternProperties": {text(size): {}}}
 
     hard = some("escapes", "zeros in an escape", "groups", "dollars", "white space", "one word")
+
+    def repeated(pattern: str) -> Input:
+        return lambda size: {"pattern": pattern * max(1, size // len(pattern))}
+
+    def named(size: int) -> dict[str, Any]:
+        keys = [f"k{number}" for number in range(size // 8)]
+        names = {"$ref": "#/$defs/names"}
+        definitions = {"names": {"type": "string", "enum": keys}}
+        return {"$defs": definitions, "propertyNames": names, "additionalProperties": {}}
+
+    def saying_nothing(size: int) -> dict[str, Any]:
+        inner = {"uniqueItems": False, "then": {}, "dependentRequired": {}, "title": "a"}
+        return {"allOf": [inner] * (size // 64)}
+
     shapes = {name: pattern(text) for name, text in hard.items()}
+    shapes |= {
+        "brackets": repeated(r"[a-z\d&&\x41\u{42}-]"),
+        "open brackets": repeated("["),
+        "classes": repeated(r"\w\W\s."),
+        "quantifiers": repeated("a{1,2}?(?:b)"),
+        "open quantifiers": repeated("{"),
+        "names": named,
+        "keywords that say nothing": saying_nothing,
+    }
     functions = ("model/grammar/compiled_grammar.py:with_options",)
     return Whole("options of a schema", functions, shapes, _refusable(with_options))
 

@@ -1,0 +1,287 @@
+"""Schemas in their callers' dialects of JSON Schema, as llguidance holds them.
+
+Pure functions. A held schema takes the same values as the caller's. What constrains nothing is left
+out, and what llguidance can hold under another keyword is written by that one; the table is in
+docs/structured-output.md. The rest passes through, for llguidance to hold or to refuse.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .ecma_pattern import rust_pattern
+from .grammar import GrammarError
+
+FORMATS = frozenset(
+    (
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
+        "uri",
+    )
+)
+"""That are enforced in JSON; any other is an annotation."""
+DEFINITIONS = ("$defs", "definitions")
+
+_ANNOTATIONS = frozenset(
+    (
+        *("title", "description", "default", "examples", "example", "$comment", "deprecated"),
+        *("readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
+        "$dynamicAnchor",
+    )
+)
+_VALUES = frozenset({"enum", "const", "required", "type"})
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", *DEFINITIONS})
+_COUNTS = frozenset(
+    (
+        *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        *("minContains", "maxContains"),
+    )
+)
+_IN_PLACE = frozenset(
+    ("allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas")
+)
+# Up to draft 7 a reference stands alone.
+_OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
+_BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
+_MOST_LETTERS = 1 << 16
+"""Of a schema's patterns and of what is made of the names of properties."""
+_MAX_REFERENCES = 8
+# Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a
+# number without a digit.
+_KNOWN_PATTERNS = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
+    r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@"
+    r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
+}
+
+
+def held_schema(schema: Any) -> Any:
+    """Raises GrammarError, which names the keyword."""
+    return _Holding(schema).of(schema)
+
+
+def held_pattern(pattern: str) -> str:
+    """A pattern as Rust's regex crate reads it. Raises GrammarError."""
+    return rust_pattern(_KNOWN_PATTERNS.get(pattern, pattern))
+
+
+def referred(reference: Any, root: Any) -> Any:
+    """Return what a reference into the whole schema names; None where it names nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    if reference == "#":
+        return root
+    if not reference.startswith("#/"):
+        return None
+    for name in reference[2:].split("/", 64):
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, Mapping):
+            root = root.get(name)
+        elif isinstance(root, list) and name.isdecimal() and len(name) < 8:
+            root = root[int(name)] if int(name) < len(root) else None
+        else:
+            return None
+    return root
+
+
+def has_references(schema: Any) -> bool:
+    return any(True for _ in _references(schema))
+
+
+def rooted(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a held schema whose references all lead into its definitions, so that each part of it
+    can stand with these alone."""
+    if all(_leads_into_definitions(part["$ref"]) for part in _references(schema)):
+        return schema
+    own = schema.get("$defs")
+    definitions = own if isinstance(own, Mapping) else {}
+    name = "parameters"
+    while name in definitions:
+        name += "_"
+    moved = _moved(schema, f"#/$defs/{name}")
+    whole = {key: value for key, value in moved.items() if key not in DEFINITIONS}
+    return {**moved, "$defs": {**moved.get("$defs", {}), name: whole}}
+
+
+def _leads_into_definitions(reference: Any) -> bool:
+    into = tuple(f"#/{name}/" for name in DEFINITIONS)
+    return not isinstance(reference, str) or (
+        reference.startswith(into) or not (reference == "#" or reference.startswith("#/"))
+    )
+
+
+def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The schemas that refer to others."""
+    left = [schema]
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            left += item
+        elif isinstance(item, Mapping):
+            if isinstance(item.get("$ref"), str):
+                yield item
+            left += [value for key, value in item.items() if key not in _VALUES]
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema, with what refers to the whole of it referring to `place`."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made = {key: value if key in _VALUES else _moved(value, place) for key, value in schema.items()}
+    if not _leads_into_definitions(made.get("$ref")):
+        made["$ref"] = place + made["$ref"][1:]
+    return made
+
+
+class _Holding:
+    """One schema on its way. _letters: that may still be made."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        draft = root.get("$schema") if isinstance(root, Mapping) else None
+        self._alone = isinstance(draft, str) and bool(_OLD_DRAFT.match(draft))
+        self._letters = _MOST_LETTERS
+
+    def of(self, schema: Any) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        made: dict[str, Any] = {}
+        for keyword, value in _meant(schema, self._alone).items():
+            if keyword == "pattern" and isinstance(value, str):
+                made[keyword] = self._pattern(value)
+            elif keyword in _VALUES:
+                made[keyword] = value
+            elif keyword == "patternProperties" and isinstance(value, Mapping):
+                made[keyword] = {self._pattern(key): self.of(item) for key, item in value.items()}
+            elif keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
+                made[keyword] = {key: self.of(item) for key, item in value.items()}
+            elif isinstance(value, list):
+                made[keyword] = [self.of(item) for item in value]
+            elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
+                made[keyword] = int(value)
+            else:
+                made[keyword] = self.of(value)
+        if "propertyNames" in made:
+            self._name_properties(made)
+        return made
+
+    def _pattern(self, pattern: str) -> str:
+        self._take(len(pattern))
+        made = held_pattern(pattern)
+        self._take(len(made))
+        return made
+
+    def _take(self, letters: int) -> None:
+        self._letters -= letters
+        if self._letters < 0:
+            raise GrammarError("patterns and propertyNames are too long: write fewer of them")
+
+    def _name_properties(self, schema: dict[str, Any]) -> None:
+        """Write propertyNames by other keywords, where these take the same objects."""
+        names = _without(schema["propertyNames"], ("type", "format"), "string")
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(names, Mapping) or set(names) != {"$ref"}:
+                break
+            names = _without(referred(names["$ref"], self._root), ("type", "format"), "string")
+        if names is True or names == {}:
+            del schema["propertyNames"]
+            return
+        if not isinstance(names, Mapping) or len(names) != 1 or schema.get("patternProperties"):
+            return
+        values = [names["const"]] if "const" in names else names.get("enum")
+        others = schema.get("additionalProperties", True)
+        own = schema.get("properties")
+        own = own if isinstance(own, Mapping) else {}
+        if isinstance(values, list):
+            keys = dict.fromkeys(value for value in values if isinstance(value, str))
+            new = [key for key in keys if key not in own]
+            self._take(len(new) * _size(others, self._letters))
+            kept = {key: item if key in keys else False for key, item in own.items()}
+            schema["properties"] = {**kept, **dict.fromkeys(new, others)}
+        elif isinstance(names.get("pattern"), str) and not own:
+            # A pattern that a reference led to is not translated yet.
+            pattern = names["pattern"]
+            is_own = names == _without(schema["propertyNames"], ("type", "format"), "string")
+            schema["patternProperties"] = {pattern if is_own else self._pattern(pattern): others}
+        else:
+            return
+        schema["additionalProperties"] = False
+        del schema["propertyNames"]
+
+
+def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
+    """Return the keywords that constrain something. alone: a reference's siblings mean nothing."""
+    if alone and "$ref" in schema:
+        return {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
+    kept = {
+        key: value
+        for key, value in schema.items()
+        if key not in _ANNOTATIONS and not _says_nothing(key, value, schema)
+    }
+    if not _IN_PLACE & schema.keys() and "contains" not in schema:
+        # No other schema looks at the same value.
+        if "unevaluatedProperties" in kept:
+            kept["additionalProperties"] = kept.pop("unevaluatedProperties")
+        if "unevaluatedItems" in kept and "items" not in kept:
+            kept["items"] = kept.pop("unevaluatedItems")
+    return kept
+
+
+def _says_nothing(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether the keyword takes every value, in that schema."""
+    match keyword:
+        case "format":
+            return isinstance(value, str) and value not in FORMATS
+        case "uniqueItems" | "not":
+            return value is False
+        case "contains":
+            return schema.get("minContains") == 0 and "maxContains" not in schema
+        case "minContains":
+            return "contains" not in schema or value == 0
+        case "maxContains":
+            return "contains" not in schema
+        case "then" | "else":
+            return "if" not in schema
+        case "if":
+            return not {"then", "else"} & schema.keys()
+        case "propertyNames":
+            return _takes_all(value)
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return isinstance(value, Mapping) and all(map(_takes_all, value.values()))
+        case "unevaluatedItems":
+            return _takes_all(value) or isinstance(schema.get("items"), Mapping | bool)
+        case "unevaluatedProperties":
+            return _takes_all(value) or "additionalProperties" in schema
+    return False
+
+
+def _takes_all(value: Any) -> bool:
+    return value is True or value in ({}, [])
+
+
+def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
+    """Return the schema of a name without what a name always is."""
+    if not isinstance(schema, Mapping) or schema.get("type", only) != only:
+        return schema
+    return {
+        key: value
+        for key, value in schema.items()
+        if key not in keywords and key not in _ANNOTATIONS
+    }
+
+
+def _size(schema: Any, most: int) -> int:
+    """Values in a schema, as far as they are at most so many."""
+    left, found = [schema], 0
+    while left and found <= most:
+        item = left.pop()
+        found += 1
+        if isinstance(item, Mapping):
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
+        elif isinstance(item, str):
+            found += len(item)
+    return found

@@ -1,0 +1,174 @@
+"""A parameter between tags as rules of a grammar: the texts that a reader takes for the values that
+a shape takes.
+
+Pure functions. Texts and JSON are terminals of their own, and no first letter may begin both. So a
+string whose text begins as a list does is left out where a list may stand.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tasuki.model.grammar.compiled_grammar import options_of
+from tasuki.model.grammar.held_schema import DEFINITIONS
+from tasuki.server.text.parsing.call_reader import CLOSE
+from tasuki.server.text.parsing.parameter_types import ANY
+
+from .asked_grammar import literal
+from .tagged_value import FREE, Shape, joined
+
+_Letters = dict[str, "_Letters"]
+"""By the next letter of a tag: what may follow it."""
+LONGEST_QUOTED = 4096
+"""Letters of a string in quotes, which stands where its own text would be read as another value."""
+
+_ENDS = ("/parameter>", "/function>", CLOSE.removeprefix("<"))
+"""Of tags, behind their first letter, which is no other letter of them."""
+_NUMBERS = frozenset({"integer", "number"})
+_SPACE = r"[\s\x1c-\x1f]*"
+_INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
+# As a reader takes them, of any length.
+_READ_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_READ_WORDS: Mapping[bool | None, str] = {
+    None: "[nN][uU][lL][lL]",
+    True: "[tT][rR][uU][eE]",
+    False: "[fF][aA][lL][sS][eE]",
+}
+_TYPES_OF_WORDS: Mapping[bool | None, str] = {None: "null", True: "boolean", False: "boolean"}
+_FIRST_LETTERS = {"array": r"\[", "object": r"\{", "string": '"', "number": "[0-9-]"}
+
+
+def _letters(tags: Iterable[str]) -> _Letters:
+    found: _Letters = {}
+    for tag in tags:
+        inner = found
+        for letter in tag:
+            inner = inner.setdefault(letter, {})
+    return found
+
+
+def _begun(letters: _Letters) -> str:
+    """A regular expression of what begins a tag and is none."""
+    ways = [_in_slashes(letter) + _begun(inner) for letter, inner in letters.items() if inner]
+    return f"({'|'.join(ways)})?" if ways else ""
+
+
+def _missed(letters: _Letters) -> str:
+    """A regular expression of what begins a tag, with a letter behind it that no tag goes on
+    with, nor begins with."""
+    ways = [f"[^<{''.join(map(_in_slashes, letters))}]"]
+    ways += [_in_slashes(letter) + _missed(inner) for letter, inner in letters.items() if inner]
+    return f"({'|'.join(ways)})"
+
+
+def _in_slashes(letter: str) -> str:
+    return "\\/" if letter == "/" else letter
+
+
+def _any_text() -> str:
+    """Without a complement, since with one a bound of a thousand letters is beyond llguidance."""
+    begun, missed = _begun(_letters(_ENDS)), _missed(_letters(_ENDS))
+    return f"/([^<]|(<{begun})*<{missed})*(<{begun})*/"
+
+
+ANY_TEXT = "ANY_TEXT"
+"""Names the terminal of every text that holds nothing that a reader takes for its end."""
+ANY_TEXT_RULE = f"{ANY_TEXT}: {_any_text()}"
+
+
+def parameter_rules(
+    rule: str,
+    opening: str,
+    end: str,
+    shape: Shape,
+    read_as: frozenset[str],
+    value: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield the rules of a parameter: none where it has no value. opening: before its text, as it
+    stands in a rule. end: behind it.
+    read_as: the types that a reader takes the text for. value: the schema, with its definitions.
+    Raises GrammarError."""
+    text = _text(shape, read_as)
+    if text is None:
+        types = shape.all_types & read_as
+        if types:
+            held = value if types == shape.all_types else _only(value, types)
+            yield f"{rule}: {opening} %json {_dumped(held)} {literal(end)}"
+        return
+    beside = _json_beside(shape, read_as)
+    if beside:
+        yield f"{rule}: {opening} ({rule}_text | {rule}_json)"
+        yield f"{rule}_json: %json {_dumped(_only(value, beside))} {literal(end)}"
+    else:
+        yield f"{rule}: {opening} {rule}_text"
+    if FREE in text:
+        free = f"{rule}_free".upper()
+        yield f"{free}: {joined([ANY_TEXT, *_read_otherwise(shape, read_as)])}"
+        text = text.replace(FREE, free)
+    yield f"{rule}_text[lazy]: {text} {literal(end)}"
+
+
+def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
+    """The terminal of what is written without quotes or brackets; None: all is JSON."""
+    if shape.strings is None or "string" not in read_as:
+        return None
+    if _takes_any_text(shape, read_as):
+        return ANY_TEXT
+    found = [joined(shape.strings)] if shape.strings else []
+    for word in (None, True, False):
+        if word in shape.words and _TYPES_OF_WORDS[word] in read_as:
+            found.append(literal(json.dumps(word)))
+    numbers = shape.types & read_as & _NUMBERS
+    if numbers and not shape.bounded & _NUMBERS:
+        found.append(f"/{_INTEGER}{_FRACTION if 'number' in numbers else ''}/")
+    return f"({' | '.join(found)})" if found else None
+
+
+def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
+    """Whether it makes no difference what a text is read as."""
+    open_types = (shape.types - shape.bounded) | {"string"}
+    if None in shape.words:
+        open_types |= {"null"}
+    if shape.words >= {True, False}:
+        open_types |= {"boolean"}
+    return shape.strings == (FREE,) and read_as <= open_types
+
+
+def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
+    """The types that are JSON beside the terminal of _text()."""
+    if _takes_any_text(shape, read_as):
+        return frozenset()
+    types = shape.types & read_as
+    found = types - _NUMBERS | (types & _NUMBERS if shape.bounded & _NUMBERS else frozenset())
+    return found | {"string"} if read_as == ANY else found
+
+
+def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
+    """Terms without the texts that are read as what the shape does not take, or begin as JSON."""
+    for word, letters in _READ_WORDS.items():
+        if word not in shape.words and _TYPES_OF_WORDS[word] in read_as:
+            yield f"~/{_SPACE}{letters}{_SPACE}/"
+    first = sorted(read_as & {"array", "object"})
+    numbers = read_as & _NUMBERS
+    bounded = bool(shape.bounded & _NUMBERS)
+    if numbers & shape.types and bounded:
+        first.append("number")
+    elif numbers and (bounded or not numbers <= shape.types):
+        yield f"~/{_SPACE}{_READ_NUMBER}{_SPACE}/"
+    if read_as == ANY:
+        first.append("string")
+    if first:
+        letters = "|".join(_FIRST_LETTERS[name] for name in first)
+        yield f"~/{_SPACE}({letters})(?s:.*)/"
+
+
+def _only(schema: Mapping[str, Any], types: frozenset[str]) -> dict[str, Any]:
+    """The schema's values of these types. Its references are into its definitions."""
+    definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
+    inner = {name: value for name, value in schema.items() if name not in definitions}
+    bounds = {"maxLength": LONGEST_QUOTED} if "string" in types else {}
+    return {**definitions, "allOf": [inner, {"type": sorted(types), **bounds}]}
+
+
+def _dumped(schema: Mapping[str, Any]) -> str:
+    return json.dumps(options_of(schema))

@@ -1,0 +1,278 @@
+"""Values of a tool's parameters as they stand between tags: strings without quotes, every other
+value as JSON.
+
+Pure functions over held schemas (model/grammar/held_schema.py). Where a string's text is read as
+another value that the schema does not take, it is left out. `format` is an annotation of a string.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tasuki.model.grammar.held_schema import referred
+from tasuki.server.errors import InvalidField
+from tasuki.server.text.json_bounds import MAX_DEPTH, JsonDepth
+from tasuki.server.text.parsing.parameter_types import ANY, json_of, json_types
+
+from .asked_grammar import literal
+from .schema_visits import SchemaVisits
+
+FREE = "\0"
+"""In terms, where the texts stand that are read as strings, which depend on the whole schema."""
+_NUMBERS = frozenset({"integer", "number"})
+_BOUNDING = {
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _NUMBERS
+    ),
+    **dict.fromkeys(
+        ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
+        frozenset({"array"}),
+    ),
+    **dict.fromkeys(("contains", "unevaluatedItems"), frozenset({"array"})),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "additionalProperties", "required", "propertyNames"),
+        frozenset({"object"}),
+    ),
+    **dict.fromkeys(("minProperties", "maxProperties", "dependentRequired"), frozenset({"object"})),
+}
+"""By keyword: the types of which not every value is taken."""
+_NOT_HELD = (
+    *("not", "if", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"),
+    "unevaluatedProperties",
+)
+_ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$$")
+_TAGS = re.compile("</(parameter|function|tool_call)>")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The values that a schema takes, as far as their texts need it.
+
+    strings: terms of a terminal that a string's text follows, all of them; empty: none of its
+    strings is read from its own text; None: it takes no string. listed: all strings that it takes,
+    where these are few. words: of null, true, false. types: of its numbers, lists and objects.
+    bounded: those of which it may not take all."""
+
+    strings: tuple[str, ...] | None = (FREE,)
+    listed: frozenset[str] | None = None
+    words: frozenset[bool | None] = frozenset({None, True, False})
+    types: frozenset[str] = _NUMBERS | {"array", "object"}
+    bounded: frozenset[str] = frozenset()
+
+    @property
+    def all_types(self) -> frozenset[str]:
+        words = {"null" if word is None else "boolean" for word in self.words}
+        return self.types | words | ({"string"} if self.strings is not None else frozenset())
+
+    def both(self, other: "Shape") -> "Shape":
+        listed = [each.listed for each in (self, other) if each.listed is not None]
+        return Shape(
+            _all_terms(self.strings, other.strings, is_listed=bool(listed)),
+            frozenset.intersection(*listed) if listed else None,
+            self.words & other.words,
+            self.types & other.types,
+            self.bounded | other.bounded,
+        )
+
+
+NOTHING = Shape(None, None, frozenset(), frozenset())
+
+
+def _all_terms(
+    one: tuple[str, ...] | None, other: tuple[str, ...] | None, *, is_listed: bool
+) -> tuple[str, ...] | None:
+    """is_listed: one of them lists its texts, so that no other term need say which are read as
+    strings."""
+    if one is None or other is None:
+        return None
+    if not one or not other:
+        return ()
+    terms = dict.fromkeys((*one, *other))
+    if is_listed and len(terms) > 1:
+        terms.pop(FREE, None)
+    return tuple(terms)
+
+
+def either(shapes: Sequence[Shape]) -> Shape:
+    """Return the values of all the shapes."""
+    with_strings = [shape for shape in shapes if shape.strings is not None]
+    terms = dict.fromkeys(joined(shape.strings) for shape in with_strings if shape.strings)
+    strings: tuple[str, ...] | None = () if with_strings else None
+    if terms:
+        strings = (FREE,) if FREE in terms else (f"({' | '.join(terms)})",)
+    listed = [shape.listed for shape in with_strings if shape.listed is not None]
+    return Shape(
+        strings,
+        frozenset().union(*listed) if listed and len(listed) == len(with_strings) else None,
+        frozenset().union(*(shape.words for shape in shapes)),
+        frozenset().union(*(shape.types for shape in shapes)),
+        frozenset().union(*(shape.bounded for shape in shapes)),
+    )
+
+
+def joined(terms: Sequence[str]) -> str:
+    """Return a terminal of the texts that follow every term."""
+    return terms[0] if len(terms) == 1 else f"({' & '.join(terms)})"
+
+
+@dataclass(frozen=True)
+class ShapeReader:
+    """field: of the request, as errors name it. root: for references into it. One grammar, one
+    thread."""
+
+    field: str
+    root: Mapping[str, Any]
+    visits: SchemaVisits
+
+    def of(self, place: str, schema: Any, read_as: frozenset[str], depth: int = 0) -> Shape:
+        """place: of the parameter, as errors name it. read_as: the types that a reader takes its
+        text for. depth: schemas around this one. Raises InvalidField for what cannot be held."""
+        if schema is False:
+            return NOTHING
+        if not isinstance(schema, Mapping):
+            return Shape()
+        if depth > MAX_DEPTH:
+            self._refuse(f"{place} nests or refers to itself: use {MAX_DEPTH} levels")
+        self.visits.look_at(schema)
+        for keyword in _NOT_HELD:
+            if keyword in schema:
+                self._refuse(f"{keyword} of {place} is not supported here")
+        found = self._own(place, schema, read_as)
+        if "$ref" in schema:
+            target = referred(schema["$ref"], self.root)
+            if target is None:
+                self._refuse(f"$ref of {place} leads to no schema of the tool's own")
+            found = found.both(self.of(place, target, read_as, depth + 1))
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            items = schema.get(keyword)
+            if not isinstance(items, list):
+                continue
+            shapes = [self.of(place, item, read_as, depth + 1) for item in items]
+            if keyword == "oneOf":
+                self._check_disjoint(place, shapes)
+            if keyword != "allOf":
+                shapes = [either(shapes)]
+            for shape in shapes:
+                found = found.both(shape)
+        return found
+
+    def _own(self, place: str, schema: Mapping[str, Any], read_as: frozenset[str]) -> Shape:
+        """Without the schemas in it."""
+        bounded = [types for keyword, types in _BOUNDING.items() if keyword in schema]
+        terms = (FREE, *self._terms(place, schema))
+        found = Shape(terms, bounded=frozenset().union(*bounded))
+        if "type" in schema:
+            found = found.both(_of_type(schema["type"]))
+        for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
+            if isinstance(values, list):
+                found = found.both(_of_values(values, read_as))
+        return found
+
+    def _terms(self, place: str, schema: Mapping[str, Any]) -> Iterable[str]:
+        for keyword, value in schema.items():
+            if keyword == "pattern" and isinstance(value, str):
+                yield f"/{self._searched(place, value)}/"
+            elif keyword in ("minLength", "maxLength"):
+                if type(value) is not int or value < 0:
+                    self._refuse(f"{keyword} of {place} must be an integer that is not negative")
+                bounds = f"{value}," if keyword == "minLength" else f"0,{value}"
+                yield f"/(?s:.{{{bounds}}})/"
+
+    def _check_disjoint(self, place: str, shapes: Sequence[Shape]) -> None:
+        """Raises InvalidField where a text might follow two of the branches. What is written as
+        JSON is left to llguidance."""
+        words: set[bool | None] = set()
+        open_types: set[str] = set()
+        listed: set[str] = set()
+        with_strings = sum(shape.strings is not None for shape in shapes)
+        for shape in shapes:
+            strings = shape.listed if shape.strings is not None else frozenset()
+            if (
+                words & shape.words
+                or open_types & (shape.types - shape.bounded)
+                or (with_strings > 1 and (strings is None or listed & strings))
+            ):
+                self._refuse(
+                    f"oneOf of {place} is supported where no value follows two of its branches: "
+                    "write anyOf, or such branches"
+                )
+            words |= shape.words
+            open_types |= shape.types - shape.bounded
+            listed |= strings or frozenset()
+
+    def _searched(self, place: str, pattern: str) -> str:
+        """A regular expression of the texts in which the pattern is found."""
+        begins, ends = pattern.startswith("^"), bool(_ENDS.search(pattern))
+        inner = pattern[begins : len(pattern) - ends]
+        anchors, alternates = _marks(inner)
+        if anchors or ((begins or ends) and alternates):
+            self._refuse(
+                f"the pattern of {place} has anchors beside a |, or inside: write ^(...|...)$"
+            )
+        # A held pattern has no escape of a slash.
+        inner = inner.replace("/", r"\/").replace("\n", r"\n").replace(FREE, r"\x00")
+        before, behind = ("" if anchored else "(?s:.*)" for anchored in (begins, ends))
+        return f"{before}({inner}){behind}"
+
+    def _refuse(self, complaint: str) -> NoReturn:
+        raise InvalidField(self.field, f"cannot be followed: {complaint}")
+
+
+def _of_types(types: frozenset[str]) -> Shape:
+    words: set[bool | None] = {None} if "null" in types else set()
+    if "boolean" in types:
+        words |= {True, False}
+    strings = (FREE,) if "string" in types else None
+    return Shape(strings, None, frozenset(words), types & Shape().types)
+
+
+def _of_type(kind: Any) -> Shape:
+    found = _BY_TYPE.get(kind) if isinstance(kind, str) else None
+    return found or _of_types(json_types({"type": kind}, {}))
+
+
+def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
+    listed = [value for value in values if isinstance(value, str)]
+    others = [value for value in values if not isinstance(value, str)]
+    types = {name for value in others for name in json_types({"const": value}, {})}
+    texts = [literal(text) for text in listed if _is_read_back(text, read_as)]
+    strings = (f"({' | '.join(texts)})",) if texts else ()
+    return Shape(
+        # In quotes every string can be written, where a reader knows no type.
+        strings if texts or (listed and read_as == ANY) else None,
+        frozenset(listed),
+        frozenset(value for value in others if value is None or isinstance(value, bool)),
+        frozenset(types) & Shape().types,
+        frozenset(types) & Shape().types,
+    )
+
+
+def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
+    """Whether a reader takes the string's own text for it."""
+    if _TAGS.search(text):
+        return False
+    depth = JsonDepth()
+    depth.add(text)
+    return json_of(text, read_as, depth) == json.dumps(text, ensure_ascii=False)
+
+
+def _marks(pattern: str) -> tuple[bool, bool]:
+    """Whether a held pattern has anchors, and whether it has a | outside of groups."""
+    anchors = alternates = in_brackets = escaped = False
+    depth = 0
+    for letter in pattern:
+        if escaped or letter == "\\":
+            escaped = not escaped
+        elif in_brackets:
+            in_brackets = letter != "]"
+        else:
+            in_brackets = letter == "["
+            anchors = anchors or letter in "^$"
+            alternates = alternates or (letter == "|" and not depth)
+            depth += {"(": 1, ")": -1}.get(letter, 0)
+    return anchors, alternates
+
+
+_BY_TYPE = {name: _of_types(json_types({"type": name}, {})) for name in ANY}

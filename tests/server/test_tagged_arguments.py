@@ -1,0 +1,240 @@
+"""Arguments between tags follow the whole of a tool's schema: what the grammar lets through, the
+reader reads as arguments that jsonschema finds valid, and what can be written of the valid ones
+is let through."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tasuki.model.grammar.constraint import allows
+from tasuki.model.grammar.grammar import Grammar, GrammarError
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.server.errors import InvalidField
+from tasuki.server.text.answer_parts import CallArguments
+from tasuki.server.text.grammars.call_grammar import CallGrammar
+from tasuki.server.text.grammars.offered_tool import OfferedTool
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_answer import Piece
+from tasuki.server.text.thinking import Thinking
+
+# Of Python's own reading of a pattern.
+pytestmark = pytest.mark.filterwarnings("ignore:Possible (set|nested):FutureWarning")
+
+END = 256
+BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
+GRAMMARS = GrammarCompiler(BYTES)
+STRING = {"type": "string"}
+
+
+def grammar_of(parameters: dict[str, Any], *, in_tags: bool = True) -> Grammar:
+    """Of one forced call of f. Raises InvalidField."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    asked = CallGrammar("tool_choice", [OfferedTool(tool)], in_tags, many=False).forced()
+    return Grammar(asked.kind, asked.source)
+
+
+def takes(grammar: Grammar, text: str) -> bool:
+    """Whether the text is a whole answer. Raises GrammarError."""
+    constraint = GRAMMARS.constraint(grammar, ())
+    tokens = [*text.encode()]
+    if constraint.allowed(tokens) < len(tokens):
+        return False
+    for token in tokens:
+        constraint.append(token)
+    mask = constraint.mask()
+    return mask is not None and allows(mask, END)
+
+
+def call(**arguments: str) -> str:
+    """arguments: as they stand between tags."""
+    inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments.items())
+    return f"<tool_call>\n<function=f>\n{inner}</function>\n</tool_call>"
+
+
+def read(parameters: dict[str, Any], text: str) -> Any:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    parser = AnswerParser(Thinking.NEVER, [tool])
+    items = [*parser.push(Piece(text, None)), *parser.finish()]
+    return json.loads("".join(item.json for item in items if isinstance(item, CallArguments)))
+
+
+def accepted(parameters: dict[str, Any], text: str) -> bool:
+    """Whether the grammar takes the call. What it takes must be valid."""
+    if not takes(grammar_of(parameters), text):
+        return False
+    jsonschema.validate(read(parameters, text), parameters)
+    return True
+
+
+def required(schema: dict[str, Any]) -> dict[str, Any]:
+    definitions = {"$defs": {"E": {"enum": ["red", "blue"], "type": "string"}}}
+    return {"type": "object", **definitions, "properties": {"a": schema}, "required": ["a"]}
+
+
+A = {"type": "object", "properties": {"a": STRING}, "required": ["a"]}
+B = {"type": "object", "properties": {"b": STRING}, "required": ["b"]}
+AB = {"type": "object", "properties": {"a": STRING, "b": STRING}}
+NONE, ONLY_A, ONLY_B, BOTH = call(), call(a="x"), call(b="y"), call(a="x", b="y")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "valid"),
+    [
+        ({"$defs": {"T": A}, "$ref": "#/$defs/T"}, [ONLY_A]),
+        ({"anyOf": [A, B]}, [ONLY_A, ONLY_B]),
+        ({**AB, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, [ONLY_A, ONLY_B, BOTH]),
+        ({**AB, "allOf": [{"required": ["a"]}]}, [ONLY_A, BOTH]),
+        ({**AB, "minProperties": 1}, [ONLY_A, ONLY_B, BOTH]),
+        ({**AB, "maxProperties": 1.0}, [NONE, ONLY_A, ONLY_B]),
+        ({**AB, "propertyNames": {"enum": ["b"]}}, [NONE, ONLY_B]),
+        ({**AB, "const": {"a": "x"}}, [ONLY_A]),
+        ({**AB, "allOf": [{"properties": {"a": {"minLength": 2}}}]}, [NONE, ONLY_B]),
+        ({**AB, "properties": {"a": False, "b": STRING}}, [NONE, ONLY_B]),
+        (
+            {"oneOf": [{**A, "additionalProperties": False}, {**B, "additionalProperties": False}]},
+            [ONLY_A, ONLY_B],
+        ),
+    ],
+    ids=str,
+)
+def test_keywords_of_the_whole_object_are_held(
+    parameters: dict[str, Any], valid: list[str]
+) -> None:
+    found = [text for text in (NONE, ONLY_A, ONLY_B, BOTH) if accepted(parameters, text)]
+    assert found == valid
+
+
+@pytest.mark.parametrize(
+    "keyword", ["not", "if", "dependentRequired", "patternProperties", "dependentSchemas"]
+)
+def test_keywords_of_the_whole_object_that_are_not_held_are_named(keyword: str) -> None:
+    schemas = {"not": A, "if": A, "then": B, "dependentRequired": {"a": ["b"]}}
+    schemas |= {"patternProperties": {"a": False}, "dependentSchemas": {"a": B}}
+    used = {name: schemas[name] for name in (keyword, "then")}
+    with pytest.raises(InvalidField, match=f"{keyword} of f"):
+        grammar_of({**AB, **used})
+
+
+def test_branches_that_one_call_may_follow_are_no_one_of() -> None:
+    with pytest.raises(InvalidField, match=r"oneOf of f .* write anyOf"):
+        grammar_of({"oneOf": [A, B]})
+
+
+def test_a_property_without_a_name_is_written_once() -> None:
+    parameters = {**A, "additionalProperties": {"type": "integer"}}
+    assert accepted(parameters, call(a="x", other="3")) and accepted(parameters, ONLY_A)
+    assert not accepted(parameters, call(a="x", other="y"))
+    assert not accepted(parameters, call(a="x", other="3", more="4"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({**STRING, "enum": ["a", "bb"], "minLength": 2}, ["bb"], ["a"]),
+        ({**STRING, "enum": ["a", "b"], "pattern": "^b$"}, ["b"], ["a"]),
+        ({"enum": ["a", "b"], "const": "a"}, ["a"], ["b"]),
+        ({"type": ["string", "integer"], "enum": ["1", 2, "x"]}, ["2", "x"], ["1"]),
+        ({**STRING, "enum": ["a", 1]}, ["a"], ["1"]),
+        ({**STRING, "oneOf": [{"enum": ["a"]}, {"enum": ["b"]}]}, ["a", "b"], ["c"]),
+        ({**STRING, "maxLength": 2.0}, ["ab"], ["abc"]),
+        ({"type": ["string", "integer"], "minimum": 3}, ["3", "ab"], ["-1", "2"]),
+        ({"type": ["string", "null"], "minLength": 5}, ["null", "abcde"], ["Nul", "abcd"]),
+        ({"type": ["string", "boolean"], "maxLength": 2}, ["true", "ab"], ["abc"]),
+        ({"type": ["string", "array"], "items": {"type": "null"}}, ["[null]", "a"], ["[1]"]),
+        ({**STRING, "pattern": r"^\w$"}, ["a"], ["é", "中"]),
+        ({**STRING, "pattern": "^[^A-Za-z&&x]$"}, ["1"], ["I", "&"]),
+        ({**STRING, "pattern": r"^a\\/b$"}, ["a\\/b"], ["a/b"]),
+        ({"minLength": 2}, ["ab", '"ab"', "3"], ["a", '"a"']),
+        ({"allOf": [{"$ref": "#/$defs/E"}, {"maxLength": 3}]}, ["red"], ["blue"]),
+        ({**STRING, "format": "path"}, ["x"], []),
+    ],
+    ids=str,
+)
+def test_a_value_follows_all_keywords_of_its_schema(
+    schema: dict[str, Any], valid: list[str], invalid: list[str]
+) -> None:
+    parameters = required(schema)
+    assert [text for text in valid if not accepted(parameters, call(a=text))] == []
+    assert [text for text in invalid if accepted(parameters, call(a=text))] == []
+
+
+def test_a_string_that_reads_as_another_value_is_written_in_quotes() -> None:
+    parameters = {"$defs": {"T": A}, "$ref": "#/$defs/T"}
+    for text in ("12", "null", "[x", '"12'):
+        assert not accepted(parameters, call(a=text))
+        assert accepted(parameters, call(a=json.dumps(text)))
+
+
+def test_a_reference_to_the_whole_is_followed() -> None:
+    node = {"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#"}}}}
+    assert accepted(node, call(a='[{"a": []}]')) and not accepted(node, call(a='[{"a": 1}]'))
+
+
+@pytest.mark.parametrize("most", [1000, 3000, 100_000])
+def test_a_string_of_a_high_bound_comes_to_its_end(most: int) -> None:
+    text = call(a="x</p> a < b\n</param")
+    constraint = GRAMMARS.constraint(grammar_of(required({**STRING, "maxLength": most})), ())
+    for token in text.encode():
+        mask = constraint.mask()
+        assert mask is not None and allows(mask, token)
+        constraint.append(token)
+    assert not constraint.failed
+
+
+TEXTS = ["a", "b", "bb", "1", "2", "3", "1.5", "null", "true", "é", "[1]", '["a"]', '"a"', ""]
+TEXTS += ["{}", '{"a": "a"}', "ab", "nul", " 1", "abc"]
+TYPES = ["string", "integer", "number", "boolean", "null", "array", "object"]
+VALUES = ["a", "bb", "1", "null", "true", "é", "[1]", 1, 2, 3, None, True, 1.5, [1], {"a": "a"}]
+KEYWORDS: dict[str, list[Any]] = {
+    "minLength": [1, 2.0],
+    "maxLength": [1, 2, 3.0],
+    "pattern": ["^b$", "[a-c]", r"^\w$", "^[^a&&b]$"],
+    "minimum": [2, 2.0],
+    "maximum": [2],
+    "items": [{"type": "string"}],
+    "$ref": ["#/$defs/E"],
+}
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    if rng.random() < 0.7:
+        schema["type"] = rng.choice([*TYPES, "string", ["string", rng.choice(TYPES[1:])]])
+    if rng.random() < 0.25:
+        schema["enum"] = rng.sample(VALUES, 3)
+    for keyword, values in KEYWORDS.items():
+        if rng.random() < 0.12:
+            schema[keyword] = rng.choice(values)
+    for keyword in ("anyOf", "allOf", "oneOf"):
+        if depth < 2 and rng.random() < 0.12:
+            schema[keyword] = [random_schema(rng, depth + 1) for _ in range(rng.randint(1, 2))]
+    return schema
+
+
+@pytest.mark.parametrize("in_tags", [True, False], ids=["tags", "json"])
+def test_what_is_let_through_of_random_schemas_is_valid(in_tags: bool) -> None:
+    rng = random.Random(11)
+    let_through = 0
+    for _ in range(250):
+        parameters = required(random_schema(rng))
+        if rng.random() < 0.3:
+            definitions = parameters.pop("$defs")
+            parameters = {"$defs": {**definitions, "T": parameters}, "$ref": "#/$defs/T"}
+        try:
+            grammar = grammar_of(parameters, in_tags=in_tags)
+            GRAMMARS.constraint(grammar, ())
+        except (InvalidField, GrammarError):
+            continue
+        for value in TEXTS:
+            text = call(a=value)
+            if not in_tags:
+                inner = value if value[:1] in ('"', "[", "{") else json.dumps(value)
+                text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": {inner}}}}}\n</tool_call>'
+            if takes(grammar, text):
+                let_through += 1
+                jsonschema.validate(read(parameters, text), parameters)
+    assert let_through > 200
