@@ -111,7 +111,7 @@ DAMAGES: Mapping[str, Callable[[str], str]] = {
     "short": _replaced(r"^</parameter>$", "</param>"),
     "upper case": _replaced(r"^</(p)arameter>$", "</Parameter>"),
     "quoted": _replaced(r"^<(parameter|function)=(\w+)>$", r'<\1="\2">'),
-    "ends doubled": _replaced(r"^(</\w+>)$", r"\1\n\1"),
-    "openings doubled": _replaced(r"^(<\w+(?:=\w+)?>)$", r"\1\n\1"),
+    "ends doubled": _replaced(r"^(</(?:tool_call|function|parameter)>)$", r"\1\n\1"),
+    "openings doubled": _replaced(r"^(<(?:tool_call|(?:function|parameter)=\w+)>)$", r"\1\n\1"),
 }
 """What models do to tags that stand on lines of their own."""
