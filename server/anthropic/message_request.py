@@ -24,6 +24,7 @@ from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema, p
 from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 
 from .conversation import read_conversation
 from .message_writer import MessageHead, MessageWriter
@@ -71,16 +72,22 @@ def read_message_request(
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise InvalidField("max_tokens", "is missing: send how many tokens an answer may have")
-    choice = read_thinking_choice(fields)
+    choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
-    parser = AnswerParser(rendered.thinking, tools.definitions, parallel_calls=tools.parallel)
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, min(max_tokens, room))
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
+    options, stops = options.split_stops(
+        model.stop_place,
+        is_parsed=bool(tools.offered) or rendered.thinking is not Thinking.NEVER,
+    )
+    parser = AnswerParser(
+        rendered.thinking, tools.definitions, parallel_calls=tools.parallel, stops=stops
+    )
     submit = read_submit(request, _affinity(fields), rendered, options, model)
     head = MessageHead(
         f"msg_{submit.request_id}",
@@ -94,7 +101,7 @@ def read_message_request(
 
 
 def count_message_tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> int:
-    choice = read_thinking_choice(fields)
+    choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
     rendered, _ = _read_prompt(model, request, fields, choice)
     return len(rendered.tokens)
 

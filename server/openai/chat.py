@@ -18,6 +18,7 @@ from tasuki.server.text.grammars.asked_grammar import placed
 from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
@@ -40,7 +41,7 @@ from .sampling import (
 )
 from .template_variables import read_template_variables
 
-_HONOURED = frozenset({"n", "best_of", "prompt_logprobs"})
+_HONOURED = frozenset({"n", "best_of", "prompt_logprobs", "include_reasoning"})
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
@@ -58,6 +59,8 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
             place,
             with_logprobs=fields.flag("logprobs"),
             streamed=options.stream,
+            with_reasoning=fields.get("include_reasoning") is None
+            or fields.flag("include_reasoning"),
             prompt_logprobs=None if scored is None else (scored, prompt_logprobs or 0),
         )
         for place in range(options.choices)
@@ -98,7 +101,10 @@ def read_chat_request(
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
     submit = replace(submit, prediction=_prediction(fields, model.codec))
-    parser = partial(AnswerParser, rendered.thinking, tools, parallel_calls=parallel)
+    thinking = rendered.thinking
+    is_parsed = bool(tools) or thinking is not Thinking.NEVER
+    options, stops = options.split_stops(model.stop_place, is_parsed=is_parsed)
+    parser = partial(AnswerParser, thinking, tools, parallel_calls=parallel, stops=stops)
     return submit, options, parser
 
 

@@ -33,7 +33,7 @@ from tasuki.server.request_checks import (
 )
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import check_followable
-from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.stop_strings import StopPlace, StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.free_memory import FreeMemory
@@ -57,14 +57,18 @@ _LARGE_BYTES = 1 << 20
 @dataclass(frozen=True)
 class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
-    sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
-    it; ANY_NAME among them: whatever they give. held: memory of the requests of all routes."""
+    sampling_defaults: of requests that leave fields out. stop_place: of chats' and Messages' stop
+    strings. hides_unasked_thinking: Messages that ask for no thinking get none. aliases: more names
+    that clients may give it; ANY_NAME among them: whatever they give. held: memory of the requests
+    of all routes."""
 
     name: str
     created: int
     max_tokens: int
     codec: TextCodec
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    stop_place: StopPlace = StopPlace.ANSWER
+    hides_unasked_thinking: bool = True
     aliases: tuple[str, ...] = ()
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
     memory: FreeMemory = field(default_factory=FreeMemory, repr=False, compare=False)

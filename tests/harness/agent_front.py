@@ -72,11 +72,19 @@ def agent_codec(codec: TextCodec, source: str = AGENT_TEMPLATE) -> TextCodec:
 
 @contextmanager
 def running_agent_front(
-    codec: TextCodec, config: ServerConfig | None = None, max_tokens: int = 1 << 15
+    codec: TextCodec,
+    config: ServerConfig | None = None,
+    max_tokens: int = 1 << 15,
+    source: str = AGENT_TEMPLATE,
 ) -> Iterator[AgentFront]:
-    """codec: whose template is replaced. max_tokens: of a prompt and its answer."""
-    served = agent_codec(codec)
-    model = ServedModel("tiny", 1_700_000_000, max_tokens, served, aliases=("other",))
+    """codec: whose template is replaced by that source. max_tokens: of a prompt and its answer."""
+    served = agent_codec(codec, source)
+    config = config or ServerConfig()
+    model = ServedModel(
+        *("tiny", 1_700_000_000, max_tokens, served),
+        hides_unasked_thinking=config.messages_thinking == "asked",
+        aliases=("other",),
+    )
     with running_http(served, config, model=model) as http:
         front = AgentFront(http, served)
         front.say("fine")

@@ -15,6 +15,7 @@ from tasuki.server.text.answer_parts import (
     Reasoning,
 )
 from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.stop_strings import NO_STOPS, StopRule
 from tasuki.server.text.text_answer import Piece
 from tasuki.server.text.thinking import Thinking
 
@@ -52,9 +53,10 @@ def parsed(
     thinking: Thinking = Thinking.NEVER,
     *,
     parallel_calls: bool = True,
+    stops: StopRule = NO_STOPS,
 ) -> Parsed:
     """Checks the order of the parts, too."""
-    parser = AnswerParser(thinking, tools, parallel_calls=parallel_calls)
+    parser = AnswerParser(thinking, tools, parallel_calls=parallel_calls, stops=stops)
     items: list[AnswerItem] = []
     for piece in pieces:
         items += parser.push(Piece(piece, None))

@@ -62,6 +62,11 @@ class ToolCallScanner:
         return not self._tools
 
     @property
+    def space(self) -> HeldSpace:
+        """White space that is content if no call follows."""
+        return self._space
+
+    @property
     def full(self) -> bool:
         return self.ended == self._most
 
