@@ -309,6 +309,14 @@ def test_thinking_is_a_choice_of_the_template_s(front: AgentFront) -> None:
         assert front.prompt.endswith("<think>\n")
 
 
+def test_a_call_in_a_thought_that_never_closes_is_a_block(front: AgentFront) -> None:
+    front.say(f"I will look.\n{CALL}")
+    told = answered(front, tools=[TOOL], **THINKS)
+    thinking, call = told["content"]
+    assert (thinking["thinking"], call["input"]) == ("I will look.", {"city": "Bath", "days": 2})
+    assert told["stop_reason"] == "tool_use"
+
+
 @pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "disabled"}}], ids=str)
 def test_a_message_that_asks_for_no_thinking_begins_with_text(
     front: AgentFront, fields: dict[str, Any]

@@ -116,6 +116,30 @@ def test_a_node_may_look_for_stop_strings_everywhere(codec: TextCodec) -> None:
         assert message(http.chat(stop="ne"))["content"] == "fi"
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_call_in_a_thought_counts_where_the_thought_never_closes(
+    http: HttpFront, codec: TextCodec, closed: bool
+) -> None:
+    call = "<tool_call>\n<function=look>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>"
+    say(http, codec, f"I will look.\n{call}" + ("\n</think>\n\nfine" if closed else ""))
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    (choice,) = http.chat(tools=tools).json["choices"]
+    shown = choice["message"]
+    assert choice["finish_reason"] == ("stop" if closed else "tool_calls")
+    assert shown["reasoning"] == (f"I will look.\n{call}" if closed else "I will look.")
+    assert shown["content"] == ("fine" if closed else None)
+    found = [made["function"] for made in shown.get("tool_calls", ())]
+    assert found == ([] if closed else [{"name": "look", "arguments": '{"a": "b"}'}])
+    events = http.chat(tools=tools, stream=True).events
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == shown["reasoning"]
+    pieces = [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta]
+    arguments = "".join(piece["arguments"] for piece in pieces)
+    assert arguments == ("" if closed else '{"a": "b"}')
+    without = message(http.chat())
+    assert "tool_calls" not in without and call in without["reasoning"]
+
+
 def test_reasoning_may_be_left_out_of_the_reply(http: HttpFront, codec: TextCodec) -> None:
     say(http, codec, "so it\n</think>\n\nfine")
     for fields in ({}, {"logprobs": True}):
