@@ -62,7 +62,7 @@ class ChatReply:
         self._prompt_logprobs = prompt_logprobs
         self._streamed = streamed
         self._with_reasoning = with_reasoning
-        self.keeps = not streamed
+        self.keeps = not streamed or parser.may_hold
         self.plain: TextChoice | None = None
         self._content = GrowingText()
         self._reasoning = GrowingText()
@@ -118,7 +118,8 @@ class ChatReply:
     @property
     def kept_bytes(self) -> int:
         texts = self._content.kept_bytes + self._reasoning.kept_bytes
-        return len(self._logprobs) + texts + self._arguments_bytes
+        kept = len(self._logprobs) + texts + self._arguments_bytes
+        return kept + self._parser.held_bytes
 
     def beside_choices(self) -> dict[str, Any]:
         if self._prompt_logprobs is None:

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.engine.messages import FinishReason, RequestId, TokenOut
+from tasuki.server.openai.chat_reply import ChatReply
+from tasuki.server.openai.reply import ReplyHead
 from tasuki.server.text.answer_parts import CallArguments, Content, Reasoning
 from tasuki.server.text.json_bounds import JsonDepth
 from tasuki.server.text.parsing.answer_parser import AnswerParser
@@ -161,6 +163,16 @@ def test_what_is_held_of_a_thought_has_a_bound() -> None:
             given += len(item.text)
     assert given > MOST_HELD
     assert all(isinstance(item, Reasoning) for item in parser.finish())
+
+
+def test_what_is_held_of_a_thought_is_counted_in_a_stream_too() -> None:
+    parser = AnswerParser(Thinking.OPENED, TOOLS)
+    reply = ChatReply(ReplyHead("a", "m"), parser, None, with_logprobs=False, streamed=True)
+    reply.push(Piece("so <tool_call>\n<function=weather>\n<parameter=city>\n", None))
+    reply.push(Piece("a" * 1000, None))
+    assert reply.keeps and reply.kept_bytes >= 4000
+    reply.push(Piece("</think>", None))
+    assert reply.kept_bytes == 0
 
 
 # --- Stop strings

@@ -54,6 +54,16 @@ class AnswerParser:
         return self._scanner.full or self._stopped
 
     @property
+    def may_hold(self) -> bool:
+        """Whether text of a length that counts may be held back."""
+        return self._thought_calls is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of such text now."""
+        return 0 if self._thought_calls is None else self._thought_calls.held_bytes
+
+    @property
     def passes_content(self) -> bool:
         """All that comes is content, as it is."""
         return self._splitter.passing and self._scanner.passing and self._stops is None

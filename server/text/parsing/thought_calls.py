@@ -17,6 +17,8 @@ from .tool_call_scanner import ToolCallScanner
 
 MOST_HELD = 1 << 18
 """Letters."""
+_HELD_OF_LETTER = 8
+"""Bytes: as thought, and again as a part of a call."""
 
 
 class ThoughtCalls:
@@ -40,6 +42,11 @@ class ThoughtCalls:
     @property
     def holds(self) -> bool:
         return self._given < self._letters
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of what is held."""
+        return _HELD_OF_LETTER * (self._letters - self._given)
 
     def push(self, text: str) -> str:
         """Take the next piece of the thought; return what is thought for certain."""
