@@ -19,6 +19,8 @@ from .bind import is_loopback, read_address
 from .errors import RequestLimit, WatcherLimit
 
 ENGINE_PLACES = ("auto", "thread", "process")
+STOP_PLACES = ("answer", "everywhere")
+THINKING_REASONS = ("asked", "template")
 MOST_FRONT_WORKERS = 64
 
 
@@ -42,7 +44,10 @@ class ServerConfig:
             *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
             *("response_store_mib", "responses_per_key", "response_seconds"),
         ),
-        "Model": ("served_model_name", "generation_config", "strict_fields", "chat_cache_mib"),
+        "Model": (
+            *("served_model_name", "generation_config", "strict_fields", "chat_cache_mib"),
+            *("stop_strings", "messages_thinking", "whole_calls"),
+        ),
         "Logs and metrics": (
             *("log_format", "log_level", "otlp_endpoint", "metrics", "metrics_compat"),
         ),
@@ -149,6 +154,18 @@ class ServerConfig:
         False,
         "refuse unknown fields of chats and completions; else the header x-tasuki-unknown-fields "
         "and the log name them",
+    )
+    stop_strings: str = option(
+        "answer",
+        "where chats and Messages look for their stop strings: answer: neither in thoughts nor in "
+        "tool calls; everywhere: in all that the model writes",
+        STOP_PLACES,
+    )
+    messages_thinking: str = option(
+        "asked",
+        "when Messages think: asked: where the request has `thinking`; template: also where the "
+        "chat template does so by itself",
+        THINKING_REASONS,
     )
     tls_cert: str = option(
         "",

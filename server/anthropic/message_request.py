@@ -23,6 +23,7 @@ from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema, placed
 from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 
 from .conversation import read_conversation
 from .message_writer import MessageHead, MessageWriter
@@ -70,16 +71,20 @@ def read_message_request(
     max_tokens = fields.integer("max_tokens")
     if max_tokens is None:
         raise InvalidField("max_tokens", "is missing: send how many tokens an answer may have")
-    choice = read_thinking_choice(fields)
+    choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
-    parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
     room = max(1, model.max_tokens - len(tokens))
     options = _read_options(model, fields, min(max_tokens, room))
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
+    options, stops = options.split_stops(
+        model.stop_place,
+        is_parsed=bool(tools.offered) or rendered.thinking is not Thinking.NEVER,
+    )
+    parser = model.parser(rendered.thinking, tools.definitions, tools.parallel, stops)
     submit = read_submit(request, _affinity(fields), rendered, options, model)
     head = MessageHead(
         f"msg_{submit.request_id}",
@@ -93,7 +98,7 @@ def read_message_request(
 
 
 def count_message_tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> int:
-    choice = read_thinking_choice(fields)
+    choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
     rendered, _ = _read_prompt(model, request, fields, choice)
     return len(rendered.tokens)
 

@@ -96,7 +96,7 @@ class MessageWriter:
         events = self.piece(rest)
         events += b"".join(map(self._add, self._parser.finish(ending))) + self._close()
         end = self._parser.ending(ending)
-        self._end = {"stop_reason": self._reason(end), "stop_sequence": ending.stop}
+        self._end = {"stop_reason": self._reason(end), "stop_sequence": end.ending.stop}
         self._usage = self._whole_usage(end)
         last = {"type": "message_delta", "delta": self._end, "usage": self._usage}
         return events + named_event(last) + named_event({"type": "message_stop"})
@@ -123,7 +123,7 @@ class MessageWriter:
     def _add(self, item: AnswerItem) -> bytes:
         match item:
             case Reasoning(text):
-                return self._grow("thinking", text)
+                return b"" if self._thinking.hidden else self._grow("thinking", text)
             case Content(text):
                 return self._grow("text", text)
             case CallBegin(_, call, name):

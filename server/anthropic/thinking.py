@@ -21,27 +21,33 @@ _DISPLAYS = ("summarized", "omitted", "updates")
 
 @dataclass(frozen=True)
 class ThinkingChoice:
-    """enabled: what the chat template is asked for; None: as it does by itself. shown: whether
-    blocks of thinking have their text. effort: the template's word for what the target of tokens
-    is, where the request has no other; None: as it does by itself."""
+    """enabled: what the chat template is asked for; None: as it does by itself. hidden: whether a
+    message has no blocks of thinking. shown: whether these have their text. effort: the template's
+    word for what the target of tokens is, where the request has no other; None: as it does by
+    itself."""
 
     enabled: bool | None = None
+    hidden: bool = False
     shown: bool = True
     effort: str | None = None
 
 
-def read_thinking_choice(fields: RequestFields) -> ThinkingChoice:
-    """Raises InvalidField."""
+def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> ThinkingChoice:
+    """hides_unasked: a request that asks for no thinking gets none; a template that thinks all the
+    same does so unseen. Raises InvalidField."""
     choice = fields.fields("thinking")
     kind, display = choice.text("type"), choice.text("display")
     if display is not None and display not in _DISPLAYS:
         raise InvalidField("thinking.display", f"must be one of {', '.join(_DISPLAYS)}")
     if kind in ("disabled", "between_tools"):
-        return ThinkingChoice(enabled=False)
+        return ThinkingChoice(enabled=False, hidden=hides_unasked)
     if kind not in (None, "adaptive", "enabled"):
         raise InvalidField("thinking.type", "must be adaptive, enabled or disabled")
     effort = effort_of_target("thinking.budget_tokens", choice.integer("budget_tokens"))
-    return ThinkingChoice(None if kind is None else True, display != "omitted", effort)
+    if kind is None and hides_unasked:
+        return ThinkingChoice(enabled=False, hidden=True)
+    enabled = None if kind is None else True
+    return ThinkingChoice(enabled, shown=display != "omitted", effort=effort)
 
 
 def signature_of(thinking: str, choice: ThinkingChoice) -> str:

@@ -19,6 +19,7 @@ from tasuki.server.text.grammars.asked_grammar import placed
 from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
@@ -51,7 +52,8 @@ from .sampling import (
 )
 from .template_variables import read_template_variables
 
-_HONOURED = frozenset({"n", "best_of", "prompt_logprobs", *SHOWN_IDS, "continue_final_message"})
+_SHOWN = frozenset({*SHOWN_IDS, "include_reasoning", "continue_final_message"})
+_HONOURED = frozenset({"n", "best_of", "prompt_logprobs"}) | _SHOWN
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
@@ -70,6 +72,8 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
             place,
             with_logprobs=fields.flag("logprobs"),
             streamed=options.stream,
+            with_reasoning=fields.get("include_reasoning") is None
+            or fields.flag("include_reasoning"),
             prompt_logprobs=None if scored is None else (scored, prompt_logprobs or 0),
         )
         for place in range(options.choices)
@@ -111,7 +115,10 @@ def read_chat_request(
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
     submit = replace(submit, prediction=_prediction(fields, model.codec))
-    parser = partial(model.parser, rendered.thinking, tools, parallel)
+    thinking = rendered.thinking
+    is_parsed = bool(tools) or thinking is not Thinking.NEVER
+    options, stops = options.split_stops(model.stop_place, is_parsed=is_parsed)
+    parser = partial(model.parser, thinking, tools, parallel, stops)
     return submit, options, parser
 
 

@@ -43,11 +43,13 @@ class ChatReply:
         *,
         with_logprobs: bool,
         streamed: bool,
+        with_reasoning: bool = True,
         prompt_logprobs: tuple[ScoredPrompt, int] | None = None,
     ) -> None:
         """names: of tokens in logprobs. index: of the choice. with_logprobs: of each token, and of
         as many others as the engine has. streamed: nothing is kept for `whole`, so that memory does
-        not grow with the answer.
+        not grow with the answer. with_reasoning: the reply has the reasoning's text, not its count
+        of tokens alone.
         prompt_logprobs: the reply has those of this prompt, with so many of the likeliest in each
         place."""
         self.head = head
@@ -60,7 +62,8 @@ class ChatReply:
         self._with_logprobs = with_logprobs
         self._prompt_logprobs = prompt_logprobs
         self._streamed = streamed
-        self.keeps = not streamed
+        self._with_reasoning = with_reasoning
+        self.keeps = not streamed or parser.may_hold
         self.plain: TextChoice | None = None
         self._content = GrowingText()
         self._reasoning = GrowingText()
@@ -100,8 +103,7 @@ class ChatReply:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if calls or reasoning:
             message["content"] = content or None
-        if reasoning:
-            message.update(_reasoning(reasoning))
+        message.update(_reasoning(reasoning or None))
         if calls:
             message["tool_calls"] = calls
         return {
@@ -117,7 +119,8 @@ class ChatReply:
     @property
     def kept_bytes(self) -> int:
         texts = self._content.kept_bytes + self._reasoning.kept_bytes
-        return len(self._logprobs) + texts + self._arguments_bytes
+        kept = len(self._logprobs) + texts + self._arguments_bytes
+        return kept + self._parser.held_bytes
 
     def beside_choices(self) -> dict[str, Any]:
         if self._prompt_logprobs is None:
@@ -129,11 +132,13 @@ class ChatReply:
         return self._parser.ending(ending).reasoning_tokens
 
     def _reason(self, ending: Ending) -> str:
-        awaits_tools = self._parser.ending(ending).awaits_tools
-        return "tool_calls" if awaits_tools else ending.reason.value
+        end = self._parser.ending(ending)
+        return "tool_calls" if end.awaits_tools else end.ending.reason.value
 
     def _kept(self, items: list[AnswerItem]) -> list[AnswerItem]:
-        """The same items."""
+        """The items that the reply has."""
+        if not self._with_reasoning:
+            items = [item for item in items if not isinstance(item, Reasoning)]
         if self._streamed:
             return items
         for item in items:
@@ -185,6 +190,6 @@ def _call(begin: CallBegin, arguments: str) -> dict[str, Any]:
     return {"id": begin.id, "type": "function", "function": function}
 
 
-def _reasoning(text: str) -> dict[str, Any]:
+def _reasoning(text: str | None) -> dict[str, Any]:
     """Under the name that most clients read, and under vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}

@@ -38,7 +38,7 @@ from tasuki.server.request_checks import (
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule, StopStrings
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
@@ -67,16 +67,19 @@ _LARGE_BYTES = 1 << 20
 @dataclass(frozen=True)
 class ServedModel:
     """max_tokens: prompt and answer together, as far as the model and the arena allow.
-    sampling_defaults: of requests that leave fields out. aliases: more names that clients may give
-    it; ANY_NAME among them: whatever they give. whole_calls: as of AnswerParser. held: memory of
-    the requests of all routes. strict_fields: unknown fields of chats and completions are refused.
-    """
+    sampling_defaults: of requests that leave fields out. stop_place: of chats' and Messages' stop
+    strings. hides_unasked_thinking: Messages that ask for no thinking get none. aliases: more names
+    that clients may give it; ANY_NAME among them: whatever they give. whole_calls: as of
+    AnswerParser. held: memory of the requests of all routes. strict_fields: unknown fields of chats
+    and completions are refused."""
 
     name: str
     created: int
     max_tokens: int
     codec: TextCodec
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    stop_place: StopPlace = StopPlace.ANSWER
+    hides_unasked_thinking: bool = True
     aliases: tuple[str, ...] = ()
     whole_calls: bool = False
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
@@ -100,11 +103,19 @@ class ServedModel:
         )
 
     def parser(
-        self, thinking: Thinking, tools: Sequence[Mapping[str, Any]], parallel_calls: bool
+        self,
+        thinking: Thinking,
+        tools: Sequence[Mapping[str, Any]],
+        parallel_calls: bool,
+        stops: StopRule = NO_STOPS,
     ) -> AnswerParser:
-        """Return the parser of one answer. tools, parallel_calls: as of AnswerParser."""
+        """Return the parser of one answer. tools, parallel_calls, stops: as of AnswerParser."""
         return AnswerParser(
-            thinking, tools, parallel_calls=parallel_calls, whole_calls=self.whole_calls
+            thinking,
+            tools,
+            parallel_calls=parallel_calls,
+            whole_calls=self.whole_calls,
+            stops=stops,
         )
 
     def hold(self, request: web.Request) -> AbstractContextManager[Hold]:

@@ -3,7 +3,7 @@
 Pure functions; an error names the place of the wrong value.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
@@ -41,9 +41,15 @@ def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
         raise PromptTooLong(
             f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
         )
+    read = [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
+    if any(message.role == "system" for message in read[1:]):
+        return _joined(read)
+    return read
+
+
+def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     builder = ConversationBuilder()
-    for index, item in enumerate(messages):
-        message = _message(item, f"messages[{index}]")
+    for message in messages:
         if message.role == "system":
             builder.system(message.content)
         else:

@@ -8,6 +8,7 @@ from aiohttp import web
 from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
+from tasuki.server.text.stop_strings import StopPlace
 from tasuki.server.text.text_codec import TextCodec
 
 from .chat import read_chat
@@ -35,6 +36,8 @@ def served_model(
         max_tokens=max_tokens,
         codec=codec,
         sampling_defaults=SamplingDefaults.load(config.generation_config, Path(folder)),
+        stop_place=StopPlace(config.stop_strings),
+        hides_unasked_thinking=config.messages_thinking == "asked",
         aliases=tuple(aliases),
         whole_calls=config.whole_calls,
         strict_fields=config.strict_fields,

@@ -25,6 +25,7 @@ from tasuki.server.request_checks import (
 )
 from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar
+from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule
 from tasuki.server.text.text_codec import TextCodec
 
 from .request_fields import RequestFields
@@ -108,6 +109,15 @@ class AnswerOptions:
     choices: int = 1
     asked: AskedGrammar | None = None
     names_special: bool = False
+
+    def split_stops(self, place: StopPlace, *, is_parsed: bool) -> tuple["AnswerOptions", StopRule]:
+        """Return the same with the stop strings that are looked for in all of the answer's text,
+        and the rule of those that are looked for in its content. is_parsed: the text may hold more
+        than content."""
+        if place is StopPlace.EVERYWHERE or not is_parsed or not self.stops:
+            return self, NO_STOPS
+        rule = StopRule(self.stops, self.stop_is_kept, self.sampling.min_tokens)
+        return replace(self, stops=()), rule
 
     def following(self, asked: AskedGrammar | None, grammar: Grammar | None) -> "AnswerOptions":
         """Return the same for an answer that follows the grammar, if any. asked: what it was placed

@@ -6,8 +6,35 @@ answer; where that one is kept, it is the text's end. A letter is looked at once
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from .stop_automaton import START, StopAutomaton
+
+
+class StopPlace(Enum):
+    """Where stop strings are looked for in an answer that is taken apart. ANSWER: in its content.
+    EVERYWHERE: in all that the model writes."""
+
+    ANSWER = "answer"
+    EVERYWHERE = "everywhere"
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """The stop strings that a request asks for. is_kept: as of StopStrings. min_tokens: in the text
+    of so many tokens none is looked for."""
+
+    strings: tuple[str, ...] = ()
+    is_kept: bool = False
+    min_tokens: int = 0
+
+    def scanner(self) -> "StopStrings":
+        """Return a fresh one."""
+        return StopStrings(self.strings, is_kept=self.is_kept)
+
+
+NO_STOPS = StopRule()
 
 
 class StopStrings:
@@ -45,9 +72,15 @@ class StopStrings:
         self._held = whole[certain:]
         return whole[:certain]
 
+    @property
+    def held(self) -> int:
+        """How many letters are held back."""
+        return len(self._held)
+
     def finish(self) -> str:
-        """Return the text held back, after the last piece."""
-        rest, self._held = self._held, ""
+        """Return the text held back, after the last piece. No stop string reaches over this
+        place."""
+        rest, self._held, self._state = self._held, "", START
         return rest
 
 

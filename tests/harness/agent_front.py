@@ -9,6 +9,7 @@ from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.chat_template import ChatTemplate
+from tasuki.server.text.stop_strings import StopPlace
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_chat import AGENT_TEMPLATE
 from tests.harness.grpc_fixtures import THINKING_TAGS
@@ -72,14 +73,20 @@ def agent_codec(codec: TextCodec, source: str = AGENT_TEMPLATE) -> TextCodec:
 
 @contextmanager
 def running_agent_front(
-    codec: TextCodec, config: ServerConfig | None = None, max_tokens: int = 1 << 15
+    codec: TextCodec,
+    config: ServerConfig | None = None,
+    max_tokens: int = 1 << 15,
+    source: str = AGENT_TEMPLATE,
 ) -> Iterator[AgentFront]:
-    """codec: whose template is replaced. max_tokens: of a prompt and its answer."""
-    served = agent_codec(codec)
+    """codec: whose template is replaced by that source. max_tokens: of a prompt and its answer."""
+    served = agent_codec(codec, source)
+    config = config or ServerConfig()
     model = ServedModel(
         *("tiny", 1_700_000_000, max_tokens, served),
+        hides_unasked_thinking=config.messages_thinking == "asked",
         aliases=("other",),
-        whole_calls=config is not None and config.whole_calls,
+        stop_place=StopPlace(config.stop_strings),
+        whole_calls=config.whole_calls,
     )
     with running_http(served, config, model=model) as http:
         front = AgentFront(http, served)

@@ -16,6 +16,7 @@ from tasuki.server.text.answer_parts import (
     Reasoning,
 )
 from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.stop_strings import NO_STOPS, StopRule
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.thinking import Thinking
 
@@ -58,10 +59,11 @@ def parsed(
     thinking: Thinking = Thinking.NEVER,
     *,
     parallel_calls: bool = True,
+    stops: StopRule = NO_STOPS,
     ending: Ending = BY_ITSELF,
 ) -> Parsed:
     """Return the answer's parts, once their order was checked."""
-    parser = AnswerParser(thinking, tools, parallel_calls=parallel_calls)
+    parser = AnswerParser(thinking, tools, parallel_calls=parallel_calls, stops=stops)
     items: list[AnswerItem] = []
     for piece in pieces:
         items += parser.push(Piece(piece, None))

@@ -1,17 +1,23 @@
 """An answer's reasoning, content and tool calls, wherever its text is cut."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.server.text.answer_parts import CallArguments
+from tasuki.engine.messages import FinishReason, RequestId, TokenOut
+from tasuki.server.openai.chat_reply import ChatReply
+from tasuki.server.openai.reply import ReplyHead
+from tasuki.server.text.answer_parts import CallArguments, Content, Reasoning
 from tasuki.server.text.json_bounds import JsonDepth
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.parsing.parameter_types import json_of, json_types, parameter_schemas
-from tasuki.server.text.text_answer import Piece
+from tasuki.server.text.parsing.thought_calls import MOST_HELD
+from tasuki.server.text.stop_strings import StopRule, StopStrings
+from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.thinking import Thinking
 from tests.harness.answer_pieces import (
     BY_ITSELF,
@@ -22,6 +28,7 @@ from tests.harness.answer_pieces import (
     cut,
     parsed,
 )
+from tests.harness.grpc_fixtures import usage
 
 SCHEMA = {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
@@ -106,6 +113,151 @@ def test_a_tag_that_was_only_mentioned_holds_nothing_back() -> None:
     for text in ("I will use <tool_call> now", "</think>\n\nAs <tool_call> says"):
         items = parser.push(Piece(text, None))
         assert text.endswith(items[-1].text)  # type: ignore[union-attr]
+
+
+# --- Calls in a thought that is never closed
+
+
+@pytest.mark.parametrize("call", [AS_XML, AS_JSON])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_call_in_a_thought_that_never_closes_is_a_call(call: str, parallel: bool) -> None:
+    text = f"I will look.\n{call}\n{call} So"
+    found = every_cut(text, thinking=Thinking.OPENED, parallel_calls=parallel)
+    assert (found.reasoning, len(found.calls)) == ("I will look.", 2 if parallel else 1)
+    assert found.content == (" So" if parallel else "")
+    (opened,) = every_cut(f"<think>\nso {call}", thinking=Thinking.ALLOWED).calls
+    assert opened.name == "weather"
+
+
+@given(cuts=CUTS)
+def test_a_call_in_a_thought_that_closes_later_is_thought(cuts: list[int]) -> None:
+    thought = f"a <tool_call>no {AS_XML}\n\n<tool_call>\n{{\n and {AS_JSON} <tool"
+    for behind in ("", "Yes.", AS_XML):
+        found = parsed(cut(f"{thought}\n</think>\n\n{behind}", cuts), TOOLS, Thinking.OPENED)
+        assert found.reasoning == thought
+        assert len(found.calls) == (behind == AS_XML)
+
+
+@given(
+    text=st.lists(
+        st.sampled_from([AS_XML, AS_JSON[:40], "<tool_call>", "\n", " ", "so", "{", "<"]),
+        max_size=9,
+    ).map("".join),
+    cuts=CUTS,
+)
+def test_an_open_thought_is_read_alike_wherever_it_is_cut(text: str, cuts: list[int]) -> None:
+    found = parsed(cut(text, cuts), TOOLS, Thinking.OPENED)
+    assert found == parsed([text], TOOLS, Thinking.OPENED)
+    if AS_XML not in text:
+        assert found.reasoning == text.lstrip() or found.calls
+
+
+def test_tokens_of_a_call_in_an_open_thought_are_no_reasoning() -> None:
+    parser = AnswerParser(Thinking.OPENED, TOOLS)
+    token = TokenOut(RequestId("a"), 5, -0.5, 1.5, 0)
+    for text in ["I", " look", "\n", "<tool_call>", *AS_XML.removeprefix("<tool_call>")]:
+        parser.push(Piece(text, token))
+    parser.finish(BY_ITSELF)
+    ending = parser.ending(Ending(FinishReason.STOP, 3 + len(AS_XML), usage(5, 1)))
+    assert (ending.reasoning_tokens, ending.awaits_tools) == (3, True)
+
+
+def test_what_is_held_of_a_thought_has_a_bound() -> None:
+    parser = AnswerParser(Thinking.OPENED, TOOLS)
+    parser.push(Piece("so <tool_call>\n<function=weather>\n<parameter=city>\n", None))
+    given = 0
+    for _ in range(2 * MOST_HELD // 4096):
+        for item in parser.push(Piece("abcd" * 1024, None)):
+            assert isinstance(item, Reasoning)
+            given += len(item.text)
+    assert given > MOST_HELD
+    assert all(isinstance(item, Reasoning) for item in parser.finish(BY_ITSELF))
+
+
+def test_what_is_held_of_a_thought_is_counted_in_a_stream_too() -> None:
+    parser = AnswerParser(Thinking.OPENED, TOOLS)
+    reply = ChatReply(ReplyHead("a", "m"), parser, None, with_logprobs=False, streamed=True)
+    reply.push(Piece("so <tool_call>\n<function=weather>\n<parameter=city>\n", None))
+    reply.push(Piece("a" * 1000, None))
+    assert reply.keeps and reply.kept_bytes >= 4000
+    reply.push(Piece("</think>", None))
+    assert reply.kept_bytes == 0
+
+
+# --- Stop strings
+
+
+@pytest.mark.parametrize(
+    ("stop", "content", "calls"),
+    [
+        ("so", "fine\n\nend", 2),
+        ("</think>", "fine\n\nend", 2),
+        ("tool", "fine\n\nend", 2),
+        ("Bath", "fine\n\nend", 2),
+        ("weather", "fine\n\nend", 2),
+        (">", "fine\n\nend", 2),
+        ("fine\n<", "fine\n\nend", 2),
+        ("ne", "fi", 0),
+        ("fine ", "", 0),
+        (" \n", "fine", 0),
+        ("end", "fine\n\n", 2),
+        ("e \n\ne", "fine\n\nend", 2),
+    ],
+)
+def test_stop_strings_are_looked_for_in_the_content_alone(
+    stop: str, content: str, calls: int
+) -> None:
+    call = AS_XML.replace("7", "Bath so")
+    text = f"so it</think>\n\nfine \n{call}\n{call}\n\nend"
+    found = every_cut(text, thinking=Thinking.OPENED, stops=StopRule((stop,)))
+    assert (found.reasoning, len(found.calls)) == ("so it", calls)
+    assert found.content == content
+
+
+@given(
+    text=st.lists(
+        st.sampled_from([AS_XML, AS_JSON, "<tool_call>", "\n", " ", "a", "b", "</think>", "<"]),
+        max_size=9,
+    ).map("".join),
+    stops=st.lists(st.text("ab\n <", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=CUTS,
+    kept=st.booleans(),
+)
+def test_stop_strings_end_the_same_content_wherever_it_is_cut(
+    text: str, stops: list[str], cuts: list[int], kept: bool
+) -> None:
+    rule = StopRule(tuple(stops), kept)
+    for thinking in Thinking:
+        found = parsed(cut(text, cuts), TOOLS, thinking, stops=rule)
+        assert found == parsed([text], TOOLS, thinking, stops=rule)
+        if not kept and len(found.calls) < 1:
+            assert not any(stop in found.content for stop in stops)
+
+
+@given(text=st.text("ab\n<", max_size=20), stops=st.lists(st.text("ab\n<", min_size=1, max_size=4)))
+def test_stops_of_an_answer_that_is_all_content_are_those_of_its_text(
+    text: str, stops: list[str]
+) -> None:
+    scanner = StopStrings(stops)
+    # Of two stop strings in one piece the one that begins first counts, and tags part pieces.
+    plain = "".join(map(scanner.push, re.split("(?=<)", text))) + scanner.finish()
+    assert parsed([text], TOOLS, stops=StopRule(tuple(stops))).content == plain
+    parser = AnswerParser(Thinking.NEVER, TOOLS, stops=StopRule(tuple(stops)))
+    for count, letter in enumerate(text, 1):
+        parser.push(Piece(letter, None))
+        scanner = StopStrings(stops)
+        scanner.push(text[:count])
+        # A letter that may begin a tag is looked at once it is known to begin none.
+        if letter != "<":
+            assert parser.complete == (scanner.found is not None)
+
+
+def test_stop_strings_are_not_looked_for_in_the_text_of_the_least_tokens() -> None:
+    parser = AnswerParser(Thinking.NEVER, TOOLS, stops=StopRule(("a",), min_tokens=2))
+    token = TokenOut(RequestId("a"), 5, -0.5, 1.5, 0)
+    items = [item for text in "aaba" for item in parser.push(Piece(text, token))]
+    assert "".join(item.text for item in items if isinstance(item, Content)) == "aab"
+    assert parser.complete
 
 
 # --- Calls

@@ -137,14 +137,18 @@ def test_a_call_that_is_cut_by_its_length_has_what_was_written(
     assert responses(front) == [Ended("write_file", arguments, "incomplete", "incomplete")]
 
 
-def test_a_stop_string_in_a_call_is_no_reason_to_run_it(front: AgentFront) -> None:
-    front.say(BEGUN + PATH + OPEN_CONTENT + " every" + END)
-    assert chats(front, stop=["every"]) == [
-        Ended("write_file", {"path": "a.txt", "content": "hi "}, "stop")
-    ]
-    assert messages(front, stop=["every"]) == [
-        Ended("write_file", {"path": "a.txt", "content": "hi "}, "stop_sequence")
-    ]
+def test_a_stop_string_in_a_call_is_no_reason_to_run_it(codec: TextCodec) -> None:
+    answer = BEGUN + PATH + OPEN_CONTENT + " every" + END
+    cut = {"path": "a.txt", "content": "hi "}
+    with running_agent_front(codec, ServerConfig(stop_strings="everywhere")) as front:
+        front.say(answer)
+        assert chats(front, stop=["every"]) == [Ended("write_file", cut, "stop")]
+        assert messages(front, stop=["every"]) == [Ended("write_file", cut, "stop_sequence")]
+    whole = {"path": "a.txt", "content": "hi every"}
+    with running_agent_front(codec) as front:
+        front.say(answer)
+        assert chats(front, stop=["every"]) == [Ended("write_file", whole, "tool_calls")]
+        assert messages(front, stop=["every"]) == [Ended("write_file", whole, "tool_use")]
 
 
 def test_whole_calls_come_at_once_and_never_cut_off(codec: TextCodec) -> None:

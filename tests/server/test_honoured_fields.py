@@ -110,9 +110,9 @@ def test_a_schema_may_stand_beside_the_type(http: HttpFront, kind: str) -> None:
         ("seed", 2**64, "seed must be in [-2^63, 2^63)"),
         ("suffix", "x", 'suffix is not supported here: leave it out, or ""'),
         (
-            "include_reasoning",
+            "separate_reasoning",
             False,
-            "include_reasoning is not supported here: leave it out, or true",
+            "separate_reasoning is not supported here: leave it out, or true",
         ),
         ("seed", "5", "seed must be an integer"),
         ("seed", True, "seed must be an integer"),

@@ -23,6 +23,7 @@ FUNCTION = {
     "type": "function",
     "function": {"name": "weather", "description": "the end", "parameters": SCHEMA},
 }
+THINKS = {"thinking": {"type": "adaptive"}}
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 
 
@@ -63,7 +64,7 @@ def refusal(reply: Reply) -> tuple[int, str, str]:
 
 
 def test_an_answer_is_a_message(front: AgentFront) -> None:
-    front.say("</think>\n\nfine 漢")
+    front.say("fine 漢")
     told = answered(front)
     assert told["content"] == [{"type": "text", "text": "fine 漢"}]
     assert (told["type"], told["role"], told["model"]) == ("message", "assistant", "tiny")
@@ -77,7 +78,7 @@ def test_an_answer_is_a_message(front: AgentFront) -> None:
 
 def test_thinking_text_and_calls_are_blocks(front: AgentFront) -> None:
     front.say(f"{THOUGHT}I look.\n\n{CALL}\n{CALL}")
-    told = answered(front, tools=[TOOL])
+    told = answered(front, tools=[TOOL], **THINKS)
     thinking, text, *calls = told["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "it was so")
     assert thinking["signature"]
@@ -85,9 +86,8 @@ def test_thinking_text_and_calls_are_blocks(front: AgentFront) -> None:
     use = {"type": "tool_use", "name": "weather", "input": {"city": "Bath", "days": 2}}
     assert calls == [use, use]
     assert told["stop_reason"] == "tool_use"
-    alone = answered(
-        front, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
-    )
+    one = {"type": "auto", "disable_parallel_tool_use": True}
+    alone = answered(front, tools=[TOOL], tool_choice=one, **THINKS)
     assert alone["content"][2:] == [use]
 
 
@@ -118,7 +118,7 @@ def test_a_call_that_the_answer_s_end_cuts_off(front: AgentFront) -> None:
 
 def test_a_stop_sequence_is_told(front: AgentFront) -> None:
     front.say(f"{THOUGHT}fine morning start")
-    told = answered(front, stop_sequences=["never", " start"])
+    told = answered(front, stop_sequences=["never", " start"], **THINKS)
     assert told["content"][-1] == {"type": "text", "text": "fine morning"}
     assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", " start")
 
@@ -159,6 +159,7 @@ def test_a_conversation_is_rendered_as_the_chat_s(front: AgentFront) -> None:
         front,
         system=[{"type": "text", "text": "the"}, {"type": "text", "text": " system"}],
         tools=[TOOL],
+        **THINKS,
         messages=[
             {"role": "user", "content": [{"type": "text", "text": "it was"}]},
             {
@@ -238,7 +239,7 @@ def test_later_system_messages_join_what_stands_before(front: AgentFront) -> Non
         "<|im_start|>assistant\nfine<|im_end|>\n"
         f"<|im_start|>user\n{reminder}<|im_end|>\n"
         "<|im_start|>user\nit was<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     ask(front, messages=[later, *USER])
     assert front.prompt.startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nit")
@@ -263,7 +264,7 @@ def test_cache_control_marks_the_ends_of_messages(front: AgentFront) -> None:
     marked = [{"type": "text", "text": "it was", **EPHEMERAL}]
     answer = {"role": "assistant", "content": "fine"}
     messages = [*USER, answer, {"role": "user", "content": marked}]
-    ask(front, system=system, messages=messages)
+    ask(front, system=system, messages=messages, **THINKS)
     submit = front.submits()[-1]
     ends = [front.text(submit.prompt[:mark]) for mark in submit.marks]
     assert ends == [
@@ -306,6 +307,43 @@ def test_thinking_is_a_choice_of_the_template_s(front: AgentFront) -> None:
     for choice in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
         ask(front, thinking=choice)
         assert front.prompt.endswith("<think>\n")
+
+
+def test_a_call_in_a_thought_that_never_closes_is_a_block(front: AgentFront) -> None:
+    front.say(f"I will look.\n{CALL}")
+    told = answered(front, tools=[TOOL], **THINKS)
+    thinking, call = told["content"]
+    assert (thinking["thinking"], call["input"]) == ("I will look.", {"city": "Bath", "days": 2})
+    assert told["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize("fields", [{}, {"thinking": {"type": "disabled"}}], ids=str)
+def test_a_message_that_asks_for_no_thinking_begins_with_text(
+    front: AgentFront, fields: dict[str, Any]
+) -> None:
+    front.say("fine")
+    told = answered(front, tools=[TOOL], **fields)
+    assert told["content"] == [{"type": "text", "text": "fine"}]
+    assert front.prompt.endswith("<think>\n\n</think>\n\n")
+
+
+def test_a_template_that_always_thinks_does_so_unseen(codec: TextCodec) -> None:
+    source = "{% for message in messages %}{{ message.content }}{% endfor %}<think>\n"
+    with running_agent_front(codec, source=source) as front:
+        front.say(f"{THOUGHT}fine {CALL}")
+        told = answered(front, tools=[TOOL])
+        assert [block["type"] for block in told["content"]] == ["text", "tool_use"]
+        assert told["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+        assert answered(front, **THINKS)["content"][0]["type"] == "thinking"
+
+
+def test_a_node_may_let_the_template_think_unasked(codec: TextCodec) -> None:
+    with running_agent_front(codec, config=ServerConfig(messages_thinking="template")) as front:
+        front.say(f"{THOUGHT}fine")
+        assert [block["type"] for block in answered(front)["content"]] == ["thinking", "text"]
+        assert front.prompt.endswith("<think>\n")
+        ask(front, thinking={"type": "disabled"})
+        assert front.prompt.endswith("<think>\n\n</think>\n\n")
 
 
 def test_tokens_are_counted_as_they_would_be_computed(front: AgentFront) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
+from tasuki.server.config import ServerConfig
 from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.routes import served_model
 from tasuki.server.openai.template_variables import read_template_variables
 from tasuki.server.text.call_arguments import read_arguments
 from tasuki.server.text.chat_message import ChatMessage
@@ -82,11 +84,74 @@ def test_an_answer_that_never_ends_its_reasoning_is_reasoning(
     assert (found["reasoning"], found["content"]) == ("so it was", None)
 
 
-def test_stop_strings_end_reasoning_as_they_end_content(http: HttpFront, codec: TextCodec) -> None:
+@pytest.mark.parametrize("stop", ["it", "</think>", "hi", "\n\n", "ne"])
+def test_stop_strings_end_the_answer_and_no_thought(
+    http: HttpFront, codec: TextCodec, stop: str
+) -> None:
     say(http, codec, "so it\n</think>\n\nfine")
-    assert message(http.chat(stop="it"))["reasoning"] == "so "
-    assert message(http.chat(stop="ne"))["content"] == "fi"
-    assert message(http.chat(stop="</think>"))["content"] is None
+    (choice,) = http.chat(stop=stop).json["choices"]
+    shown = choice["message"]
+    assert shown["reasoning"] == "so it"
+    assert shown["content"] == ("fi" if stop == "ne" else "fine")
+    assert choice["finish_reason"] == "stop"
+    deltas = [event["choices"][0]["delta"] for event in http.chat(stop=stop, stream=True).events]
+    assert "".join(delta.get("content") or "" for delta in deltas) == shown["content"]
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == shown["reasoning"]
+
+
+def test_a_stop_string_in_the_answer_stops_the_engine(http: HttpFront, codec: TextCodec) -> None:
+    say(http, codec, "so it\n</think>\n\nfine and more")
+    reply = http.chat(stop="fine", include_stop_str_in_output=True).json
+    assert reply["choices"][0]["message"]["content"] == "fine"
+    assert reply["usage"]["completion_tokens"] == len("so it\n</think>\n\nfine")
+
+
+def test_a_node_may_look_for_stop_strings_everywhere(codec: TextCodec) -> None:
+    config = ServerConfig(stop_strings="everywhere")
+    long = replace(codec, max_tokens=8192)
+    with running_http(long, model=served_model("tiny", config, 8192, long)) as http:
+        say(http, codec, "so it\n</think>\n\nfine")
+        assert message(http.chat(stop="it"))["reasoning"] == "so "
+        assert message(http.chat(stop="</think>"))["content"] is None
+        assert message(http.chat(stop="ne"))["content"] == "fi"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_call_in_a_thought_counts_where_the_thought_never_closes(
+    http: HttpFront, codec: TextCodec, closed: bool
+) -> None:
+    call = "<tool_call>\n<function=look>\n<parameter=a>\nb\n</parameter>\n</function>\n</tool_call>"
+    say(http, codec, f"I will look.\n{call}" + ("\n</think>\n\nfine" if closed else ""))
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    (choice,) = http.chat(tools=tools).json["choices"]
+    shown = choice["message"]
+    assert choice["finish_reason"] == ("stop" if closed else "tool_calls")
+    assert shown["reasoning"] == (f"I will look.\n{call}" if closed else "I will look.")
+    assert shown["content"] == ("fine" if closed else None)
+    found = [made["function"] for made in shown.get("tool_calls", ())]
+    assert found == ([] if closed else [{"name": "look", "arguments": '{"a": "b"}'}])
+    events = http.chat(tools=tools, stream=True).events
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == shown["reasoning"]
+    pieces = [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta]
+    arguments = "".join(piece["arguments"] for piece in pieces)
+    assert arguments == ("" if closed else '{"a": "b"}')
+    without = message(http.chat())
+    assert "tool_calls" not in without and call in without["reasoning"]
+
+
+def test_reasoning_may_be_left_out_of_the_reply(http: HttpFront, codec: TextCodec) -> None:
+    say(http, codec, "so it\n</think>\n\nfine")
+    for fields in ({}, {"logprobs": True}):
+        reply = http.chat(include_reasoning=False, **fields)
+        shown = message(reply)
+        assert (shown["content"], shown["reasoning_content"]) == ("fine", None)
+        details = reply.json["usage"]["completion_tokens_details"]
+        assert details["reasoning_tokens"] == len("so it\n</think")
+        events = http.chat(include_reasoning=False, stream=True, **fields).events
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert not any("reasoning" in delta or "reasoning_content" in delta for delta in deltas)
+        assert "".join(delta.get("content") or "" for delta in deltas) == "fine"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +192,12 @@ def test_without_thinking_all_is_content(
     http: HttpFront, codec: TextCodec, fields: dict[str, Any]
 ) -> None:
     say(http, codec, "fine</think>")
-    assert message(http.chat(**fields)) == {"role": "assistant", "content": "fine</think>"}
+    assert message(http.chat(**fields)) == {
+        "role": "assistant",
+        "content": "fine</think>",
+        "reasoning_content": None,
+        "reasoning": None,
+    }
     assert prompt_text(http, codec).endswith("<think>\n\n</think>\n\n")
 
 

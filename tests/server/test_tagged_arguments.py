@@ -20,6 +20,7 @@ from tasuki.server.text.grammars.offered_tool import OfferedTool
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_answer import Piece
 from tasuki.server.text.thinking import Thinking
+from tests.harness.answer_pieces import BY_ITSELF
 
 # Of Python's own reading of a pattern.
 pytestmark = pytest.mark.filterwarnings("ignore:Possible (set|nested):FutureWarning")
@@ -58,7 +59,7 @@ def call(**arguments: str) -> str:
 def read(parameters: dict[str, Any], text: str) -> Any:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     parser = AnswerParser(Thinking.NEVER, [tool])
-    items = [*parser.push(Piece(text, None)), *parser.finish()]
+    items = [*parser.push(Piece(text, None)), *parser.finish(BY_ITSELF)]
     return json.loads("".join(item.json for item in items if isinstance(item, CallArguments)))
 
 

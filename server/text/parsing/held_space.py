@@ -20,6 +20,13 @@ class HeldSpace:
                 self._text = StringIO()
             self._text.write(text)
 
+    def behind(self, place: int) -> str:
+        """Return what is held from its letter number `place` on."""
+        if self._text is None:
+            return ""
+        self._text.seek(place)
+        return self._text.read()
+
     def take(self) -> str:
         """Return all that is held, and hold no more of it."""
         if self._text is None:

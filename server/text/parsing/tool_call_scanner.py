@@ -75,6 +75,11 @@ class ToolCallScanner:
         return not self._tools
 
     @property
+    def space(self) -> HeldSpace:
+        """White space that is content if no call follows."""
+        return self._space
+
+    @property
     def full(self) -> bool:
         return self.ended == self._most
 
@@ -97,7 +102,7 @@ class ToolCallScanner:
             self._read(items)
         if self._opened:
             self._space.add(OPEN + self._behind.take())
-        if not self._closing:
+        if not (self._closing and self._in_block):
             self._content(items, len(self._text))
             rest = self._space.take()
             # White space behind calls is no content.
@@ -214,12 +219,14 @@ class ToolCallScanner:
     def _pass_closing(self) -> bool:
         """Pass the closing tags behind a call, however often they come. A call may follow in the
         same block."""
-        self._at = self._pass_space(HeldSpace())
+        # Behind the block it may stand before content.
+        self._at = self._pass_space(HeldSpace() if self._in_block else self._space)
         follows, tag, end = tag_at(self._text, self._at)
         if follows is Follows.OPEN:
             return False
         if tag in (Tag.END_OF_CALL, Tag.END_OF_FUNCTION):
             self._at = end
+            self._space.take()
             self._in_block = self._in_block and tag is Tag.END_OF_FUNCTION
             return True
         self._closing = False

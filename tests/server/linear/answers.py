@@ -25,7 +25,7 @@ from tasuki.server.responses.tools import ResponseTools, ToolName
 from tasuki.server.responses.turn_record import TurnRecord
 from tasuki.server.text.grammars.tool_choice import ToolChoice
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.stop_strings import StopStrings
+from tasuki.server.text.stop_strings import StopRule, StopStrings
 from tasuki.server.text.text_answer import Ending, Piece
 from tasuki.server.text.thinking import Thinking
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
@@ -68,6 +68,7 @@ _THOUGHT = some(
 def answers() -> list[Entry]:
     return [
         *(_parser(thinking) for thinking in Thinking),
+        *_parsers_with_stops(),
         *_stops(),
         _detokenizer(),
         _written("streamed chat", "openai/chat_reply.py:ChatReply.push", lambda: _chat(True)),
@@ -120,6 +121,24 @@ def _parser(thinking: Thinking) -> Answer:
     # Behind the thought all answers are read alike.
     shapes = TEXTS if thinking is Thinking.NEVER else _THOUGHT
     return Answer(f"parser, thinking {thinking.value}", functions, begin, shapes)
+
+
+def _parsers_with_stops() -> list[Entry]:
+    rule = StopRule(("it was\n\n", " " * 1000 + "!", "</s>"))
+
+    def entry(thinking: Thinking) -> Answer:
+        def begin() -> Reader:
+            parser = AnswerParser(thinking, TOOLS, stops=rule)
+            return Reader(lambda text: parser.push(Piece(text, _TOKEN)), parser.finish)
+
+        classes = (
+            *("content_stops.py:ContentStops.take", "content_stops.py:ContentStops.finish"),
+            *("thought_calls.py:ThoughtCalls.push", "thought_calls.py:ThoughtCalls.finish"),
+        )
+        functions = tuple(f"{_PARSING}/{name}" for name in classes)
+        return Answer(f"stops, thinking {thinking.value}", functions, begin, _THOUGHT)
+
+    return [entry(thinking) for thinking in (Thinking.NEVER, Thinking.OPENED)]
 
 
 def _stops() -> list[Entry]:

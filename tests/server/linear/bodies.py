@@ -646,7 +646,8 @@ def _message_tools() -> Mapping[str, Input]:
         return {**_message("?"), "stop_sequences": ["a" * (size // 16)] * 16}
 
     def effort(size: int) -> Body:
-        return {**_message("?"), "output_config": {"effort": "low", "x": "a" * size}}
+        config = {"effort": "low", "x": "a" * size}
+        return {**_message("?"), "thinking": {"type": "adaptive"}, "output_config": config}
 
     return _growing({"tools": tools, "schema": schema, "stops": stops, "effort": effort})
 
