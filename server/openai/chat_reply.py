@@ -64,6 +64,7 @@ class ChatReply:
         self._streamed = streamed
         self._with_reasoning = with_reasoning
         self.keeps = not streamed or parser.may_hold
+        self.is_streamed = streamed
         self.plain: TextChoice | None = None
         self._content = GrowingText()
         self._reasoning = GrowingText()

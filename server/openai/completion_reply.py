@@ -68,6 +68,7 @@ class CompletionReply:
         self._begun = False
         self._streamed = streamed
         self.keeps = not streamed
+        self.is_streamed = streamed
         self.plain = None if shown.echo else self._plain
         self._texts = GrowingText()
         self._offset = 0

@@ -32,8 +32,8 @@ class ReplyHead:
 
 class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
-    chunk each, as JSON. complete: no more of the answer is wanted. may_complete, keeps: as in
-    AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one
+    chunk each, as JSON. is_streamed: chunks reach the client. complete: no more of the answer is
+    wanted. may_complete, keeps: as in AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one
     choice of it, which this one holds; None until then, and where it never is. prompt_in_choice:
     where token ids are shown those of the prompt are its choice's, else the reply's."""
 
@@ -42,6 +42,7 @@ class ReplyShape(Protocol):
     chunk_kind: str
     may_complete: bool
     keeps: bool
+    is_streamed: bool
     plain: TextChoice | None
     prompt_in_choice: bool
 
@@ -226,7 +227,8 @@ class ChoiceWriter:
 
     def _events(self, choices: Sequence[bytes]) -> bytes:
         # A whole reply has no use for what its events would hold more.
-        if not choices or self.keeps or (self._prompt_tokens is None and self._ids is None):
+        shows_more = self._prompt_tokens is not None or self._ids is not None
+        if not (choices and self._shape.is_streamed and shows_more):
             return self._chunks.of(choices)
         after = dict(self._after)
         if self._prompt_tokens is not None:

@@ -61,7 +61,7 @@ def test_definitions_that_double_are_refused_in_less_than_a_second() -> None:
     definitions = {**chain, "d40": {"type": "string", "pattern": "a"}}
     parameters = {"$defs": definitions, "properties": {"a": {"$ref": "#/$defs/d0"}}}
     began = time.process_time()
-    with pytest.raises(InvalidField, match="more than once"):
+    with pytest.raises(InvalidField, match="nests or refers to itself"):
         forced(parameters)
     assert time.process_time() - began < 1
 
@@ -80,7 +80,6 @@ def test_a_parameter_that_is_required_twice_is_written_once() -> None:
     parameters = {"properties": {"a": {"type": "string"}}, "required": ["b", "a", "b", 7]}
     source = forced(parameters)
     assert source.count("<parameter=a>") == source.count("<parameter=b>") == 1
-    assert "p_0_0 p_0_1 " in source
 
 
 # --- Structural tags

@@ -6,6 +6,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_front import running_agent_front
 from tests.harness.http_calls import Reply
 from tests.harness.http_fixtures import HttpFront
 
@@ -39,6 +40,19 @@ def test_each_chunk_has_what_was_used_so_far(http: HttpFront, codec: TextCodec, 
     first = [0] if kind == "chat" else []
     assert [count for _, count in counts] == [*first, *range(1, tokens + 1), tokens]
     assert last["choices"] == [] and shown(last) == (len(submit.prompt), tokens)
+
+
+def test_chunks_have_it_where_a_call_in_a_thought_could_be_held_back(codec: TextCodec) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with running_agent_front(codec) as front:
+        front.say("so\n</think>\n\nfine")
+        asked = {"messages": [{"role": "user", "content": "it was"}], "tools": [tool]}
+        body = {**asked, "stream": True, "stream_options": EACH, "return_token_ids": True}
+        *chunks, last = front.http.post("/v1/chat/completions", body).events
+        counts = [shown(chunk)[1] for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] == shown(last)[1] > 0
+        ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids") or ()]
+        assert len(ids) == counts[-1]
 
 
 def test_chunks_of_two_prompts_count_their_own(http: HttpFront) -> None:

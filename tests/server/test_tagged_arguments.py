@@ -177,7 +177,7 @@ def test_a_reference_to_the_whole_is_followed() -> None:
 
 @pytest.mark.parametrize("most", [1000, 3000, 100_000])
 def test_a_string_of_a_high_bound_comes_to_its_end(most: int) -> None:
-    text = call(a="x</p> a < b\n</param")
+    text = call(a="x</p> a < b\n</para")
     constraint = GRAMMARS.constraint(grammar_of(required({**STRING, "maxLength": most})), ())
     for token in text.encode():
         mask = constraint.mask()

@@ -11,7 +11,6 @@ from typing import Any
 
 from tasuki.model.grammar.compiled_grammar import options_of
 from tasuki.model.grammar.held_schema import DEFINITIONS
-from tasuki.server.text.parsing.call_reader import CLOSE
 from tasuki.server.text.parsing.parameter_types import ANY
 
 from .asked_grammar import literal
@@ -22,8 +21,9 @@ _Letters = dict[str, "_Letters"]
 LONGEST_QUOTED = 4096
 """Letters of a string in quotes, which stands where its own text would be read as another value."""
 
-_ENDS = ("/parameter>", "/function>", CLOSE.removeprefix("<"))
-"""Of tags, behind their first letter, which is no other letter of them."""
+_ENDS = ("/param", "/func", "/tool_call", "/toolcall", "parameter=")
+"""Beginnings of what a reader may take for a tag (parsing/call_tags.py), behind their first letter,
+which is no other letter of them. In either case."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
@@ -49,20 +49,27 @@ def _letters(tags: Iterable[str]) -> _Letters:
 
 def _begun(letters: _Letters) -> str:
     """A regular expression of what begins a tag and is none."""
-    ways = [_in_slashes(letter) + _begun(inner) for letter, inner in letters.items() if inner]
+    ways = [_letter(letter) + _begun(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})?" if ways else ""
 
 
 def _missed(letters: _Letters) -> str:
     """A regular expression of what begins a tag, with a letter behind it that no tag goes on
     with, nor begins with."""
-    ways = [f"[^<{''.join(map(_in_slashes, letters))}]"]
-    ways += [_in_slashes(letter) + _missed(inner) for letter, inner in letters.items() if inner]
+    ways = [f"[^<{''.join(map(_either_case, letters))}]"]
+    ways += [_letter(letter) + _missed(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})"
 
 
-def _in_slashes(letter: str) -> str:
-    return "\\/" if letter == "/" else letter
+def _letter(letter: str) -> str:
+    cases = _either_case(letter)
+    return f"[{cases}]" if letter.isalpha() else cases
+
+
+def _either_case(letter: str) -> str:
+    if letter == "/":
+        return "\\/"
+    return letter + letter.upper() if letter.isalpha() else letter
 
 
 def _any_text() -> str:

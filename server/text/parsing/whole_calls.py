@@ -1,5 +1,5 @@
-"""Holds each tool call back until it is finished, for clients that run a call before the answer's
-end tells them whether it was cut off.
+"""Holds each tool call back until it is finished, for clients that run a call before they read how
+the answer ended.
 
 One answer, one thread. Invariant: a call that the answer's length or a stop string cut off is never
 given out.

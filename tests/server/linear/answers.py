@@ -95,12 +95,15 @@ def answers() -> list[Entry]:
     ]
 
 
+def _reader_of(parser: AnswerParser) -> Reader:
+    finish = partial(parser.finish, BY_ITSELF)
+    return Reader(lambda text: parser.push(Piece(text, _TOKEN)), finish)
+
+
 def _whole_calls() -> Answer:
     def begin() -> Reader:
         parser = AnswerParser(Thinking.NEVER, TOOLS, whole_calls=True)
-        return Reader(
-            lambda text: parser.push(Piece(text, _TOKEN)), partial(parser.finish, BY_ITSELF)
-        )
+        return _reader_of(parser)
 
     return Answer("whole calls", (f"{_PARSING}/whole_calls.py:WholeCalls.push",), begin)
 
@@ -108,9 +111,7 @@ def _whole_calls() -> Answer:
 def _parser(thinking: Thinking) -> Answer:
     def begin() -> Reader:
         parser = AnswerParser(thinking, TOOLS)
-        return Reader(
-            lambda text: parser.push(Piece(text, _TOKEN)), partial(parser.finish, BY_ITSELF)
-        )
+        return _reader_of(parser)
 
     classes = (
         *("answer_parser.py:AnswerParser.push", "reasoning_splitter.py:ReasoningSplitter.push"),
@@ -129,7 +130,7 @@ def _parsers_with_stops() -> list[Entry]:
     def entry(thinking: Thinking) -> Answer:
         def begin() -> Reader:
             parser = AnswerParser(thinking, TOOLS, stops=rule)
-            return Reader(lambda text: parser.push(Piece(text, _TOKEN)), parser.finish)
+            return _reader_of(parser)
 
         classes = (
             *("content_stops.py:ContentStops.take", "content_stops.py:ContentStops.finish"),
