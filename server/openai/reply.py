@@ -33,9 +33,10 @@ class ReplyHead:
 class ReplyShape(Protocol):
     """Fed one answer in order. What `opening`, `push` and `finish` return are the choices of one
     chunk each, as JSON. is_streamed: chunks reach the client. complete: no more of the answer is
-    wanted. may_complete, keeps: as in AnswerWriter. plain: set once all that `push` will do with a piece of text is to make one
-    choice of it, which this one holds; None until then, and where it never is. prompt_in_choice:
-    where token ids are shown those of the prompt are its choice's, else the reply's."""
+    wanted. may_complete, keeps: as in AnswerWriter. plain: set once all that `push` will do with a
+    piece of text is to make one choice of it, which this one holds; None until then, and where it
+    never is. prompt_in_choice: where token ids are shown those of the prompt are its choice's, else
+    the reply's."""
 
     head: ReplyHead
     whole_kind: str

@@ -27,7 +27,8 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/constraint.py:Constraint.__init__",
     ),
     _TAGS: (
-        "server/text/grammars/tagged_text.py:_in_slashes",
+        "server/text/grammars/tagged_text.py:_either_case",
+        "server/text/grammars/tagged_text.py:_letter",
         "server/text/grammars/tagged_text.py:_letters",
     ),
     _SOURCE: (
