@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tasuki.server.text.stop_strings import NO_STOPS, StopRule
+from tasuki.server.text.thinking import Thinking
 from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, BY_STOP, Parsed, parsed
 from tests.harness.written_calls import DAMAGES, WrittenCall, random_call
 
@@ -83,3 +85,46 @@ def test_a_damaged_call_keeps_its_parameters_apart(seed: int, damage: str) -> No
             for value in each.value.values():
                 assert not any(tag in str(value) for tag in _KEY_TAGS), (text[:end], each)
     assert [each.value for each in found.calls] == [call.arguments], text
+
+
+_FRAGMENTS = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<function=act>",
+        "<function=other>",
+        "</function>",
+        "\n",
+        "\n",
+    ),
+    *(
+        "<parameter=path>",
+        "<parameter=mode>",
+        "</parameter>",
+        "</param>",
+        "</Parameter",
+        "</tool_c",
+    ),
+    *(" ", "a", "x y", "3", "{", "}", '"', '{"name": "act", "arguments": {"path": "', '"}}', "</"),
+    *("<think>", "</think>", "null", "[1]", "\\", "\\ud83d", "tru", ":", ",", '"arguments": '),
+)
+
+
+@pytest.mark.parametrize("seed", range(CALLS))
+def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
+    """Torn tags in every order, behind thoughts and in them."""
+    rng = random.Random(seed)
+    tool = random_call(rng, in_tags=True).tool
+    for _ in range(20):
+        text = "".join(rng.choice(_FRAGMENTS) for _ in range(rng.randrange(1, 26)))
+        asked: dict[str, Any] = {
+            "thinking": rng.choice(list(Thinking)),
+            "ending": rng.choice((BY_ITSELF, BY_LENGTH, BY_STOP)),
+            "parallel_calls": rng.random() < 0.7,
+            "stops": StopRule(("x y",)) if rng.random() < 0.5 else NO_STOPS,
+        }
+        whole = parsed([text], [tool], **asked)
+        assert parsed(list(text), [tool], **asked) == whole, text
+        place = rng.randrange(len(text) + 1)
+        assert parsed([text[:place], text[place:]], [tool], **asked) == whole, (text, place)
+        assert all(isinstance(call.value, dict) for call in whole.calls)

@@ -32,7 +32,7 @@ class ThoughtCalls:
 
     def _begin(self) -> None:
         """Hold nothing."""
-        self.scanner = ToolCallScanner(self._tools, self._most)
+        self.scanner = ToolCallScanner(self._tools, self._most, finds_bare=False)
         # The text from which some is held. Of its letters: the first that is not given out yet.
         self._text = StringIO()
         self._letters = 0

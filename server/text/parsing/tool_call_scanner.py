@@ -31,10 +31,17 @@ class ToolCallScanner:
     """calls: that were begun. ended: of these, those whose end came. full: no more is wanted, and
     what comes is left out."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], most: int | None = None) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        most: int | None = None,
+        *,
+        finds_bare: bool = True,
+    ) -> None:
         """tools: the request's definitions; with none, all text is content. most: calls, after
-        which nothing is wanted."""
+        which nothing is wanted. finds_bare: also calls without an opening tag."""
         self._tools = tools
+        self._finds_bare = finds_bare
         self._most = most
         self._types = ParameterTypes(tools)
         # The text that is being looked at: between pieces the beginning of a tag, if anything.
@@ -148,7 +155,7 @@ class ToolCallScanner:
 
     def _next_bare(self, before: int) -> int | None:
         """Return where a call begins that has no opening tag, if it does before a place."""
-        at = self._text.find(FUNCTION_TAG, self._at, before)
+        at = self._text.find(FUNCTION_TAG, self._at, before) if self._finds_bare else -1
         while at >= 0:
             if self._at_line_start if at == self._at else self._text[at - 1] == "\n":
                 return at
