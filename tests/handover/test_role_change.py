@@ -53,6 +53,7 @@ FIXED = frozenset(
             "revision",
             "max_model_len",
             "served_model_name",
+            *("messages_thinking", "stop_strings", "strict_fields", "whole_calls"),
             "generation_config",
             "dtype",
             "kv_dtype",
