@@ -5,6 +5,7 @@ are n, 4n and 16n, where n takes `base` seconds or the work never takes that lon
 main thread's, since a signal ends what takes too long.
 """
 
+import ctypes
 import gc
 import signal
 import threading
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import FrameType
 from typing import TypeAlias
+
+from tasuki.utils.free_memory import map_large_blocks
 
 Run: TypeAlias = Callable[[], object]
 Prepare: TypeAlias = Callable[[int], Run]
@@ -32,6 +35,7 @@ _LOOK_SECONDS = 0.05
 # Less than this is noise: of the clock and the caches, and of what is made once.
 _FLOOR_SHARE = 1 / 8
 _FLOOR_BYTES = 128 << 10
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class TooSlow(Exception):
@@ -102,6 +106,19 @@ def no_collections() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@contextmanager
+def one_heap() -> Iterator[None]:
+    """Blocks of all sizes come from the heap. A front maps large ones alone, whose pages are new
+    each time: four times the size would cost more than four times."""
+    set_option = ctypes.CDLL(None).mallopt
+    set_option(_M_MMAP_THRESHOLD, 32 << 20)
+    set_option(_M_TRIM_THRESHOLD, 1 << 30)
+    try:
+        yield
+    finally:
+        map_large_blocks()
 
 
 def processor_seconds(prepare: Prepare, size: int, limit: float) -> float:

@@ -16,6 +16,7 @@ from .measure import (
     BASE_SECONDS,
     memory_growth,
     no_collections,
+    one_heap,
     processor_seconds,
     time_growth,
 )
@@ -53,7 +54,7 @@ def complaint(case: Case, base: float, quick: int | None) -> str:
 
 
 def complaints(entries: list[Entry], base: float, quick: int | None = None) -> list[str]:
-    with no_collections():
+    with no_collections(), one_heap():
         return [found for case in cases_of(entries) if (found := complaint(case, base, quick))]
 
 
