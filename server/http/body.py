@@ -65,10 +65,15 @@ async def read_body(request: web.Request, hold: Hold) -> bytearray:
                 deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
                 if received > _LARGE_BYTES:
                     await request.app[BODY_TURNS].turn()
-    except TimeoutError as error:
+    except BaseException as error:
+        received = len(body)
+        # The error keeps this frame, perhaps until the next collection.
+        body.clear()
+        if not isinstance(error, TimeoutError):
+            raise
         request[_MAY_SEND] = False
         raise HttpRefusal(
-            408, "slow_body", f"the body stopped after {len(body)} bytes: send it faster"
+            408, "slow_body", f"the body stopped after {received} bytes: send it faster"
         ) from error
     return body
 

@@ -144,6 +144,8 @@ class ServedModel:
             line = http_request_context(request).line
             return await self.codec.work.run(line, work, hold.size)
         finally:
+            # A caller that left before its turn leaves an error behind, which keeps this frame.
+            body.clear()
             if hold.size > _LARGE_BYTES:
                 self.memory.give_back_later()
 

@@ -109,3 +109,29 @@ def test_a_body_that_is_refused_holds_no_memory(refused: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read_fields(body)
     assert not body
+
+
+class _Stopped(_Sent):
+    """Its client sends one piece and no more."""
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield bytes(MIB)
+        await asyncio.Event().wait()
+
+
+def test_a_body_whose_caller_leaves_holds_no_memory() -> None:
+    """The error keeps the frame that has read it."""
+
+    async def story() -> None:
+        request = cast(web.Request, _Stopped(1, BodyTurns(), []))
+        with HeldBytes(1024 * MIB).hold(ANYBODY) as hold:
+            reading = asyncio.create_task(read_body(request, hold))
+            while hold.size < MIB:
+                await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError) as left:
+                await reading
+        bodies = [entry.locals["body"] for entry in left.traceback if "body" in entry.locals]
+        assert bodies == [b""]
+
+    asyncio.run(story())
