@@ -99,6 +99,11 @@ def test_no_call_is_made_that_was_only_thought_of(cuts: list[int]) -> None:
     assert [call.value for call in found.calls] == [{"city": "7", "days": 2}]
 
 
+def test_a_tag_behind_a_call_of_an_unclosed_thought_comes_once() -> None:
+    found = parsed([f"so {AS_JSON} and <tool_call>"], TOOLS, Thinking.OPENED)
+    assert (found.reasoning, found.content.strip()) == ("so", "and <tool_call>")
+
+
 @given(cuts=CUTS)
 def test_a_tag_that_was_only_mentioned_swallows_no_call(cuts: list[int]) -> None:
     thought = "I will use <tool_call> now"

@@ -128,3 +128,6 @@ def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
         place = rng.randrange(len(text) + 1)
         assert parsed([text[:place], text[place:]], [tool], **asked) == whole, (text, place)
         assert all(isinstance(call.value, dict) for call in whole.calls)
+        # No tag comes out more often than it went in.
+        shown = whole.reasoning + whole.content
+        assert all(shown.count(tag) <= text.count(tag) for tag in _FRAGMENTS if "<" in tag)

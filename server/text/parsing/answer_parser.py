@@ -55,7 +55,7 @@ class AnswerParser:
     @property
     def complete(self) -> bool:
         """Nothing that comes is wanted, and the engine may stop."""
-        return self._scanner.full or self._stopped
+        return self._scanner.full or self._found_stop is not None
 
     @property
     def may_hold(self) -> bool:
@@ -87,34 +87,37 @@ class AnswerParser:
 
     def finish(self, ending: Ending) -> list[AnswerItem]:
         """Return the parts that were held back, after the last piece."""
-        was_cut = ending.is_cut
         items = self._parts(self._splitter.finish())
         if self._thought_calls is not None and self._splitter.reasoning:
-            thought, calls = self._thought_calls.finish(was_cut)
-            items += _reasoning(thought)
-            if calls:
-                self._scanner = self._thought_calls.scanner
-                self._reasoning_tokens = self._tokens_before_call
-                items += self._ended(calls)
-        items += self._ended(self._scanner.finish(was_cut))
+            items += self._finish_thought(self._thought_calls, ending.is_cut)
+        else:
+            items += self._ended(self._scanner.finish(ending.is_cut))
         if self._stops is not None:
             items += self._stops.finish()
         return self._shown(items)
+
+    def _finish_thought(self, calls: ThoughtCalls, was_cut: bool) -> list[AnswerItem]:
+        """Return the rest of a thought that was never closed, and the calls in it."""
+        thought, parts = calls.finish(was_cut)
+        if parts:
+            self._scanner = calls.scanner
+            self._reasoning_tokens = self._tokens_before_call
+        return [*_reasoning(thought), *self._ended(parts)]
 
     def ending(self, ending: Ending) -> ChatEnding:
         """REQUIRES: all was pushed, and finish() came."""
         thought = self._splitter.thought
         tokens = self._reasoning_tokens if thought else 0
-        if self._stops is not None and self._stops.found is not None:
-            ending = replace(ending, reason=FinishReason.STOP, stop=self._stops.found)
+        if self._found_stop is not None:
+            ending = replace(ending, reason=FinishReason.STOP, stop=self._found_stop)
         return ChatEnding(ending, self._scanner.awaits_results, tokens)
 
     def _shown(self, items: list[AnswerItem]) -> list[AnswerItem]:
         return items if self._whole_calls is None else self._whole_calls.push(items)
 
     @property
-    def _stopped(self) -> bool:
-        return self._stops is not None and self._stops.found is not None
+    def _found_stop(self) -> str | None:
+        return None if self._stops is None else self._stops.found
 
     def _parts(self, split: Split) -> list[AnswerItem]:
         items: list[AnswerItem] = []
@@ -134,7 +137,7 @@ class AnswerParser:
         items: list[AnswerItem] = []
         # White space before a tag is looked at before the tag is.
         for part in _BEFORE_TAGS.split(text):
-            if not self._stopped:
+            if self._found_stop is None:
                 items += self._ended(self._scanner.push(part))
         return items
 
