@@ -61,7 +61,6 @@ class ChatReply:
         self._names = names
         self._with_logprobs = with_logprobs
         self._prompt_logprobs = prompt_logprobs
-        self._streamed = streamed
         self._with_reasoning = with_reasoning
         self.keeps = not streamed or parser.may_hold
         self.is_streamed = streamed
@@ -83,11 +82,11 @@ class ChatReply:
     def push(self, piece: Piece) -> list[bytes]:
         items = self._kept(self._parser.push(piece))
         if not self._with_logprobs or piece.token is None:
-            if self._streamed and not self._with_logprobs and self._parser.passes_content:
+            if self.is_streamed and not self._with_logprobs and self._parser.passes_content:
                 self.plain = self._content_choice
             return self._choices(items)
         entry = token_logprob(piece.token, self._names)
-        if not self._streamed:
+        if not self.is_streamed:
             self._logprobs += to_json(entry) + b","
         shown = [item for item in items if not isinstance(item, CallEnd)]
         # A token whose text is held back still has its logprob now.
@@ -140,7 +139,7 @@ class ChatReply:
         """The items that the reply has."""
         if not self._with_reasoning:
             items = [item for item in items if not isinstance(item, Reasoning)]
-        if self._streamed:
+        if self.is_streamed:
             return items
         for item in items:
             match item:

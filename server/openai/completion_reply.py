@@ -66,7 +66,6 @@ class CompletionReply:
         self._prompt_text = prompt_text
         self._prompt = prompt
         self._begun = False
-        self._streamed = streamed
         self.keeps = not streamed
         self.is_streamed = streamed
         self.plain = None if shown.echo else self._plain
@@ -81,7 +80,7 @@ class CompletionReply:
         return [*self._begin(), *self._push(piece)]
 
     def _push(self, piece: Piece) -> list[bytes]:
-        if not self._streamed:
+        if not self.is_streamed:
             self._texts.add(piece.text)
         if self._shown.logprobs is None or piece.token is None:
             return [self._text.holding(piece.text)] if piece.text else []
@@ -93,7 +92,7 @@ class CompletionReply:
     @property
     def _plain(self) -> TextChoice | None:
         """As ReplyShape's `plain`, once the prompt is written."""
-        return self._text if self._streamed and self._shown.logprobs is None else None
+        return self._text if self.is_streamed and self._shown.logprobs is None else None
 
     def _begin(self) -> list[bytes]:
         """The prompt, before anything of the answer. Once; its scores have come by then."""
@@ -102,7 +101,7 @@ class CompletionReply:
         self._begun = True
         self.plain = self._plain
         text = self._echoed()
-        if not self._streamed:
+        if not self.is_streamed:
             self._texts.add(text)
         if self._shown.logprobs is None:
             return [self._text.holding(text)] if text else []
@@ -120,7 +119,7 @@ class CompletionReply:
 
     def _columns(self) -> LogprobColumns:
         """Return those of the next tokens: the reply's, or fresh ones for a stream's event."""
-        return LogprobColumns() if self._streamed else self._logprobs
+        return LogprobColumns() if self.is_streamed else self._logprobs
 
     def _add(
         self, columns: LogprobColumns, token: int, logprob: float | None, top: TopLogprobs
@@ -134,7 +133,7 @@ class CompletionReply:
 
     def _with_logprobs(self, text: str, columns: LogprobColumns) -> bytes:
         """Return a stream's choice. A whole reply has no use for it."""
-        if not self._streamed:
+        if not self.is_streamed:
             return b""
         return msgspec.json.encode({**self._choice(text), "logprobs": columns.json()})
 

@@ -44,7 +44,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 from tasuki.utils.free_memory import FreeMemory
 
-from .fields.known_fields import refuse_first, shown_names
+from .fields.known_fields import shown_names
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
@@ -188,11 +188,11 @@ def name_unknown(
 ) -> None:
     """Have the answer's header and the log name the fields that are not among the known ones: the
     answer does not depend on them. Raises InvalidField where the model's requests may have none."""
+    if model.strict_fields:
+        fields.refuse_unknown(known)
     names = fields.unknown(known)
     if not names:
         return
-    if model.strict_fields:
-        refuse_first(names)
     shown = shown_names(names)
     add_header(request, UNKNOWN_HEADER, shown)
     log.info("%s: fields that are not known here: %s", http_request_id(request), shown)

@@ -38,9 +38,8 @@ class RequestFields:
     def refuse_unknown(self, known: Collection[str]) -> None:
         """Raises InvalidField where a field is not among the known ones: it might change the
         answer. One that is null asks for nothing."""
-        for name, value in self._values.items():
-            if name not in known and value is not None:
-                raise InvalidField(f"{name:.80}", "is not known here: leave it out")
+        for name in self.unknown(known):
+            raise InvalidField(f"{name:.80}", "is not known here: leave it out")
 
     def unknown(self, known: Collection[str]) -> list[str]:
         """The names of fields that are not among the known ones, and not null."""

@@ -4,8 +4,6 @@ answer depends on. Any other is unknown: clients misspell them.
 Pure.
 """
 
-from tasuki.server.errors import InvalidField
-
 _OF_BOTH = frozenset(
     {
         *("add_special_tokens", "allowed_token_ids", "audio", "bad_words", "best_of"),
@@ -47,12 +45,7 @@ OF_CHATS = frozenset(
         *("verbosity", "web_search_options"),
     }
 )
-OF_COMPLETIONS = frozenset(
-    {
-        *_OF_BOTH,
-        "prompt",
-    }
-)
+OF_COMPLETIONS = _OF_BOTH | {"prompt"}
 
 _MOST = 8
 """Names that an answer's header has."""
@@ -63,9 +56,3 @@ def shown_names(names: list[str]) -> str:
     """As a header may hold them: some of them, and none that is no plain word."""
     plain = [name for name in names if name.isidentifier() and name.isascii()]
     return ", ".join(name for name in plain[:_MOST] if len(name) <= _LONGEST) or "?"
-
-
-def refuse_first(names: list[str]) -> None:
-    """Raises InvalidField."""
-    if names:
-        raise InvalidField(f"{names[0]:.80}", "is not known here: leave it out")

@@ -99,7 +99,6 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/auth.py:_values",
     ),
     _SHORT: (
-        "server/openai/fields/known_fields.py:refuse_first",
         "server/grpc/request_reader.py:read_targets",
         "server/responses/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",
