@@ -92,7 +92,7 @@ def worst() -> dict[str, Callable[[], Body]]:
 
 
 def plain() -> dict[str, Callable[[], Body]]:
-    """Return a stream as any caller asks for."""
+    """Return an ordinary stream."""
     return {"plain stream": _streamed}
 
 

@@ -27,7 +27,7 @@ _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
 _LARGE_BYTES = 1 << 18
-"""A body that has come so far takes turns with others."""
+"""Behind so much of it a body takes turns with others."""
 
 BODY_TURNS = web.AppKey("body_turns", BodyTurns)
 """Of all large bodies that this application reads."""

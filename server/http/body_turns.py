@@ -1,8 +1,8 @@
-"""Turns of those who read large bodies, so that one round of the event loop reads one piece.
+"""Turns of the readers of large bodies: a round of the event loop reads one piece.
 
-Owns who waits. One event loop's thread.
+Owns the readers in line. One event loop's thread.
 Invariants: one round of the loop begins one turn at most; turns begin in the order of asking; a
-waiter that left takes no turn; nothing runs while nobody waits.
+reader that left takes no turn; nothing runs without readers in line.
 """
 
 import asyncio

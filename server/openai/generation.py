@@ -144,7 +144,7 @@ class ServedModel:
             line = http_request_context(request).line
             return await self.codec.work.run(line, work, hold.size)
         finally:
-            # A caller that left before its turn leaves an error behind, which keeps this frame.
+            # The error of a caller that left keeps this frame.
             body.clear()
             if hold.size > _LARGE_BYTES:
                 self.memory.give_back_later()
@@ -186,8 +186,8 @@ def read_submit(
 def name_unknown(
     model: ServedModel, request: web.Request, fields: RequestFields, known: Collection[str]
 ) -> None:
-    """Have the answer's header and the log name the fields that are not among the known ones: the
-    answer does not depend on them. Raises InvalidField where the model's requests may have none."""
+    """Name unknown fields in the answer's header and in the log: no answer depends on them. Raises
+    InvalidField where the model is strict about them."""
     if model.strict_fields:
         fields.refuse_unknown(known)
     names = fields.unknown(known)

@@ -33,7 +33,7 @@ _TEXT_OF_PART = {
 
 
 def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
-    """Templates take one system message, the first: later ones join what stands before them."""
+    """Templates take one system message, the first: later ones join the message before them."""
     messages = fields.items("messages")
     if not messages:
         raise InvalidField("messages", "is empty: send at least one message")

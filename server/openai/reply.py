@@ -227,7 +227,7 @@ class ChoiceWriter:
         return last + self._reply.end(self._number, ending)
 
     def _events(self, choices: Sequence[bytes]) -> bytes:
-        # A whole reply has no use for what its events would hold more.
+        # A whole reply has no use for such events.
         shows_more = self._prompt_tokens is not None or self._ids is not None
         if not (choices and self._shape.is_streamed and shows_more):
             return self._chunks.of(choices)
@@ -241,7 +241,7 @@ class ChoiceWriter:
         )
 
     def _with_ids(self, ids: TokenIds, choice: bytes, after: Mapping[str, Any]) -> bytes:
-        """The event of a choice, with the ids that came since the last one."""
+        """Return the event of a choice, with the ids since the last one."""
         in_choice = ids.of_answer()
         beside: dict[str, Any] = {}
         if self._shows_prompt:

@@ -42,7 +42,7 @@ class RequestFields:
             raise InvalidField(f"{name:.80}", "is not known here: leave it out")
 
     def unknown(self, known: Collection[str]) -> list[str]:
-        """The names of fields that are not among the known ones, and not null."""
+        """Return the names of unknown fields, but for null ones."""
         values = self._values
         return [name for name in values if name not in known and values[name] is not None]
 
@@ -123,8 +123,8 @@ def check_is_json(request: web.Request) -> None:
 
 
 def read_fields(body: bytearray) -> RequestFields:
-    """The fields of a body, which must be a JSON object. Empties `body`, so that the calling thread
-    frees it, whatever still refers to it. Raises InvalidRequest."""
+    """Return the fields of a body, a JSON object. Empties `body`, so that this thread frees it.
+    Raises InvalidRequest."""
     try:
         values = _decoded(body)
     finally:

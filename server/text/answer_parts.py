@@ -42,8 +42,8 @@ class CallArguments(NamedTuple):
 class CallEnd(NamedTuple):
     """The call's arguments are one JSON object.
 
-    is_cut: the answer's length or a stop string ended the call, and not the model. lacks: the
-    arguments have not all parameters that the function's schema requires."""
+    is_cut: a length or a stop string ended the call, and not the model. lacks: a required parameter
+    is not among the arguments."""
 
     number: int
     is_cut: bool = False

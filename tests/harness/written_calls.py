@@ -1,6 +1,6 @@
 """Random tool calls as a model writes them in tags or JSON, and how models damage their tags.
 
-Pure, by a random generator. Of a damaged call each value is still told apart (docs/chats.md).
+Pure, by a random generator. A damaged call still has one reading (docs/chats.md).
 """
 
 import json
@@ -10,6 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+WRITE_FILE: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "content": {"type": "string"},
+        "mode": {"type": "integer"},
+    },
+    "required": ["path", "content"],
+}
+"""The schema of a tool whose calls tests write by hand."""
 _WORDS = (
     "",
     "a",
@@ -114,4 +124,4 @@ DAMAGES: Mapping[str, Callable[[str], str]] = {
     "ends doubled": _replaced(r"^(</(?:tool_call|function|parameter)>)$", r"\1\n\1"),
     "openings doubled": _replaced(r"^(<(?:tool_call|(?:function|parameter)=\w+)>)$", r"\1\n\1"),
 }
-"""What models do to tags that stand on lines of their own."""
+"""Damage to tags alone on their lines."""

@@ -1,5 +1,5 @@
-"""Answers that end in a tool call: chats, messages and responses agree on its arguments, and say by
-the reason whether it may be run."""
+"""Answers that end in a tool call: chats, messages and responses agree on its arguments, and their
+reason shows whether it may be run."""
 
 import json
 from collections.abc import Iterator
@@ -14,19 +14,11 @@ from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
 from tests.harness.messages_calls import message_of, named_events
 from tests.harness.response_calls import response_of
+from tests.harness.written_calls import WRITE_FILE
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "content": {"type": "string"},
-        "mode": {"type": "integer"},
-    },
-    "required": ["path", "content"],
-}
-CHAT_TOOL = {"type": "function", "function": {"name": "write_file", "parameters": SCHEMA}}
-RESPONSE_TOOL = {"type": "function", "name": "write_file", "parameters": SCHEMA}
-MESSAGE_TOOL = {"name": "write_file", "input_schema": SCHEMA}
+CHAT_TOOL = {"type": "function", "function": {"name": "write_file", "parameters": WRITE_FILE}}
+RESPONSE_TOOL = {"type": "function", "name": "write_file", "parameters": WRITE_FILE}
+MESSAGE_TOOL = {"name": "write_file", "input_schema": WRITE_FILE}
 USER = [{"role": "user", "content": "it was"}]
 BEGUN = "t\n</think>\n\n<tool_call>\n<function=write_file>\n"
 PATH = "<parameter=path>\na.txt\n</parameter>\n"

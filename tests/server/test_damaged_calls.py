@@ -7,18 +7,10 @@ from typing import Any
 import pytest
 
 from tests.harness.answer_pieces import BY_ITSELF, BY_LENGTH, BY_STOP, Parsed, parsed
+from tests.harness.written_calls import WRITE_FILE
 
-FILE = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "content": {"type": "string"},
-        "mode": {"type": "integer"},
-    },
-    "required": ["path", "content"],
-}
 TOOLS = [
-    {"type": "function", "function": {"name": "write_file", "parameters": FILE}},
+    {"type": "function", "function": {"name": "write_file", "parameters": WRITE_FILE}},
     {"type": "function", "function": {"name": "list", "parameters": {"type": "object"}}},
 ]
 PATH = "<parameter=path>\na.txt\n</parameter>\n"

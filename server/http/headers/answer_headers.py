@@ -1,4 +1,4 @@
-"""Headers that a request's handler adds to the answer, whoever makes the answer.
+"""Headers that a request's handler adds to its answer.
 
 One event loop's thread, but for add_header() before the answer begins.
 """

@@ -1,4 +1,4 @@
-"""Finds the tags of a tool call in text, also those that models damage.
+"""Finds the tags of a tool call in text, whole or damaged.
 
 Pure functions; any thread. A closing tag may have any case, letters behind its kind, a slash, and
 no bracket: `</Parameter>`, `</param>`, `</parameter1>`, `</parameter/>`, `</parameter`. An opening
@@ -50,7 +50,7 @@ class Follows(Enum):
 
 
 class Found(NamedTuple):
-    """tag: None where none stands there, or more text decides. end: behind it; of PARAMETER and
+    """tag: None without one, or while more text decides. end: behind it; of PARAMETER and
     FUNCTION, where the name begins."""
 
     follows: Follows
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 def tag_at(text: str, at: int) -> Found:
-    """Return the tag that stands at a place."""
+    """Return the tag at a place."""
     for opening, tag in _OPENING.items():
         if text.startswith(opening, at):
             return Found(Follows.YES, tag, at + len(opening))
@@ -76,14 +76,14 @@ def tag_at(text: str, at: int) -> Found:
 
 
 def next_tag(text: str) -> int | None:
-    """Return where the first tag begins; None where none does."""
+    """Return the place of the first tag; None without one."""
     found = _TAG.search(text)
     return None if found is None else found.start()
 
 
 def next_end_of_value(text: str) -> tuple[int, int] | None:
-    """Return where the first tag begins that may end a value, with the line break before it, and
-    where its letters begin; None where none does."""
+    """Return the place of the first tag to end a value, with the line break before it, and the
+    place of its first letter; None without one."""
     found = _END_OF_VALUE.search(text)
     return None if found is None else (found.start(), text.index("<", found.start()))
 
@@ -110,8 +110,8 @@ def space_end(text: str, at: int) -> int | None:
 
 
 def name_end(text: str, at: int) -> tuple[Follows, int]:
-    """Return whether a name and its bracket stand there, and the place of the bracket or of the
-    letter that no name has."""
+    """Return whether a name and its bracket stand there, and the place of the bracket or of a
+    letter outside of names."""
     found = _NAME.match(text, at)
     assert found is not None
     end = found.end()
@@ -121,7 +121,7 @@ def name_end(text: str, at: int) -> tuple[Follows, int]:
 
 
 def plain_name(text: str) -> str:
-    """Return the name without the quotes that a model may put around it."""
+    """Return the name without quotes around it."""
     name = text.strip()
     if len(name) > 2 and name[0] in "\"'" and name[-1] == name[0]:
         return name[1:-1].strip()

@@ -1,7 +1,7 @@
-"""Passes on the text of a JSON object that a model writes, only so far as it can be closed.
+"""Passes on the text of a model's JSON object, only so far as it can be closed.
 
-One object, one thread. Invariants: what was passed on and closing() are together one JSON object,
-at every place; a key is passed on with the first letter of its value, and a number or a word once
+One object, one thread. Invariants: at every place, the text so far and closing() are one JSON
+object; a key is passed on with the first letter of its value, and a number or a word once
 it is whole, so that closing invents nothing; a letter is looked at once.
 """
 
@@ -24,8 +24,8 @@ _LONGEST_WORD = 512
 
 
 class ClosableJson:
-    """ended: the object is whole. broken: what came is no JSON, or the tag. keys: of the object,
-    those whose values were begun."""
+    """ended: the object is whole. broken: no JSON came, or the tag. keys: of the object, with a
+    value that was begun."""
 
     def __init__(self, tag: str) -> None:
         """tag: ends the text around the object. Inside of a string it does so behind a line break
@@ -40,15 +40,15 @@ class ClosableJson:
         self._last_key = ""
         self._word = ""
         self._awaits = "{"
-        """What may come: { the object, k a key, K a key or the end, : a colon, v a value, V a value
-        or the end of a list, and , what is behind a value."""
+        """May come next: { the object, k a key, K a key or the end, : a colon, v a value, V a value
+        or the end of a list, and , a comma or the end behind a value."""
         self.ended = False
         self.broken = False
         self.keys: set[str] = set()
 
     def read(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Return what may be passed on, and how far `text` was read. The letters behind that place,
-        while it has neither ended nor broken, come again with more behind them.
+        """Return the text to pass on, and how far `text` was read. The letters behind that place
+        come again with more behind them, unless it has ended or broken.
 
         REQUIRES: neither ended nor broken."""
         passed: list[str] = []
@@ -60,8 +60,8 @@ class ClosableJson:
         return "".join(passed), at
 
     def finish(self, was_cut: bool) -> str:
-        """Return the last text and what closes the object. was_cut: a number or a word that is
-        being written may lack letters, and is left out."""
+        """Return the last text and the closing letters. was_cut: an open number or word may lack
+        letters, and is left out."""
         rest = ""
         if not was_cut and self._word and not self.ended:
             passed: list[str] = []
@@ -70,7 +70,7 @@ class ClosableJson:
         return rest + self.closing()
 
     def closing(self) -> str:
-        """Return what closes the text that was passed on. REQUIRES: the first brace was."""
+        """Return the letters to close the text so far. REQUIRES: it has the first brace."""
         quote = '"' if self._in_string and self._key is None else ""
         return quote + "".join(reversed(self._closers))
 
@@ -132,7 +132,7 @@ class ClosableJson:
         return at + 1
 
     def _begin_value(self, passed: list[str]) -> None:
-        """Pass on what stands before a value."""
+        """Pass on the text before a value."""
         if len(self._closers) == 1:
             self.keys.add(self._last_key)
         passed += self._pending
@@ -150,7 +150,7 @@ class ClosableJson:
         return found.end()
 
     def _take_word(self, passed: list[str]) -> None:
-        """Pass on a number or a word, which is whole."""
+        """Pass on a whole number or word."""
         word, self._word = self._word, ""
         try:
             json.loads(word, parse_constant=_refuse)

@@ -32,7 +32,7 @@ from .parameter_types import ParameterTypes, json_of
 
 _NULL = "null"
 _MOST_TAGS = 4
-"""Behind a closing tag that are looked at to decide whether the format goes on."""
+"""Tags behind a closing tag to look at: does the format go on?"""
 _TAG_BEGINNING = "<parameter"
 
 
@@ -40,8 +40,8 @@ class FunctionCall:
     """As a CallReader. REQUIRES: FUNCTION_TAG begins the text."""
 
     def __init__(self, number: int, types: ParameterTypes, *, only_known: bool = False) -> None:
-        """types: those of the request's tools. only_known: it is no call where none of the tools
-        has its name."""
+        """types: those of the request's tools. only_known: a call of an unknown function is
+        none."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -98,7 +98,7 @@ class FunctionCall:
         return True
 
     def _between(self, items: list[AnswerItem]) -> bool:
-        """Read outside of parameters, where nothing but tags counts."""
+        """Read between parameters: nothing but tags counts."""
         at = next_tag(self._held)
         if at is None:
             self._held = self._held[len(self._held) - torn_tag(self._held) :]
@@ -119,7 +119,7 @@ class FunctionCall:
         return True
 
     def _open_next(self, tag: Tag, end: int, items: list[AnswerItem]) -> bool:
-        """Read a tag that begins another call, or this one once more."""
+        """Read a tag of another call, or of this one once more."""
         follows = self._begins_call(tag, end)
         if follows is Follows.OPEN:
             return False
@@ -129,7 +129,7 @@ class FunctionCall:
         return True
 
     def _is_doubled(self, tag: Tag, at: int) -> bool:
-        """Return whether it is the tag of this call, written twice."""
+        """Return whether a tag is this call's, written twice."""
         if tag is not Tag.FUNCTION or self._seen:
             return False
         return plain_name(self._held[at : name_end(self._held, at)[1]]) == self._function
@@ -154,7 +154,7 @@ class FunctionCall:
         return True
 
     def _pass_beginning(self, items: list[AnswerItem]) -> bool:
-        """Read a value's first letters, which may be a tag that stands where a value should."""
+        """Read a value's first letters, or a tag in its place."""
         if not self._held.startswith(PARAMETER_TAG):
             if PARAMETER_TAG.startswith(self._held) and not self._finishing:
                 return False
@@ -209,7 +209,7 @@ class FunctionCall:
         return True
 
     def _ends_value(self, tag: Tag, end: int) -> Follows:
-        """Return whether a tag that was found in a value ends it. end: behind the tag."""
+        """Return whether a tag in a value ends it. end: behind the tag."""
         if tag is Tag.PARAMETER:
             follows, behind = name_end(self._held, end)
             if follows is not Follows.YES:
@@ -240,7 +240,7 @@ class FunctionCall:
         return Follows.NO
 
     def _begins_call(self, tag: Tag, at: int) -> Follows:
-        """Return whether a call of one of the tools begins with a tag. at: behind the tag."""
+        """Return whether a tag begins a call of a tool. at: behind the tag."""
         if tag is Tag.CALL:
             place = space_end(self._held, at)
             if place is None:
@@ -270,8 +270,8 @@ class FunctionCall:
         return follows
 
     def _begins_next(self, name: str, bracket: int) -> Follows:
-        """Return whether a tag in a value begins another parameter: one of the schema that has yet
-        to come, on a line of its own. bracket: the place of the tag's end."""
+        """Return whether a tag in a value begins a new parameter of the schema, alone on its line.
+        bracket: the place of the tag's end."""
         if name in self._seen or not self._types.has(self._function, name):
             return Follows.NO
         if bracket + 1 == len(self._held):
@@ -284,7 +284,7 @@ class FunctionCall:
         return Follows.YES if self._finishing else Follows.OPEN
 
     def _give(self, text: str, items: list[AnswerItem]) -> None:
-        """Give out letters of the parameter that is being read."""
+        """Give out letters of the open parameter."""
         if text:
             self._keys.add(self._key)
             items += call_arguments(self._number, text)
@@ -303,8 +303,8 @@ class FunctionCall:
 
 
 class _Value:
-    """A parameter's value as JSON text, as it comes. types: that its schema allows. lead: its key,
-    and what stands around that, which comes before the value's first letter."""
+    """A parameter's value as JSON text, as it comes. types: of its schema. lead: its key and the
+    marks around it, given out before the value's first letter."""
 
     def __init__(self, types: frozenset[str], lead: str) -> None:
         self._types = types
@@ -338,14 +338,14 @@ class _Value:
         return f'{self._lead}"{_letters(whole)}'
 
     def end(self) -> str:
-        """Return the rest of a value that the model ended."""
+        """Return the rest of a value with an end."""
         if self._streaming:
             return '"'
         return self._lead + json_of(self._collected.getvalue(), self._types, self._depth)
 
     def finish(self, was_cut: bool) -> str:
-        """Return the rest of a value that the answer's end left open: a string so far as it came,
-        another one where it is whole, which it may not be where the answer was cut."""
+        """Return the rest of a value without an end: of a string the letters so far. Another value
+        must be whole, and is not sure to be in a cut answer."""
         if self._streaming:
             return '"'
         if was_cut or self._is_empty:
@@ -368,7 +368,7 @@ class _Value:
 
 
 class _Dropped(_Value):
-    """The value of a parameter that was there before."""
+    """A second value of a parameter, left out."""
 
     def push(self, text: str) -> str:
         return ""

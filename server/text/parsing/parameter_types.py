@@ -75,7 +75,7 @@ class ParameterTypes:
         return bool(parameter) and parameter in self._schemas_of(function)
 
     def lacks(self, function: str, parameters: Collection[str]) -> bool:
-        """Return whether the function's schema requires a parameter that is not among these."""
+        """Return whether these lack a required parameter of the function."""
         whole = self._schemas_of(function).get(_DEFINITIONS)
         required = whole.get("required") if isinstance(whole, Mapping) else None
         if not isinstance(required, list):

@@ -24,7 +24,7 @@ class WholeCalls:
         self._arguments = StringIO()
 
     def push(self, items: Iterable[AnswerItem]) -> list[AnswerItem]:
-        """Take the next parts of the answer; return those that may be given out."""
+        """Take the next parts of the answer; return those to give out."""
         given: list[AnswerItem] = []
         for item in items:
             match item:
