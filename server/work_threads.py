@@ -73,4 +73,4 @@ def _tidied(work: Callable[[], Result], memory: FreeMemory) -> Result:
         raise
     finally:
         if time.thread_time() - began > _LARGE_SECONDS:
-            memory.give_back()
+            memory.give_back_later()

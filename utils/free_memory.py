@@ -54,7 +54,8 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
 
 
 class FreeMemory:
-    """Of the process. Thread rule: any."""
+    """Of the process. Thread rule: any. Invariant: at least a second after each give_back_later()
+    the memory is given back once, so that no request's memory stays because it was freed late."""
 
     def __init__(
         self,
@@ -67,31 +68,38 @@ class FreeMemory:
         self._trim = trim or _heap_trim()
         self._clock = clock
         self._after = after
-        self._trims = threading.Lock()
-        self._waits = threading.Lock()
+        self._lock = threading.Lock()
+        self._waits = False
+        """A call of _give_back_now() is due or runs."""
+        self._asked_again = False
+        """Since that call became due: another follows it."""
         self._rests_until = clock()
 
     def give_back(self) -> None:
-        """Unless it was just now, or another thread does: without the interpreter's lock."""
-        if not self._trims.acquire(blocking=False):
-            return
-        try:
-            began = self._clock()
-            if began < self._rests_until:
-                return
-            self._trim(0)
-            now = self._clock()
-            self._rests_until = now + (now - began) / _PART
-        finally:
-            self._trims.release()
+        """Give back now: the calling thread takes the time, without the interpreter's lock."""
+        self._trim(0)
 
     def give_back_later(self) -> None:
-        """Give back in a second, or as soon as it may be done again: what is in use now may be free
-        then. One such call waits at a time."""
-        if not self._waits.acquire(blocking=False):
-            return
+        """Give back in a second, or as soon as it may be done again: memory in use now may be free
+        then. Asked while a call waits, it is done once more after that call."""
+        with self._lock:
+            if self._waits:
+                self._asked_again = True
+                return
+            self._waits = True
+        self._call_later()
+
+    def _call_later(self) -> None:
         self._after(max(_LATER_SECONDS, self._rests_until - self._clock()), self._give_back_now)
 
     def _give_back_now(self) -> None:
-        self._waits.release()
+        began = self._clock()
         self.give_back()
+        now = self._clock()
+        self._rests_until = now + (now - began) / _PART
+        with self._lock:
+            self._waits = self._asked_again
+            self._asked_again = False
+            follows = self._waits
+        if follows:
+            self._call_later()

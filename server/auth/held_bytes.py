@@ -2,7 +2,8 @@
 
 Owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed the
 bound; one of several keys has at most half of the bound, so that a key cannot take the memory of
-the other keys; a hold that ends gives all of its bytes back; a refusal changes no count.
+the other keys; a hold that ends gives all of its bytes back; a refusal changes no count; after a
+large hold the process gives its free memory back to the system.
 """
 
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tasuki.server.errors import Busy, InvalidRequest
+from tasuki.utils.free_memory import FreeMemory
 
 from .caller import Caller
 
@@ -17,12 +19,15 @@ _MIB = 2**20
 _LARGEST_MESSAGES = 16
 """The bound in messages of the largest size: one of several keys may hold eight."""
 _MOST = _LARGEST_MESSAGES * 32 * _MIB
+_LARGE = _MIB
+"""Of one hold: what it held is worth a look through the heap."""
 
 
 class HeldBytes:
-    def __init__(self, most: int = _MOST) -> None:
-        """most: bytes of all holds together."""
+    def __init__(self, most: int = _MOST, memory: FreeMemory | None = None) -> None:
+        """most: bytes of all holds together. memory: of this process, which is the default."""
         self._most = most
+        self._memory = memory or FreeMemory()
         self._held: Counter[str] = Counter()
         self._total = 0
 
@@ -49,6 +54,8 @@ class HeldBytes:
             yield held
         finally:
             held.resize(0)
+            if held.largest > _LARGE:
+                self._memory.give_back_later()
 
     def check(self, caller: Caller, more: int, already: int = 0) -> None:
         """Raise where the caller may not hold so many more bytes now.
@@ -89,6 +96,8 @@ class Hold:
         self._caller = caller
         self.size = 0
         """Bytes."""
+        self.largest = 0
+        """Bytes: the largest size so far."""
 
     def resize(self, size: int) -> None:
         """Count `size` bytes from now on. Raises Busy and InvalidRequest as HeldBytes.check()
@@ -98,6 +107,7 @@ class Hold:
             self._counts.check(self._caller, more, self.size)
         self._counts._add(self._caller, more)
         self.size = size
+        self.largest = max(self.largest, size)
 
     def grow(self, more: int) -> None:
         """Count `more` bytes beside those that are counted. Raises as resize() does."""

@@ -42,7 +42,6 @@ from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule, StopS
 from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
-from tasuki.utils.free_memory import FreeMemory
 
 from .fields.known_fields import shown_names
 from .reply import ChunkedReply, ReplyShape
@@ -59,9 +58,6 @@ UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
-
-_LARGE_BYTES = 1 << 20
-"""Of a body whose memory goes back to the system: a heap would keep it for later bodies."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,6 @@ class ServedModel:
     whole_calls: bool = False
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
     strict_fields: bool = False
-    memory: FreeMemory = field(default_factory=FreeMemory, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,8 +141,6 @@ class ServedModel:
         finally:
             # The error of a caller that left keeps this frame.
             body.clear()
-            if hold.size > _LARGE_BYTES:
-                self.memory.give_back_later()
 
 
 def read_submit(
