@@ -27,6 +27,7 @@ class SamplingOptions(TypedDict, total=False):
     bad_words: Sequence[str]
     allowed_token_ids: Sequence[int]
     top_logprobs: int
+    thinking_token_budget: int
     json_schema: str
     regex: str
     grammar: str

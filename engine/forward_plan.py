@@ -238,7 +238,7 @@ class ForwardPlan:
 
 _WIRE = np.dtype("<i4")
 _HEAD = struct.Struct("<Q11I")
-_JOINED = struct.Struct("<iIIddiIIII")
+_JOINED = struct.Struct("<iIIddiIIIII")
 
 
 def _encode_joined(item: JoinedSequence) -> bytes:
@@ -259,6 +259,7 @@ def _encode_joined(item: JoinedSequence) -> bytes:
         len(rest),
         len(before.prompt),
         len(before.output),
+        before.begins,
     )
     lists = (before.prompt, before.output)
     return b"".join(
@@ -295,15 +296,14 @@ class _Reader:
         return piece
 
     def joined(self) -> JoinedSequence:
-        lane, slots, max_rows, temperature, top_p, top_k, seed, rest, prompt, output = (
-            _JOINED.unpack(self.bytes(_JOINED.size))
-        )
+        fixed = _JOINED.unpack(self.bytes(_JOINED.size))
+        lane, slots, max_rows, temperature, top_p, top_k, seed, rest, prompt, output, begins = fixed
         ids = tuple(self.ints(slots).tolist())
         number = int.from_bytes(self.bytes(seed), "little", signed=True)
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
         if rest:
             sampling = replace(self._params(rest), seed=number)
-        before = TokensBefore(self.ints(prompt), self.ints(output))
+        before = TokensBefore(self.ints(prompt), self.ints(output), begins)
         return JoinedSequence(lane, ids, max_rows, sampling, before if sampling.adjusts else None)
 
     def _params(self, count: int) -> SamplingParams:

@@ -12,6 +12,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 from tasuki.transfer.timeline import HandoverTimeline
 
@@ -247,6 +248,7 @@ def sampling_to_proto(sampling: SamplingParams) -> handover_pb2.Sampling:
             ],
             "bad_words": [handover_pb2.TokenSequence(ids=word) for word in sampling.bad_words],
             "grammar": _grammar_to_proto(sampling.grammar),
+            "thinking": _budget_to_proto(sampling.thinking),
         }
     )
 
@@ -265,6 +267,9 @@ def sampling_from_proto(sampling: handover_pb2.Sampling) -> SamplingParams:
             "grammar": _grammar_from_proto(sampling.grammar)
             if sampling.HasField("grammar")
             else None,
+            "thinking": _budget_from_proto(sampling.thinking)
+            if sampling.HasField("thinking")
+            else None,
         }
     )
 
@@ -279,6 +284,14 @@ def _grammar_from_proto(grammar: handover_pb2.Grammar) -> Grammar:
     except ValueError as error:
         raise ValueError(f"grammar is of a kind not known here: {grammar.kind!r:.40}") from error
     return Grammar(**_given(grammar) | {"kind": kind, "gap": tuple(grammar.gap)})
+
+
+def _budget_to_proto(budget: ThinkingBudget | None) -> handover_pb2.ThinkingBudget | None:
+    return None if budget is None else handover_pb2.ThinkingBudget(**asdict(budget))
+
+
+def _budget_from_proto(budget: handover_pb2.ThinkingBudget) -> ThinkingBudget:
+    return ThinkingBudget(**_given(budget) | {"closing": tuple(budget.closing)})
 
 
 def top_to_proto(top: TopLogprobs) -> list[handover_pb2.TokenLogprob]:

@@ -35,7 +35,7 @@ from .block_table import BlockTable
 from .cuda_graphs import DecodeGraphs
 from .device_batch import DeviceBatch, SamplingTable, take_over
 from .drawn_tokens import DrawnTokens
-from .eager_sampler import EagerSampler, TopTokens
+from .eager_sampler import DrawnOnce, EagerSampler, TopTokens
 from .guesses.layer_drafter import LayerDrafter
 from .lane_adjustments import DrawnTogether, kept_adjustments
 from .last_tokens import LastTokens
@@ -238,7 +238,8 @@ class CudaRunner:
         rows = self._folded(plan, self._sequences.apply(plan))
         self._adjustments.apply(plan)
         for item in plan.joined:
-            self._sampling.join(item.lane, item.sampling)
+            begins = 0 if item.before is None else item.before.begins
+            self._sampling.join(item.lane, item.sampling, begins)
         run_copies(self._arena, plan.copies)
         parts: list[_Part] = []
         scores: dict[int, ScoredRows] = {}
@@ -291,7 +292,7 @@ class CudaRunner:
             self._lanes.put_known(seated.lanes[known], plan.tokens[seated.tokens_at[known]])
         self._answers.fill(seated, self._sampling)
         logits = self._graphs.replay(len(seated))
-        if self._sampling.sees_all(seated.lanes):
+        if self._sampling.sees_all(seated):
             logits = self._model.whole(logits)
         if self._sampling.cuts[seated.lanes].any():
             draws = self._answers.draws(len(logits))
@@ -309,7 +310,9 @@ class CudaRunner:
         """What was drawn of the rows of these numbers and logits, and what is drawn of them outside
         of the graph."""
         tops = self._eager.top(numbers, rows, logits)
-        parts = [_Part(numbers, drawn.read(), tops)]
+        by_graph = drawn.read()
+        self._eager.follow(rows, DrawnOnce(by_graph))
+        parts = [_Part(numbers, by_graph, tops)]
         eager = self._eager.draw(rows, logits)
         if eager is not None:
             chosen, anew = eager

@@ -23,13 +23,17 @@ _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS
 _FIELDS = 11
 # Fields begin at multiples of this many numbers, so that every one is aligned to 128 bytes.
 _ALIGNMENT = 32
+_FAR = 2**31 - 1
 
 
 class SamplingTable:
     """How each lane's tokens are drawn, as the numbers of a row: set when its sequence joins.
 
     cuts [lanes] bool: whether a token is drawn from some of the likeliest only. adjusts [lanes]
-    bool, top_logprobs [lanes] int32: what the graph's sampler does not do (eager_sampler.py)."""
+    bool, top_logprobs [lanes] int32: what the graph's sampler does not do (eager_sampler.py).
+    rules [lanes, 2] int32: first and last position, half open, at which a thinking budget may
+    change the logits. follows [lanes] bool: whether a draw depends on all draws before, though the
+    graph's sampler draws most."""
 
     def __init__(self, lanes: int) -> None:
         self.top_k = np.zeros(lanes, dtype=np.int32)
@@ -39,20 +43,35 @@ class SamplingTable:
         self.cuts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
         self.adjusts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
         self.top_logprobs: Ints = np.zeros(lanes, dtype=np.int32)
+        self.rules: Ints = np.zeros((lanes, 2), dtype=np.int32)
+        self.follows: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
 
-    def join(self, lane: int, sampling: SamplingParams) -> None:
+    def join(self, lane: int, sampling: SamplingParams, begins: int) -> None:
+        """begins: position of the answer's first token."""
         self.temperature[lane] = sampling.temperature
         # The best of all is the best of any cut.
         self.top_k[lane] = sampling.top_k if sampling.temperature else 0
         self.top_p[lane] = sampling.top_p if sampling.temperature else 1
         self.keys[lane] = noise_key(sampling.seed)
         self.cuts[lane] = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
-        self.adjusts[lane] = sampling.adjusts
+        self.adjusts[lane] = sampling.adjusts_every_draw
         self.top_logprobs[lane] = sampling.top_logprobs
+        rules = range(0) if sampling.thinking is None else sampling.thinking.rules
+        # Behind the last position of any sequence nothing is drawn.
+        self.rules[lane] = min(begins + rules.start, _FAR), min(begins + rules.stop, _FAR)
+        self.follows[lane] = sampling.thinking is not None and not self.adjusts[lane]
 
-    def sees_all(self, lanes: Ints) -> bool:
+    def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
+        """[n] whether logits behind any token of a row may be changed before a token is drawn."""
+        first, end = self.rules[rows.lanes].T
+        drawn_first, drawn_last = rows.starts + 1, rows.stops
+        ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
+        return self.adjusts[rows.lanes] | ruled
+
+    def sees_all(self, rows: ResolvedRows) -> bool:
         """Whether logits of the whole vocabulary are looked at of any of them, once it is drawn."""
-        wanted = self.cuts[lanes] | self.adjusts[lanes] | (self.top_logprobs[lanes] > 0)
+        lanes = rows.lanes
+        wanted = self.cuts[lanes] | self.adjusted(rows) | (self.top_logprobs[lanes] > 0)
         return bool(wanted.any())
 
 

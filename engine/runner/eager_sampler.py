@@ -5,6 +5,9 @@ drawn once more, behind it in the stream, and take the place of the graph's befo
 those. What a draw depends on are the tokens before, of which the newest may still be on its way: it
 is waited for on the host while this forward runs, so that the GPU does not wait.
 
+A thinking budget changes the logits of few draws: the graph draws the others of such a row, and its
+adjuster learns of them later.
+
 Owns the rows that are drawn here and the draws that no adjuster has taken yet; its buffers are
 rows of numbers, and what a step needs besides is the logits' float32 copy and half as much again,
 within the plan's `workspace` (engine/accounting/memory_plan.py). Thread rule: the runner's; one
@@ -13,6 +16,7 @@ stream.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -35,13 +39,38 @@ _TOP_ROWS = 8
 """Rows whose likeliest tokens are looked for at a time: that takes 24 bytes a logit."""
 
 
+class CountedDraws(Protocol):
+    """What was drawn for some rows."""
+
+    def tokens_of(self, place: int) -> Sequence[int]:
+        """Return the tokens that count of the row in that place. REQUIRES: the stream has come this
+        far."""
+
+
+@dataclass(frozen=True)
+class DrawnOnce:
+    """drawn: a token of each row, on its way to the host, as DeviceBatch.read() has it."""
+
+    drawn: Tensor
+
+    def tokens_of(self, place: int) -> Sequence[int]:
+        return (int(self.drawn[0, place]),)
+
+
 @dataclass(frozen=True)
 class _Untold:
-    """Draws of these adjusters' sequences, on their way to the host."""
+    """Draws of these adjusters' sequences, on their way to the host. places: of their rows."""
 
     adjusters: Sequence[LogitAdjuster]
-    drawn: Tensor
+    places: Sequence[int]
+    drawn: CountedDraws
     ended: torch.cuda.Event
+
+    def append(self) -> None:
+        """Append them to the adjusters. REQUIRES: the stream has come this far."""
+        for adjuster, place in zip(self.adjusters, self.places, strict=True):
+            for token in self.drawn.tokens_of(place):
+                adjuster.append(token)
 
 
 @dataclass(frozen=True)
@@ -93,25 +122,42 @@ class EagerSampler:
         sample(logits, draws, self._rows.rows, cut(logits, draws))
         top_logprobs(logits, MAX_TOP_LOGPROBS)
 
+    @property
+    def _leads(self) -> bool:
+        return self._together is None or self._together.leads
+
+    def follow(self, rows: ResolvedRows, drawn: CountedDraws) -> None:
+        """Remember what the graph drew of the rows, for adjusters that depend on it."""
+        if not self._leads:
+            return
+        follows = self._sampling.follows[rows.lanes] & ~self._sampling.adjusted(rows)
+        if not follows.any():
+            return
+        self._tell(())
+        places = follows.nonzero()[0]
+        adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes[places].tolist()]
+        self._untold.append(_Untold(adjusters, places.tolist(), drawn, _recorded()))
+
     def draw(self, rows: ResolvedRows, logits: Tensor) -> tuple[NDArray[np.int64], Tensor] | None:
         """Draw those of the rows that are adjusted: which, and what was drawn, on its way to the
         host as DeviceBatch.read() has it. None where there is none. logits: row i is rows[i]'s."""
-        chosen = self._sampling.adjusts[rows.lanes].nonzero()[0]
+        chosen = self._sampling.adjusted(rows).nonzero()[0]
         if not len(chosen):
             return None
-        rows = rows.take(chosen)
+        return chosen, self.draw_all(rows.take(chosen), logits[self._to_device(chosen)])
+
+    def draw_all(self, rows: ResolvedRows, logits: Tensor) -> Tensor:
+        """Draw the rows, whether or not their logits change: as DeviceBatch.read() has it."""
         self._rows.fill(rows, self._sampling)
-        leads = self._together is None or self._together.leads
-        adjusters = self._draw_here(rows, logits[self._to_device(chosen)]) if leads else []
+        adjusters = self._draw_here(rows, logits) if self._leads else []
         if self._together is not None:
             self._rows.results.copy_(self._together.of_leader(self._rows.results))
         self._lanes.put(self._rows.lanes(len(rows)), self._rows.draws(len(rows)).token)
         drawn = self._rows.read()
-        ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ended.record()
-        if leads:
-            self._untold.append(_Untold(adjusters, drawn, ended))
-        return chosen, drawn
+        if self._leads:
+            places = range(len(adjusters))
+            self._untold.append(_Untold(adjusters, places, DrawnOnce(drawn), _recorded()))
+        return drawn
 
     def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
         """Draw these rows, which are filled; who is to take what was drawn."""
@@ -133,9 +179,7 @@ class EagerSampler:
             elif not draws.ended.query():  # type: ignore[no-untyped-call]
                 still.append(draws)
                 continue
-            tokens = draws.drawn[0, : len(draws.adjusters)].tolist()
-            for adjuster, token in zip(draws.adjusters, tokens, strict=True):
-                adjuster.append(token)
+            draws.append()
         self._untold = still
 
     def top(
@@ -159,6 +203,13 @@ class EagerSampler:
 
     def _to_device(self, rows: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)
+
+
+def _recorded() -> torch.cuda.Event:
+    """Return an event behind everything that the current stream was given."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _read(values: Tensor) -> Tensor:

@@ -34,7 +34,9 @@ def logit_adjuster(
     if sampling.grammar is not None:
         constraint = grammars.constraint(sampling.grammar, before.output.tolist())
     ends = stop_ids(sampling, model.eos_ids)
-    return LogitAdjuster(sampling, ends, model.vocab, before, constraint)
+    return LogitAdjuster(
+        sampling, ends, model.vocab, before, constraint, grammars.unfinished_tokens
+    )
 
 
 class DrawnTogether(Protocol):
@@ -78,8 +80,12 @@ class LaneAdjustments:
         return self._adjusters[lane]
 
     def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:
-        """Row i of logits [n, vocab] as lanes[i] adjusts it, float32; None where none does."""
-        rows = [row for row, lane in enumerate(lanes) if lane in self._adjusters]
+        """Row i of logits [n, vocab] as lanes[i] adjusts it now, float32; None where none does."""
+        rows = [
+            row
+            for row, lane in enumerate(lanes)
+            if lane in self._adjusters and not self._adjusters[lane].is_idle
+        ]
         if not rows:
             return None
         scores = logits.float().clone()

@@ -145,6 +145,13 @@ def _allow(mask: Mask, token: int) -> None:
     mask.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
 
 
+def only(token: int, vocab: int) -> Mask:
+    """Return the mask of that token alone. vocab: tokens of the vocabulary."""
+    mask = np.zeros(-(-vocab // 32), dtype=np.int32)
+    _allow(mask, token)
+    return mask
+
+
 def allows(mask: Mask, token: int) -> bool:
     return bool(mask[token // 32] >> (token % 32) & 1)
 

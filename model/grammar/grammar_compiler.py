@@ -25,6 +25,7 @@ from .constraint import Constraint
 from .grammar import Grammar, GrammarKind, GrammarsUnavailable
 from .trials.client import GrammarTrials, outcome_raised
 from .trials.messages import Verdict
+from .unfinished_tokens import NO_UNFINISHED, UnfinishedTokens
 from .vocabulary import Vocabulary
 
 DEFAULT_CACHE_BYTES = 256 << 20
@@ -84,9 +85,9 @@ class GrammarCompiler:
         self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
 
     def prepare(self) -> None:
-        """Build the vocabulary's tree, before any request waits. Takes a second for a large
-        vocabulary, during which no other thread runs. Without it the first grammar waits for
-        that."""
+        """Build the vocabulary's tree and look for its unfinished tokens, before any request waits.
+        Takes a second for a large vocabulary, during which no other thread runs. Without it the
+        first grammar waits for that."""
         if self._tree is not None or self._unavailable:
             return
         if self.vocabulary is None:
@@ -95,12 +96,18 @@ class GrammarCompiler:
                 "tokenizer.json"
             )
             return
+        _ = self.unfinished_tokens
         if len(self.vocabulary.tokens) > _LARGE_VOCABULARY:
             self.trials.warm_up()
         try:
             self._tree = token_tree(self.vocabulary)
         except GrammarsUnavailable as error:
             self._unavailable = str(error)
+
+    @property
+    def unfinished_tokens(self) -> UnfinishedTokens:
+        """Return those of the vocabulary."""
+        return NO_UNFINISHED if self.vocabulary is None else self.vocabulary.unfinished
 
     @property
     def compiling(self) -> bool:

@@ -13,7 +13,7 @@ from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
 from tasuki.server.openai.request_fields import RequestFields
-from tasuki.server.openai.sampling import AnswerOptions, read_options
+from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
@@ -75,16 +75,23 @@ def read_message_request(
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
     room = max(1, model.max_tokens - len(tokens))
-    options = _read_options(model, fields, min(max_tokens, room))
+    options = _read_options(model, fields, min(max_tokens, room), choice.budget)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
+    options = options.thinking_as(rendered.thinking, model.codec)
     options, stops = options.split_stops(
         model.stop_place,
         is_parsed=bool(tools.offered) or rendered.thinking is not Thinking.NEVER,
     )
-    parser = model.parser(rendered.thinking, tools.definitions, tools.parallel, stops)
+    parser = model.parser(
+        rendered.thinking,
+        tools.definitions,
+        tools.parallel,
+        stops,
+        options.sampling.thinking_tokens,
+    )
     submit = read_submit(request, _affinity(fields), rendered, options, model)
     head = MessageHead(
         f"msg_{submit.request_id}",
@@ -122,10 +129,15 @@ def _read_prompt(
     return rendered, tools
 
 
-def _read_options(model: ServedModel, fields: RequestFields, max_tokens: int) -> AnswerOptions:
+def _read_options(
+    model: ServedModel, fields: RequestFields, max_tokens: int, budget: int | None
+) -> AnswerOptions:
+    """budget: tokens of thought, at most."""
     asked = {name: fields.get(name) for name in (*_SAMPLING, "seed", "stream")}
     fields_of_chat = RequestFields({**asked, "max_tokens": max_tokens})
     options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
+    if budget is not None:
+        options = replace(options, thinking=AskedThinking("thinking.budget_tokens", budget))
     return replace(options, stops=check_stops("stop_sequences", fields.items("stop_sequences")))
 
 

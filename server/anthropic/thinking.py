@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tasuki.server.errors import InvalidField
 from tasuki.server.openai.request_fields import RequestFields
-from tasuki.server.replies.reasoning_effort import effort_of_target
+from tasuki.server.replies.reasoning_effort import effort_of_budget
 
 _CARRIED = "tasuki.text."
 _SIGNED = "tasuki.sha256."
@@ -23,13 +23,14 @@ _DISPLAYS = ("summarized", "omitted", "updates")
 class ThinkingChoice:
     """enabled: what the chat template is asked for; None: as it does by itself. hidden: whether a
     message has no blocks of thinking. shown: whether these have their text. effort: the template's
-    word for what the target of tokens is, where the request has no other; None: as it does by
-    itself."""
+    word for a small budget, where the request has no other; None: as it does by itself. budget:
+    tokens of thought, at most; None: as many as it likes."""
 
     enabled: bool | None = None
     hidden: bool = False
     shown: bool = True
     effort: str | None = None
+    budget: int | None = None
 
 
 def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> ThinkingChoice:
@@ -43,11 +44,12 @@ def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> Think
         return ThinkingChoice(enabled=False, hidden=hides_unasked)
     if kind not in (None, "adaptive", "enabled"):
         raise InvalidField("thinking.type", "must be adaptive, enabled or disabled")
-    effort = effort_of_target("thinking.budget_tokens", choice.integer("budget_tokens"))
+    budget = choice.integer("budget_tokens")
+    effort = effort_of_budget("thinking.budget_tokens", budget)
     if kind is None and hides_unasked:
         return ThinkingChoice(enabled=False, hidden=True)
     enabled = None if kind is None else True
-    return ThinkingChoice(enabled, shown=display != "omitted", effort=effort)
+    return ThinkingChoice(enabled, shown=display != "omitted", effort=effort, budget=budget)
 
 
 def signature_of(thinking: str, choice: ThinkingChoice) -> str:

@@ -24,7 +24,7 @@ from .request_reader import (
     read_prompt,
     read_sampling,
     read_targets,
-    with_grammar,
+    with_text_rules,
 )
 from .response_stream import REQUEST_ID_KEY, write_tokens
 
@@ -70,7 +70,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             request_context.line, partial(read_prompt, request, salt, self._codec), hold.size
         )
         sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
-        sampling = await with_grammar(
+        sampling = await with_text_rules(
             sampling, request.sampling, tokens, self._codec, request_context.line
         )
         choices = range(read_choices(request))

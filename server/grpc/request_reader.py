@@ -15,8 +15,10 @@ import numpy as np
 from tasuki.engine.messages import Targets, Tokens
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES, SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.errors import InvalidRequest, PromptTooLong
+from tasuki.server.replies.thinking_tokens import placed_budget
 from tasuki.server.request_checks import (
     MAX_CHOICES,
     MAX_STOP_TOKENS,
@@ -106,21 +108,26 @@ def read_choices(request: pb.GenerateRequest) -> int:
     return max(request.n, 1)
 
 
-async def with_grammar(
+async def with_text_rules(
     params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec, line: str
 ) -> SamplingParams:
-    """Return the params with the grammar that the client's sampling names, if any, once it has
-    passed its trial. line: as of WorkThreads.run(). Raises InvalidField, Busy."""
-    if sampling.WhichOneof("constraint") is None:
+    """Return the params with the grammar and the thinking budget that the client's sampling names,
+    if any, once the grammar has passed its trial. line: as of WorkThreads.run(). Raises
+    InvalidField, Busy."""
+    bounds_thinking = sampling.HasField("thinking_token_budget")
+    if sampling.WhichOneof("constraint") is None and not bounds_thinking:
         return params
 
-    def read() -> tuple[AskedGrammar | None, Grammar | None]:
+    def read() -> tuple[AskedGrammar | None, Grammar | None, ThinkingBudget | None]:
         asked = _asked_grammar(sampling)
-        return asked, placed(asked, thinking_at_end(prompt, codec), codec)
+        thinking = thinking_at_end(prompt, codec)
+        most = sampling.thinking_token_budget if bounds_thinking else None
+        budget = placed_budget("sampling.thinking_token_budget", most, thinking, codec)
+        return asked, placed(asked, thinking, codec), budget
 
-    asked, grammar = await codec.work.run(line, read)
+    asked, grammar, budget = await codec.work.run(line, read)
     await check_followable(asked, codec, line)
-    return replace(params, grammar=grammar)
+    return replace(params, grammar=grammar, thinking=budget)
 
 
 def _asked_grammar(sampling: pb.Sampling) -> AskedGrammar | None:

@@ -22,7 +22,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .auth import grpc_request_context, metadata_targets, patience_of
 from .load_report import load_to_proto
-from .request_reader import read_sampling, read_targets, with_grammar
+from .request_reader import read_sampling, read_targets, with_text_rules
 from .response_stream import REQUEST_ID_KEY, write_tokens
 from .session_input import read_session_input
 
@@ -76,7 +76,7 @@ class TurnService(pb_grpc.SessionServicer):
         sampling = read_sampling(request.sampling, self._codec)
         async with self._sessions.turn(caller, tenant, request.session_id) as turn:
             prompt = turn.prompt
-            sampling = await with_grammar(
+            sampling = await with_text_rules(
                 sampling, request.sampling, prompt.tokens, self._codec, request_context.line
             )
             submit = Submit(

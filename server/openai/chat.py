@@ -113,12 +113,15 @@ def read_chat_request(
         parallel=parallel,
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
+    options = options.thinking_as(rendered.thinking, model.codec)
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
     submit = replace(submit, prediction=_prediction(fields, model.codec))
     thinking = rendered.thinking
     is_parsed = bool(tools) or thinking is not Thinking.NEVER
     options, stops = options.split_stops(model.stop_place, is_parsed=is_parsed)
-    parser = partial(model.parser, thinking, tools, parallel, stops)
+    parser = partial(
+        model.parser, thinking, tools, parallel, stops, options.sampling.thinking_tokens
+    )
     return submit, options, parser
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 
 from tasuki.engine.messages import Tokens
-from tasuki.model.grammar.grammar import Grammar
 from tasuki.server.errors import InvalidField
 from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
@@ -15,6 +14,7 @@ from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed, thinking_at_end
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 
 from .answer_format import read_answer_format
 from .completion_reply import CompletionReply, ShownFields
@@ -24,6 +24,7 @@ from .reply import ReplyHead
 from .request_fields import RequestFields, check_account_fields
 from .sampling import (
     SHOWN_IDS,
+    AskedThinking,
     read_options,
     read_prompt_logprobs,
     read_token_names,
@@ -59,7 +60,13 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
     )
     _check_choices(len(prompts) * options.choices)
     asked = read_answer_format(fields)
-    grammars = _grammars(asked, prompts, model.codec)
+    thoughts = _thoughts(asked, options.thinking, prompts, model.codec)
+    followed = {
+        thinking: options.following(asked, placed(asked, thinking, model.codec)).thinking_as(
+            thinking, model.codec
+        )
+        for thinking in {*thoughts}
+    }
     options = replace(options, asked=asked)
     shown = _read_shown(fields, top)
     submits = [
@@ -67,12 +74,12 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
             request,
             fields,
             RenderedPrompt(prompt.tokens),
-            options.following(asked, grammar),
+            followed[thinking],
             model,
             place,
             shown.scored_top,
         )
-        for place, (prompt, grammar) in enumerate(zip(prompts, grammars, strict=True))
+        for place, (prompt, thinking) in enumerate(zip(prompts, thoughts, strict=True))
     ]
     check_scores("prompt", submits, options.choices)
     scored = [ScoredPrompt(prompt.tokens) for prompt in prompts]
@@ -97,15 +104,16 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
     return AskedReply(submits, options, shapes, taken, kept + ids_bytes(ids), ids)
 
 
-def _grammars(
-    asked: AskedGrammar | None, prompts: Sequence["AskedPrompt"], codec: TextCodec
-) -> list[Grammar | None]:
-    """Return the grammar of the answer to each prompt."""
-    if asked is None:
-        return [None] * len(prompts)
-    ends = [thinking_at_end(prompt.tokens, codec) for prompt in prompts]
-    grammars = {end: placed(asked, end, codec) for end in {*ends}}
-    return [grammars[end] for end in ends]
+def _thoughts(
+    asked: AskedGrammar | None,
+    budget: AskedThinking | None,
+    prompts: Sequence["AskedPrompt"],
+    codec: TextCodec,
+) -> list[Thinking]:
+    """Return how the answer to each prompt thinks, where a grammar or a budget depends on it."""
+    if asked is None and budget is None:
+        return [Thinking.NEVER] * len(prompts)
+    return [thinking_at_end(prompt.tokens, codec) for prompt in prompts]
 
 
 def _check_choices(count: int) -> None:

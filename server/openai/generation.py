@@ -103,14 +103,16 @@ class ServedModel:
         tools: Sequence[Mapping[str, Any]],
         parallel_calls: bool,
         stops: StopRule = NO_STOPS,
+        thinking_tokens: int | None = None,
     ) -> AnswerParser:
-        """Return the parser of one answer. tools, parallel_calls, stops: as of AnswerParser."""
+        """Return the parser of one answer. All but thinking: as of AnswerParser."""
         return AnswerParser(
             thinking,
             tools,
             parallel_calls=parallel_calls,
             whole_calls=self.whole_calls,
             stops=stops,
+            thinking_tokens=thinking_tokens,
         )
 
     def hold(self, request: web.Request) -> AbstractContextManager[Hold]:

@@ -13,6 +13,7 @@ from typing import Any
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
+from tasuki.server.replies.thinking_tokens import placed_budget
 from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.request_checks import (
     MAX_CHOICES,
@@ -27,6 +28,7 @@ from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar
 from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule
 from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
 
 from .request_fields import RequestFields
 from .sampling_defaults import SamplingDefaults
@@ -55,8 +57,6 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "custom_params": ({},),
     # Where the answer ends.
     "repetition_detection": (),
-    "thinking_budget": (),
-    "thinking_token_budget": (),
     "stop_regex": ([], ""),
     # What the prompt is.
     "chat_template": (),
@@ -87,6 +87,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
+_UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
 """vLLM's fields of replies that show token ids."""
 # The last is about padding that hides lengths; no chunk here has any.
@@ -94,11 +95,20 @@ _STREAM_OPTIONS = frozenset({"include_usage", "continuous_usage_stats", "include
 
 
 @dataclass(frozen=True)
+class AskedThinking:
+    """field: of the request. tokens: of thought, at most."""
+
+    field: str
+    tokens: int
+
+
+@dataclass(frozen=True)
 class AnswerOptions:
     """stop_is_kept: the stop string that ends the answer is part of its text. include_usage: a
     stream ends with a chunk of usage. continuous_usage: its other chunks have usage too. choices:
     answers to each prompt. asked: the grammar that the sampling names, as the request asked for it;
-    it is untried. names_special: special tokens in the answer are text, by their names."""
+    it is untried. names_special: special tokens in the answer are text, by their names. thinking:
+    tokens of thought at most, and the field that says so; None: as many as it likes."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
@@ -109,6 +119,7 @@ class AnswerOptions:
     choices: int = 1
     asked: AskedGrammar | None = None
     names_special: bool = False
+    thinking: AskedThinking | None = None
 
     def split_stops(self, place: StopPlace, *, is_parsed: bool) -> tuple["AnswerOptions", StopRule]:
         """Return the same with the stop strings that are looked for in all of the answer's text,
@@ -118,6 +129,14 @@ class AnswerOptions:
             return self, NO_STOPS
         rule = StopRule(self.stops, self.stop_is_kept, self.sampling.min_tokens)
         return replace(self, stops=()), rule
+
+    def thinking_as(self, thinking: Thinking, codec: TextCodec) -> "AnswerOptions":
+        """Return the same for an answer to a prompt that leaves it so to think. Raises
+        InvalidField."""
+        if self.thinking is None:
+            return self
+        budget = placed_budget(self.thinking.field, self.thinking.tokens, thinking, codec)
+        return replace(self, sampling=replace(self.sampling, thinking=budget))
 
     def following(self, asked: AskedGrammar | None, grammar: Grammar | None) -> "AnswerOptions":
         """Return the same for an answer that follows the grammar, if any. asked: what it was placed
@@ -155,7 +174,27 @@ def read_options(
         choices=_choices(fields) if "n" in honoured else 1,
         names_special=fields.get("skip_special_tokens") is not None
         and not fields.flag("skip_special_tokens"),
+        thinking=_thinking(fields),
     )
+
+
+def _thinking(fields: RequestFields) -> AskedThinking | None:
+    """By vLLM's name of the field, by Qwen's, or by that of DeepSeek's and GLM's object. -1 is no
+    bound, as in vLLM. Raises InvalidField."""
+    found: AskedThinking | None = None
+    for field, tokens in (
+        ("thinking_token_budget", fields.integer("thinking_token_budget")),
+        ("thinking_budget", fields.integer("thinking_budget")),
+        ("thinking.budget_tokens", fields.fields("thinking").integer("budget_tokens")),
+    ):
+        if tokens is None or tokens == _UNBOUNDED:
+            continue
+        if tokens < 0:
+            raise InvalidField(field, f"must be at least 0, or -1 for no bound, not {tokens}")
+        if found is not None and found.tokens != tokens:
+            raise InvalidField(field, f"is another bound than {found.field}: send one of them")
+        found = found or AskedThinking(field, tokens)
+    return found
 
 
 def _stream_options(fields: RequestFields) -> frozenset[str]:

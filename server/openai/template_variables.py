@@ -8,7 +8,7 @@ that it refuses is refused with its words, one that it does not ask for changes 
 from typing import Any
 
 from tasuki.server.errors import InvalidField
-from tasuki.server.replies.reasoning_effort import effort_of_target
+from tasuki.server.replies.reasoning_effort import effort_of_budget
 
 from .request_fields import RequestFields
 
@@ -54,7 +54,7 @@ def _of_thinking(fields: RequestFields) -> dict[str, Any]:
     variables = {
         "enable_thinking": _THINKING_TYPES[kind],
         "preserve_thinking": None if cleared is None else not thinking.flag("clear_thinking"),
-        _EFFORT: effort_of_target("thinking.budget_tokens", thinking.integer("budget_tokens")),
+        _EFFORT: effort_of_budget("thinking.budget_tokens", thinking.integer("budget_tokens")),
     }
     return {name: value for name, value in variables.items() if value is not None}
 

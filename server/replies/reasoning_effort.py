@@ -19,17 +19,17 @@ _NEAREST = {
 
 
 # At most so many tokens of thought.
-_SMALL_TARGETS = ((1024, "low"), (2048, "medium"))
+_SMALL_BUDGETS = ((1024, "low"), (2048, "medium"))
 
 
-def effort_of_target(field: str, tokens: int | None) -> str | None:
-    """The word for a small target of tokens, which thinking may miss: only the answer's bound is
-    kept to. None: no word, as for a larger target or none. Raises InvalidField."""
+def effort_of_budget(field: str, tokens: int | None) -> str | None:
+    """Return the word for a small budget of tokens: a model that knows it ends its thought sooner
+    by itself. None: no word, as for a larger budget or none. Raises InvalidField."""
     if tokens is None:
         return None
     if tokens < 1:
         raise InvalidField(field, f"must be at least 1, not {tokens}")
-    return next((word for most, word in _SMALL_TARGETS if tokens <= most), None)
+    return next((word for most, word in _SMALL_BUDGETS if tokens <= most), None)
 
 
 def effort_of_template(codec: TextCodec, field: str, effort: str) -> str:

@@ -30,7 +30,7 @@ from .rendering.compiled_template import CompiledTemplate
 from .rendering.conversation_parts import PARTS_BYTES, ConversationParts, Part
 from .rendering.message_ends import message_ends
 from .rendering.special_token_guard import MARK_BEGIN, MARK_END, SpecialTokenGuard, any_of
-from .thinking import Thinking, thinking_behind
+from .thinking import END_OF_THINK, Thinking, thinking_behind
 from .tokenizer import Tokenizer
 
 DEFAULT_CACHE_BYTES = 64 << 20
@@ -240,6 +240,19 @@ class ChatTemplate:
         """int32 [T]: what stands after an answer's text, the end token that a model samples among
         it."""
         return self._encode(b"", self._closing, set()).tokens
+
+    @cached_property
+    def thought_end(self) -> str:
+        """What stands between a thought's text and its closing tag; a line's end where the template
+        shows no thought."""
+        answer = {"role": "assistant", "content": "?", "reasoning_content": _PROBE}
+        try:
+            text = self._template.text([{"role": "user", "content": "?"}, answer], False)
+        except ChatTemplateError:
+            return "\n"
+        _, found, behind = text.rpartition(_PROBE)
+        end, closed, _ = behind.partition(END_OF_THINK)
+        return end if found and closed and not end.strip() else "\n"
 
     @cached_property
     def _opening(self) -> Tokens:

@@ -3,6 +3,8 @@
 from enum import Enum
 
 THINK, END_OF_THINK = "<think>", "</think>"
+BEHIND_THINKING = "\n\n"
+"""Between a thought and what follows it, as every template of these models writes it."""
 
 
 class Thinking(Enum):

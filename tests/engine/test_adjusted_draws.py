@@ -15,6 +15,7 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.hooks import NullHooks
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled, sample, stop_ids
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tests.harness.engine_pair import EnginePair, engine_pair
 from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine, tiny_parts
 from tests.kernels.adjustments_twin import naive_adjusted
@@ -27,6 +28,7 @@ SCHEMA = Grammar(
     ' "b": {"enum": ["x", "yes", null]}}, "required": ["a"], "additionalProperties": false}',
 )
 WORDS = Grammar(GrammarKind.REGEX, "([a-z]{2,4} ){40}")
+CLOSING = (10, 37, 10, 10)
 BEHIND_THINKING = replace(SCHEMA, closing=37, gap=(10, 10))
 ADDED: dict[str, dict[str, object]] = {
     "presence": {"presence_penalty": 2.0, "seed": 1},
@@ -45,6 +47,27 @@ ADDED: dict[str, dict[str, object]] = {
         "logit_bias": ((113, 9.0),),
     },
     "thinking": {"grammar": BEHIND_THINKING},
+    "budget": {"thinking": ThinkingBudget(6, (10, 99, 10), 99)},
+    "no budget": {"thinking": ThinkingBudget(0, CLOSING, 37)},
+    "budget of a token": {"thinking": ThinkingBudget(1, CLOSING, 37), "repetition_penalty": 1.7},
+    "budget of what the answer opens": {
+        "thinking": ThinkingBudget(4, CLOSING, 37, 5),
+        # It opens the thought at once, and again inside.
+        "logit_bias": ((5, 90.0),),
+    },
+    "budget of what the answer does not open": {
+        "thinking": ThinkingBudget(0, CLOSING, 37, 5),
+        "logit_bias": ((5, -100.0), (9, 20.0)),
+    },
+    "budget closed before": {
+        "thinking": ThinkingBudget(9, CLOSING, 37),
+        "logit_bias": ((37, 60.0),),
+    },
+    "budget and schema": {
+        "grammar": BEHIND_THINKING,
+        "thinking": ThinkingBudget(3, CLOSING, 37),
+        "stop_token_ids": (127,),
+    },
 }
 ALL = {
     "presence_penalty": 0.5,
@@ -195,10 +218,11 @@ def test_an_answer_that_resumes_a_cached_turn_is_that_of_a_cold_engine() -> None
         ("logit_bias", ((128, 1.0),)),
         ("bad_words", ((3, 128),)),
         ("allowed_token_ids", (2, 128)),
+        ("thinking", ThinkingBudget(1, (3, 128), 3)),
     ],
 )
 def test_a_token_that_the_model_does_not_have_is_refused_by_the_fields_name(
-    field: str, named: tuple[object, ...]
+    field: str, named: object
 ) -> None:
     engine = tiny_engine()
     sampling = SamplingParams(**{field: named})  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from tasuki.engine.messages.proto import (
 )
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import handover_pb2, inference_pb2, report_pb2
 
 EVICTION = m.Eviction(7, "checkpoint", "turn_end", 640, 1.5, 0.25, "thief")
@@ -134,8 +135,11 @@ def test_a_tickets_sampling_comes_back_exactly() -> None:
         allowed_token_ids=(8, 9),
         top_logprobs=20,
         grammar=Grammar(GrammarKind.REGEX, "[a-z]*", closing=0, opening=7, gap=(3, 3)),
+        thinking=ThinkingBudget(3, (4, 0, 6), 0, 7),
     )
     assert sampling_from_proto(sampling_to_proto(sampling)) == sampling
+    opened = replace(sampling, thinking=ThinkingBudget(0, (5,), 5))
+    assert sampling_from_proto(sampling_to_proto(opened)) == opened
     plain = SamplingParams(grammar=Grammar(GrammarKind.JSON_SCHEMA, "{}"))
     assert sampling_from_proto(sampling_to_proto(plain)) == plain
     with pytest.raises(ValueError, match="max_new_tokens"):

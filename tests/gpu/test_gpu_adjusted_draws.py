@@ -10,10 +10,12 @@ from tasuki.engine import messages as m
 from tasuki.engine.config import EngineConfig
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tests.gpu.shapes import VOCAB, parts_of
 from tests.harness.engines import Lone, submit
 
 NEW = 12
+CLOSING = (10, VOCAB - 2, 12)
 SCHEMA = '{"type": "array", "items": {"enum": ["yes", "no", 12]}, "minItems": 40}'
 KINDS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -28,6 +30,21 @@ KINDS: dict[str, dict[str, object]] = {
     "schema": {"grammar": Grammar(GrammarKind.JSON_SCHEMA, SCHEMA), "temperature": 1.0},
     "words": {"grammar": Grammar(GrammarKind.REGEX, "([a-z]{2,4} ){40}"), "presence_penalty": 1.5},
     "thinking": {"grammar": Grammar(GrammarKind.REGEX, "[a-z ]*", closing=VOCAB - 2)},
+    "budget": {"thinking": ThinkingBudget(6, CLOSING, VOCAB - 2)},
+    "no budget": {"thinking": ThinkingBudget(0, CLOSING, VOCAB - 2), "temperature": 1.0},
+    "budget that is opened": {
+        "thinking": ThinkingBudget(5, CLOSING, VOCAB - 2, 5),
+        "logit_bias": ((5, 60.0),),
+    },
+    "budget that is closed before": {
+        "thinking": ThinkingBudget(9, CLOSING, VOCAB - 2),
+        "logit_bias": ((VOCAB - 2, 30.0),),
+        "temperature": 1.0,
+    },
+    "budget and words": {
+        "thinking": ThinkingBudget(4, CLOSING, VOCAB - 2),
+        "grammar": Grammar(GrammarKind.REGEX, "[a-z ]*", closing=VOCAB - 2, gap=CLOSING[2:]),
+    },
     "all": {
         "presence_penalty": 0.5,
         "frequency_penalty": 0.5,

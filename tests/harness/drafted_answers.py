@@ -8,6 +8,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tests.harness.engines import Lone, prompt, submit
 
 NEW = 30
@@ -17,7 +18,14 @@ PENALISED = replace(
     DRAWN, temperature=1.0, presence_penalty=1.5, repetition_penalty=1.7, min_p=0.001
 )
 LIKELIEST = replace(DRAWN, top_logprobs=3, top_p=0.9, top_k=60)
-KINDS = {"greedy": GREEDY, "drawn": DRAWN, "penalised": PENALISED, "likeliest": LIKELIEST}
+THOUGHTFUL = replace(DRAWN, thinking=ThinkingBudget(9, (10, 99, 10), 99))
+KINDS = {
+    "greedy": GREEDY,
+    "drawn": DRAWN,
+    "penalised": PENALISED,
+    "likeliest": LIKELIEST,
+    "thoughtful": THOUGHTFUL,
+}
 
 
 def answered(engine: Lone, tokens: Sequence[int], sampling: SamplingParams) -> list[m.TokenOut]:

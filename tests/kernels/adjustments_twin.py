@@ -2,17 +2,19 @@
 definitions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tests.harness.engines import LETTERS
 from tests.model.grammar_twin import naive_tokens
 
 Row = NDArray[np.float32]
 _OUT = np.float32(-math.inf)
+NO_TOKENS: Mapping[int, int] = {}
 
 
 def naive_adjusted(
@@ -21,10 +23,16 @@ def naive_adjusted(
     ends: frozenset[int],
     prompt: Sequence[int],
     output: Sequence[int],
+    lacking: Mapping[int, int] = NO_TOKENS,
 ) -> Row:
     """ends: tokens that would end the answer. The whole prompt and output, in order. A grammar's
-    tokens are LETTERS."""
+    tokens are LETTERS. lacking: bytes that the last character of a token still needs, for tokens
+    that end inside one."""
     row = logits.copy()
+    left = None if params.thinking is None else naive_left(params.thinking, output)
+    forced = None
+    if params.thinking is not None and left is not None and left <= 0:
+        forced = params.thinking.closing[-left]
     for token in range(len(row)):
         if params.allowed_token_ids and token not in params.allowed_token_ids:
             row[token] = _OUT
@@ -40,8 +48,13 @@ def naive_adjusted(
     if len(output) < params.min_tokens:
         for token in ends:
             without[token] = _OUT
+    for token, lacks in lacking.items():
+        if left is not None and lacks >= left:
+            without[token] = _OUT
     if np.isfinite(without).any():
         row = without
+    if forced is not None:
+        row = np.where([token == forced for token in range(len(row))], logits, _OUT)
     for token, bias in params.logit_bias:
         row[token] = row[token] + np.float32(bias)
     repetition = np.float32(params.repetition_penalty)
@@ -59,3 +72,17 @@ def naive_adjusted(
         likely = masses / masses.sum()
         row[likely < params.min_p * likely.max()] = _OUT
     return row
+
+
+def naive_left(budget: ThinkingBudget, output: Sequence[int]) -> int | None:
+    """Return how many tokens the thought may still have; from 0 on downwards, less how many of the
+    closing tokens stand behind it; None where the answer does not think."""
+    thought = list(output)
+    if budget.opening is not None:
+        if not thought or thought[0] != budget.opening:
+            return None
+        thought = thought[1:]
+    if budget.tag in thought[: budget.most]:
+        return None
+    left = budget.most - len(thought)
+    return left if left > -len(budget.closing) else None

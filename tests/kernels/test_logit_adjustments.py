@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
 from tasuki.model.ops.sampling.logit_adjustments import (
     AdjustedRows,
     LogitAdjuster,
@@ -17,6 +18,7 @@ from tasuki.model.ops.sampling.logit_adjustments import (
 )
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import sample, stop_ids
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.ops.sampling.top_logprobs import top_logprobs
 
 from .adjustments_twin import naive_adjusted
@@ -26,6 +28,8 @@ VOCAB = 40
 ROWS = 10_000
 BATCH = 100
 EOS = (3, 7)
+LACKING = {20: 1, 21: 2, 22: 3, 23: 1}
+"""Bytes that the last character of a token still needs."""
 
 
 def ids(rng: np.random.Generator, most: int) -> tuple[int, ...]:
@@ -50,9 +54,16 @@ def some_params(rng: np.random.Generator) -> SamplingParams:
         "allowed_token_ids": lambda: ids(rng, 10),
         "ignore_eos": lambda: True,
         "stop_token_ids": lambda: ids(rng, 3),
+        "thinking": lambda: some_budget(rng),
     }
     chosen = {name: draw() for name, draw in fields.items() if rng.random() < 0.5}
     return SamplingParams(seed=int(rng.integers(2**40)), **chosen)
+
+
+def some_budget(rng: np.random.Generator) -> ThinkingBudget:
+    closing = ids(rng, 4)
+    opening = int(rng.integers(0, 3)) if rng.random() < 0.5 else None
+    return ThinkingBudget(int(rng.integers(0, 12)), closing, int(rng.choice(closing)), opening)
 
 
 def adjuster(
@@ -60,7 +71,9 @@ def adjuster(
 ) -> LogitAdjuster:
     """That came to know the first `known` tokens of the output at once, the others one by one."""
     before = TokensBefore.of(params, np.array(prompt, dtype=np.int32), output[:known])
-    made = LogitAdjuster(params, stop_ids(params, EOS), VOCAB, before)
+    made = LogitAdjuster(
+        params, stop_ids(params, EOS), VOCAB, before, unfinished=UnfinishedTokens(LACKING)
+    )
     for token in output[known:]:
         made.append(token)
     return made
@@ -87,7 +100,7 @@ def test_10000_random_rows_are_their_naive_twins() -> None:
         got = adjust(torch.from_numpy(logits), adjusters)
         twins = np.stack(
             [
-                naive_adjusted(row, item, stop_ids(item, EOS), prompt, output)
+                naive_adjusted(row, item, stop_ids(item, EOS), prompt, output, LACKING)
                 for row, item, prompt, output in zip(logits, params, prompts, outputs, strict=True)
             ]
         )

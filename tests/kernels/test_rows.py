@@ -61,7 +61,7 @@ class Filling(CpuRunner):
         if self.forwards == 0:
             self.sampling = SamplingTable(self._arena.slabs)
         for item in plan.joined:
-            self.sampling.join(item.lane, item.sampling)
+            self.sampling.join(item.lane, item.sampling, 0)
         self.forwards += 1
         return super().launch(plan)
 

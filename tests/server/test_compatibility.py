@@ -80,8 +80,8 @@ ENDS: Fields = {
     "no_stop_trim": (True, HONOURED),
     "stop_regex": ("a+", REFUSED),
     "repetition_detection": ({"max_pattern_size": 2}, REFUSED),
-    "thinking_budget": (5, REFUSED),
-    "thinking_token_budget": (5, REFUSED),
+    "thinking_budget": (5, HONOURED),
+    "thinking_token_budget": (5, HONOURED),
 }
 FOLLOWED: Fields = {
     "response_format": ({"type": "json_object"}, HONOURED),
@@ -319,6 +319,10 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     },
     (CHAT, "return_tokens_as_token_ids"): {"logprobs": True},
     (COMPLETION, "return_tokens_as_token_ids"): {"logprobs": 1},
+    **{
+        (COMPLETION, name): {"prompt": "it was <think>\n"}
+        for name in ("thinking_budget", "thinking_token_budget")
+    },
     (CHAT, "stream_options"): {"stream": True},
     (COMPLETION, "stream_options"): {"stream": True},
 }

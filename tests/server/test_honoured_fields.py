@@ -41,8 +41,6 @@ REFUSED: dict[str, Any] = {
     "guided_whitespace_pattern": " ",
     "grammar": "root ::= 'a'",
     "logits_processors": ["a.b"],
-    "thinking_budget": 100,
-    "thinking_token_budget": 0,
     "stop_regex": "a+",
     "chat_template": "{{ messages }}",
     "documents": [{"text": "a"}],

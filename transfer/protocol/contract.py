@@ -6,7 +6,7 @@ from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.precision.precision import Precision
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
 """Fields that may differ, and must be there."""

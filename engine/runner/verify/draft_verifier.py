@@ -127,7 +127,7 @@ class DraftVerifier:
             return rows
         width = self._graphs.width(int(rows.lengths[rows.verifies].max()))
         # Such draws wait for others, and such tokens are where only a plain step looks for them.
-        apart = rows.on_lane | self._sampling.adjusts[rows.lanes]
+        apart = rows.on_lane | self._sampling.adjusted(rows)
         if count * width > _MOST_TOKENS_BESIDE or (decodes & apart).any():
             return rows
         self._beside = frozenset(rows.lanes[decodes].tolist())
@@ -154,7 +154,7 @@ class DraftVerifier:
         self._later = {}
         logits = self._graphs.replay(len(rows), width)
         self._hold(rows, width)
-        if self._sampling.sees_all(rows.lanes):
+        if self._sampling.sees_all(rows):
             logits = self._model.whole(logits)
         if self._sampling.cuts[rows.lanes].any():
             own = logits[: len(each)]
@@ -165,7 +165,9 @@ class DraftVerifier:
         adjusted = self._draw_adjusted(rows, each, sent, width, logits)
         self._take_over(adjusted, width)
         self._store([self._held[lane] for lane in rows.lanes.tolist() if lane in self._beside])
-        return VerifiedRows(numbers, rows.lengths, sent, width, drawn, tops, adjusted)
+        verified = VerifiedRows(numbers, rows.lengths, sent, width, drawn, tops, adjusted)
+        self._eager.follow(rows, verified)
+        return verified
 
     def _check_drafts(self, rows: ResolvedRows) -> None:
         taken = rows.drafts_on_lane
@@ -214,7 +216,7 @@ class DraftVerifier:
         """of: the rows; each: their tokens, which are on their way to `ids` on the host. Draw those
         rows whose requests change the logits, by what was drawn before: token after token, each
         waited for, as far as drafts hold. By the rows' places."""
-        going = self._sampling.adjusts[each.lanes[::width]].nonzero()[0].tolist()
+        going = self._sampling.adjusted(of).nonzero()[0].tolist()
         found: dict[int, list[Sampled]] = {row: [] for row in going}
         for place in range(width):
             if not going:
@@ -223,11 +225,10 @@ class DraftVerifier:
             own = logits[self._to_device(at)]
             rows = each.take(at)
             likeliest = self._eager.top(at, rows, own)
-            drawn = self._eager.draw(rows, own)
-            assert drawn is not None
+            drawn = self._eager.draw_all(rows, own)
             torch.cuda.current_stream(self._device).synchronize()
             tops = dict(of_row for some in likeliest for of_row in some.of_rows())
-            tokens, floats = drawn[1][0].tolist(), drawn[1].view(torch.float32)
+            tokens, floats = drawn[0].tolist(), drawn.view(torch.float32)
             still = []
             for number, row in enumerate(going):
                 logprob, margin = float(floats[1, number]), float(floats[2, number])

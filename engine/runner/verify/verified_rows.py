@@ -6,6 +6,7 @@ Owns nothing. Thread rule: the engine loop's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class VerifiedRows:
         draws behind drafts that hold, by rows. REQUIRES: the stream has come this far."""
         first: dict[int, TopLogprobs] = {}
         behind: dict[int, tuple[Sampled, ...]] = {}
-        for row, (token, *more) in zip(self.rows.tolist(), self._counted(), strict=True):
+        for row, (token, *more) in zip(self.rows.tolist(), self._counted, strict=True):
             drawn.tokens[row] = token.token
             drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
             if token.top:
@@ -49,6 +50,11 @@ class VerifiedRows:
             behind[row] = tuple(more)
         return first, behind
 
+    def tokens_of(self, place: int) -> list[int]:
+        """Return the tokens that count of the row in that place. REQUIRES: as put()."""
+        return [token.token for token in self._counted[place]]
+
+    @cached_property
     def _counted(self) -> list[Sequence[Sampled]]:
         """All of each row that counts."""
         tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}

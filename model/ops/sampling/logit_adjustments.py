@@ -2,16 +2,17 @@
 
 Everything is a function of (the request's fields, its prompt, its output so far), so that any node
 that has these draws the same token. In this order, as vLLM:
-1. grammar and allowed_token_ids: every other token is ruled out, as are those that complete one of
-   bad_words in the output, and what would end the answer while the output has fewer than
-   min_tokens. A ruled out token has a logit of -inf.
+1. a token that the thinking budget forces is the only one. Else grammar and allowed_token_ids:
+   every other token is ruled out, as are those that complete one of bad_words in the output, what
+   would end the answer while the output has fewer than min_tokens, and tokens inside a character at
+   the end of the thinking budget. A ruled out token has a logit of -inf.
 2. logit_bias is added.
 3. repetition_penalty, of each token of the prompt or the output: a logit above 0 is divided by it,
    any other is multiplied. frequency_penalty times its count in the output is taken off, then
    presence_penalty where the count is not 0.
 4. min_p: a token less likely, at the temperature, than min_p times the likeliest is ruled out.
-Where bad_words and min_tokens would leave no token they rule out none, and where none of
-allowed_token_ids is the grammar's, the grammar's tokens are allowed.
+Where the last three would leave no token they rule out none, and where none of allowed_token_ids is
+the grammar's, the grammar's tokens are allowed.
 
 All arithmetic is float32, an operation at a time, so that CPU and GPU agree in every bit; the bound
 of min_p is float64. Sparse: only the tokens that a row names or has seen are read and written.
@@ -28,8 +29,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasuki.model.grammar.constraint import Constraint, Mask, keep_only, rule_out
+from tasuki.model.grammar.constraint import Constraint, Mask, keep_only, only, rule_out
+from tasuki.model.grammar.unfinished_tokens import NO_UNFINISHED, UnfinishedTokens
 
+from .budgeted_thought import BudgetedThought
 from .params import SamplingParams
 
 Ints = NDArray[np.int32]
@@ -38,10 +41,12 @@ Ints = NDArray[np.int32]
 @dataclass(frozen=True)
 class TokensBefore:
     """What of the tokens before a draw it depends on, int32. prompt: each id once, ascending.
-    output: all of it, in order. Both are empty where nothing depends on them."""
+    output: all of it, in order. Both are empty where nothing depends on them. begins: position of
+    the answer's first token."""
 
     prompt: Ints
     output: Ints
+    begins: int = 0
 
     @staticmethod
     def of(params: SamplingParams, prompt: Ints, output: Sequence[int]) -> "TokensBefore":
@@ -49,6 +54,7 @@ class TokensBefore:
         return TokensBefore(
             np.unique(prompt).astype(np.int32) if repeated else _NONE,
             np.array(output, dtype=np.int32) if params.follows_output else _NONE,
+            len(prompt),
         )
 
 
@@ -66,16 +72,22 @@ class LogitAdjuster:
         vocab: int,
         before: TokensBefore,
         constraint: Constraint | None = None,
+        unfinished: UnfinishedTokens = NO_UNFINISHED,
     ) -> None:
         """ends: tokens that would end the answer (reference.stop_ids). constraint: of the params'
-        grammar, behind the output. REQUIRES: the params adjust; their named_tokens and what was
-        before are of the vocabulary."""
+        grammar, behind the output. unfinished: of the vocabulary, for a thinking budget. REQUIRES:
+        the params adjust; their named_tokens and what was before are of the vocabulary."""
         self.params = params
         self._vocab = vocab
         self._ends = frozenset(token for token in ends if 0 <= token < vocab)
         self._allowed = frozenset(params.allowed_token_ids)
         self._constraint = constraint
         self._output = before.output.tolist()
+        self._thought = (
+            None
+            if params.thinking is None
+            else BudgetedThought(params.thinking, unfinished, self._output)
+        )
         self._counts_tokens = bool(
             params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1
         )
@@ -95,6 +107,8 @@ class LogitAdjuster:
         self._output.append(token)
         if self._constraint is not None:
             self._constraint.append(token)
+        if self._thought is not None:
+            self._thought.append(token)
         if self._counts_tokens:
             self._count(token, 1)
 
@@ -118,8 +132,20 @@ class LogitAdjuster:
         """How often each of the seen is in the output."""
         return self._counts[: len(self._places)]
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing changes the logits of the next draw."""
+        thought = self._thought
+        if thought is None or self.params.adjusts_every_draw:
+            return False
+        return thought.forced is None and not thought.ruled_out
+
     def mask(self) -> Mask | None:
-        """Of the tokens that are not ruled out, where a grammar holds; None where none does."""
+        """Of the tokens that are not ruled out, where a grammar holds or a token is forced; None
+        where neither is so."""
+        forced = None if self._thought is None else self._thought.forced
+        if forced is not None:
+            return only(forced, self._vocab)
         mask = None if self._constraint is None else self._constraint.mask()
         if mask is None:
             return None
@@ -130,7 +156,7 @@ class LogitAdjuster:
 
     @property
     def ruled_out(self) -> list[int]:
-        """By bad_words and min_tokens, ascending, where no grammar holds."""
+        """By all rules but grammars, ascending, where no grammar holds."""
         tokens = self._named_out
         left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
         return [] if left_none else sorted(tokens)
@@ -140,6 +166,8 @@ class LogitAdjuster:
         tokens = {word[-1] for word in self.params.bad_words if self._ends_in(word[:-1])}
         if len(self._output) < self.params.min_tokens:
             tokens |= self._ends
+        if self._thought is not None:
+            tokens |= self._thought.ruled_out
         return tokens
 
     def _ends_in(self, tokens: tuple[int, ...]) -> bool:

@@ -11,6 +11,8 @@ from functools import cached_property
 
 from tasuki.model.grammar.grammar import Grammar
 
+from .thinking_budget import ThinkingBudget
+
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 """Below it a draw is the greedy one for all logits that differ in float32."""
@@ -43,7 +45,7 @@ class SamplingParams:
     top_logprobs: of so many of the likeliest tokens the logprob is reported beside each token.
     bad_words: sequences of token ids. allowed_token_ids: every token is allowed where it is empty.
     grammar: the answer's text is one of its texts, or the beginning of one where something else
-    ends it.
+    ends it. thinking: how long the answer may think; None: as long as it likes.
 
     Raises ValueError that begins with the field's name where no row could hold it.
     """
@@ -65,6 +67,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     top_logprobs: int = 0
     grammar: Grammar | None = None
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
@@ -132,6 +135,11 @@ class SamplingParams:
         return self.max_new_tokens > 0
 
     @property
+    def thinking_tokens(self) -> int | None:
+        """Of the thought, at most; None: as many as there are."""
+        return None if self.thinking is None else self.thinking.most
+
+    @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
         """Ids that must be of the vocabulary, since logits are changed at them, by field."""
         return {
@@ -139,14 +147,21 @@ class SamplingParams:
             "bad_words": tuple(token for word in self.bad_words for token in word),
             "allowed_token_ids": self.allowed_token_ids,
             "grammar": () if self.grammar is None else self.grammar.tokens,
+            "thinking": () if self.thinking is None else self.thinking.tokens,
         }
 
     @cached_property
     def adjusts(self) -> bool:
-        """Whether the logits are changed before the draw."""
+        """Whether the logits are changed before a draw: of every token, or of some."""
+        return self.thinking is not None or self.adjusts_every_draw
+
+    @cached_property
+    def adjusts_every_draw(self) -> bool:
+        """Whether the logits may be changed before any draw. A thinking budget changes them at few
+        tokens (ThinkingBudget.rules)."""
         return bool(
             (self.min_p and self.temperature)
-            or self.follows_output
+            or self._rules_follow_output
             or self.logit_bias
             or self.bad_words
             or self.allowed_token_ids
@@ -155,6 +170,11 @@ class SamplingParams:
     @cached_property
     def follows_output(self) -> bool:
         """Whether how they are changed depends on the tokens before."""
+        return self.thinking is not None or self._rules_follow_output
+
+    @property
+    def _rules_follow_output(self) -> bool:
+        """Of the rules for every draw."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty

@@ -22,11 +22,9 @@ from tasuki.model.grammar.grammar import (
 from tasuki.server.errors import Busy, InvalidField
 from tasuki.server.text.json_bounds import MAX_DEPTH, nested_too_deeply
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import END_OF_THINK, THINK, Thinking
+from tasuki.server.text.thinking import BEHIND_THINKING, END_OF_THINK, THINK, Thinking
 
 MAX_CHOICES = 4096
-# Between thinking and what follows it, as every template of these models writes it.
-_GAP = "\n\n"
 _END_TOKENS = 16
 _SLASH = re.compile(r"(?<!\\)/")
 
@@ -123,9 +121,9 @@ def placed(asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec) -> 
             "model's thinking: send chat_template_kwargs that turn it off",
         )
     if thinking is Thinking.OPENED:
-        terms = {"closing": closing, "gap": tuple(tokenizer.encode(_GAP))}
+        terms = {"closing": closing, "gap": tuple(tokenizer.encode(BEHIND_THINKING))}
     elif thinking is Thinking.ALLOWED and closing is not None and opening is not None:
-        gap = tuple(tokenizer.encode(_GAP))
+        gap = tuple(tokenizer.encode(BEHIND_THINKING))
         terms = {"closing": closing, "opening": opening, "gap": gap}
     for part in (*asked.parts, asked):
         _grammar_of(part, {})

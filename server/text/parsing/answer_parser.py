@@ -33,11 +33,13 @@ class AnswerParser:
         parallel_calls: bool = True,
         whole_calls: bool = False,
         stops: StopRule = NO_STOPS,
+        thinking_tokens: int | None = None,
     ) -> None:
         """tools: the request's definitions; with none, calls are content. parallel_calls: an answer
         may hold more than one; else it is complete with the first. whole_calls: each is held back
         until it is finished. stops: that end the content; neither reasoning nor calls are looked
-        at."""
+        at. thinking_tokens: most that may count as reasoning, since tokens behind so many close
+        it; None: any number."""
         self.may_complete = not parallel_calls or bool(stops.strings)
         self._splitter = ReasoningSplitter(thinking)
         most = None if parallel_calls else 1
@@ -47,6 +49,7 @@ class AnswerParser:
         self._thought_calls = ThoughtCalls(tools, most) if thinks else None
         self._stops = ContentStops(stops) if stops.strings else None
         self._min_tokens = stops.min_tokens
+        self._thinking_tokens = thinking_tokens
         self._tokens = 0
         self._reasoning_tokens = 0
         # Those before a call in the reasoning, if one is held back.
@@ -108,6 +111,8 @@ class AnswerParser:
         """REQUIRES: all was pushed, and finish() came."""
         thought = self._splitter.thought
         tokens = self._reasoning_tokens if thought else 0
+        if self._thinking_tokens is not None:
+            tokens = min(tokens, self._thinking_tokens)
         if self._found_stop is not None:
             ending = replace(ending, reason=FinishReason.STOP, stop=self._found_stop)
         return ChatEnding(ending, self._scanner.awaits_results, tokens)

@@ -61,7 +61,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/trials/server.py:_unavailable",
         "model/grammar/trials/server.py:main",
         "model/grammar/trials/trial.py:_verdict_of",
-        "server/grpc/request_reader.py:with_grammar",
+        "server/grpc/request_reader.py:with_text_rules",
         "server/text/grammars/asked_grammar.py:check_followable",
     ),
     "reads an error of llguidance, which has been cut to its excerpt of the source": (

@@ -1,0 +1,59 @@
+"""Where an answer is in its thought, and what its thinking budget asks of the next token.
+
+Invariants: whether a token is forced depends on the tokens drawn so far alone, so that any node
+that has them forces the same one; a thought has at most `most` tokens before it is closed; it is
+never closed inside a character, if the model finishes the characters that it begins.
+"""
+
+from collections.abc import Sequence, Set
+
+from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
+
+from .thinking_budget import ThinkingBudget
+
+
+class BudgetedThought:
+    """Where one answer is in its thought. One thread at a time."""
+
+    def __init__(
+        self, budget: ThinkingBudget, unfinished: UnfinishedTokens, output: Sequence[int]
+    ) -> None:
+        """output: the answer so far. unfinished: of the vocabulary."""
+        self._budget = budget
+        self._unfinished = unfinished
+        self._may_open = budget.opening is not None
+        self._left = budget.most
+        """Tokens that the thought may still have."""
+        self._forced = 0
+        """How many of the closing tokens were drawn, once none is left."""
+        self._is_over = False
+        for token in output:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """The answer's next token."""
+        if self._is_over:
+            return
+        if self._may_open:
+            self._may_open = False
+            self._is_over = token != self._budget.opening
+        elif self._left:
+            self._is_over = token == self._budget.tag
+            self._left -= 1
+        else:
+            self._forced += 1
+            self._is_over = self._forced == len(self._budget.closing)
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come; None: the model chooses."""
+        if self._is_over or self._may_open or self._left:
+            return None
+        return self._budget.closing[self._forced]
+
+    @property
+    def ruled_out(self) -> Set[int]:
+        """Tokens that would leave a character unfinished where the thought has to end."""
+        if self._is_over or self._may_open or not self._left:
+            return frozenset()
+        return self._unfinished.beyond(self._left - 1)

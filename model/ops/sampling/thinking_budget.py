@@ -1,0 +1,44 @@
+"""How long an answer may think, as a request and a hand-over carry it. Pure values."""
+
+from dataclasses import dataclass
+
+from tasuki.model.grammar.unfinished_tokens import MOST_LACKING
+
+MAX_CLOSING_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class ThinkingBudget:
+    """most: tokens of the thought. closing: tokens that are forced behind so many. tag: the one of
+    these by which the model itself closes a thought. opening: the token by which the answer may
+    begin its thought; None: the prompt has begun it.
+
+    Raises ValueError that begins with `thinking`."""
+
+    most: int
+    closing: tuple[int, ...]
+    tag: int
+    opening: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < 2**31:
+            raise ValueError(f"thinking must have a budget in [0, {2**31 - 1}], not {self.most}")
+        if not 1 <= len(self.closing) <= MAX_CLOSING_TOKENS:
+            raise ValueError(
+                f"thinking must be closed by 1 to {MAX_CLOSING_TOKENS} tokens, not "
+                f"{len(self.closing)}"
+            )
+        if self.tag not in self.closing:
+            raise ValueError("thinking must be closed by tokens with the closing tag among them")
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ids that it names."""
+        return self.closing if self.opening is None else (*self.closing, self.opening)
+
+    @property
+    def rules(self) -> range:
+        """Tokens of the answer, by number, at which it may change what is drawn."""
+        opened = 0 if self.opening is None else 1
+        first = max(0, self.most - MOST_LACKING)
+        return range(first, opened + self.most + len(self.closing))
