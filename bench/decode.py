@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise
 from statistics import fmean, median
 
@@ -17,10 +18,12 @@ from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
+from .budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far
 from .config import BenchConfig
 from .errors import BenchError
-from .gpu_timeline import Work, idle_between_steps, kernel_times, work_of
+from .gpu_timeline import idle_between_steps, work_of
 from .grammar import GRAMMAR
+from .kernel_rows import add_kernels
 from .transformers_peer import decode_seconds
 from .workload import (
     ACCEPTED,
@@ -39,8 +42,8 @@ from .workload import (
 )
 
 _PROFILED_STEPS = 16
-_LEAST_SHARE = 0.01
-"""Of a step's kernels, that one is named for."""
+_BUDGET_TURNS = 3
+_PROMPT_TOKENS_A_STEP = 8192
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class DecodeConfig:
     steps: int = option(64, "timed, after a few that are not")
     warmup_steps: int = option(8, "after every request decodes")
     constrained: float = option(0.0, "share of each batch that follows a grammar, timed as well")
+    budgets: bool = option(False, "time steps of answers with thinking budgets as well")
     peer: bool = option(False, "time transformers on the points of one request as well")
     draft_layer: str = option(
         "off",
@@ -96,12 +100,13 @@ def main(argv: Sequence[str]) -> int:
     if config.tensor_parallel > 1 and (
         not config.asked_form.is_plain
         or own.constrained
+        or own.budgets
         or own.draft_layer == "auto"
         or own.speculate != "off"
     ):
         raise BenchError(
             "tensor_parallel is measured with plain weights and steps alone: leave out "
-            "quantization, kv_dtype, constrained, draft_layer and speculate"
+            "quantization, kv_dtype, constrained, budgets, draft_layer and speculate"
         )
     if not config.asked_form.is_plain and own.draft_layer == "auto":
         raise BenchError(
@@ -139,11 +144,14 @@ def main(argv: Sequence[str]) -> int:
             if config.device == "cuda" and form.is_plain:
                 _add_idle(report, rig, point)
             if own.kernels:
-                _add_kernels(report, row.name, work_of(rig.step, _PROFILED_STEPS))
+                work = work_of(rig.step, _PROFILED_STEPS)
+                add_kernels(report, row.name, work, _PROFILED_STEPS)
             rig.abort(answers)
             rig.flush()
             if own.constrained:
                 _add_constrained(report, rig, point, own, fmean(steps))
+            if own.budgets:
+                _add_budgets(report, rig, point, own)
         if config.device == "cuda":
             report.note(config.memory_note(engine, form))
         del rig, parts
@@ -235,7 +243,7 @@ def _drafted_form(
         if own.kernels:
             for row, turn in zip(rows, (Turn.OFF, Turn.MOST), strict=False):
                 work = turns.in_turn(turn, lambda: work_of(turns.rig.step, _PROFILED_STEPS))
-                _add_kernels(report, row.name, work)
+                add_kernels(report, row.name, work, _PROFILED_STEPS)
         turns.rig.abort(answers)
         turns.rig.flush()
     if config.device == "cuda":
@@ -298,6 +306,30 @@ def _add_constrained(
     )
 
 
+def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> None:
+    """By turns with steps of answers without budgets. The mean: few steps are longer."""
+    plain: list[float] = []
+    far: list[float] = []
+    closing: list[float] = []
+    # The first answers decode while the last ones are prefilled.
+    first = own.warmup_steps + point.batch * point.context // _PROMPT_TOKENS_A_STEP
+    for _ in range(_BUDGET_TURNS):
+        for found, start in (
+            (plain, _start),
+            (far, start_far),
+            (closing, partial(start_closing, first=first)),
+        ):
+            answers = start(rig, point)
+            found += _steps(rig, answers, own)
+            rig.abort(answers)
+            rig.flush()
+    for what, found in (
+        ("all with a thinking budget", far),
+        (f"of which one thought is closed every {STEPS_BETWEEN} steps", closing),
+    ):
+        report.add(budget_row(point, what, fmean(found), fmean(plain)))
+
+
 def _start(
     rig: Rig,
     point: Point,
@@ -342,16 +374,6 @@ def _add_idle(report: Report, rig: Rig, point: Point) -> None:
             met=seconds < IDLE_SECONDS if judged else None,
         )
     )
-
-
-def _add_kernels(report: Report, name: str, work: Sequence[Work]) -> None:
-    """name: of the steps, of which there were _PROFILED_STEPS."""
-    found = kernel_times(work, _PROFILED_STEPS)
-    whole = sum(kernel.seconds for kernel in found)
-    for kernel in found:
-        if kernel.seconds >= _LEAST_SHARE * whole:
-            extra = {"launches a step": kernel.launches, "% of all": 100 * kernel.seconds / whole}
-            report.add(Row(f"{name}: {kernel.name}", kernel.seconds, extra=extra))
 
 
 def _row(

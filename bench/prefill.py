@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from statistics import median
 
@@ -16,6 +17,8 @@ from tasuki.utils.config.options import option
 
 from .config import BenchConfig
 from .errors import BenchError
+from .gpu_timeline import work_of
+from .kernel_rows import add_kernels
 from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
 from .workload import (
@@ -25,6 +28,8 @@ from .workload import (
     PREFILL_TARGETS,
     RANK_PREFILL_TARGETS,
 )
+
+_PROFILED_PROMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class PrefillConfig:
         "auto: an engine that keeps a draft layer's entries beside one without, by turns",
         ("auto", "off"),
     )
+    kernels: bool = option(False, "time each kernel of a prompt as well")
 
     def __post_init__(self) -> None:
         if self.draft_layer == "auto" and self.peer:
@@ -60,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
             "tensor_parallel is measured with plain weights and no draft layer: leave out "
             "quantization, kv_dtype and draft_layer"
         )
+    if own.kernels and config.device == "cpu":
+        raise BenchError("kernels are of a GPU: leave that out, or give --device cuda")
     model = config.model_config()
     report = config.reported(f"prefill {config.model}")
     if own.draft_layer == "auto":
@@ -82,6 +90,9 @@ def main(argv: Sequence[str]) -> int:
             row = _row(config.model, length, seconds, floor, peers.get(length, {}))
             report.add(form.row(row, plain.get(length)))
             plain.setdefault(length, row.seconds)
+            if own.kernels:
+                work = work_of(partial(_prefills, rig, length, 0), _PROFILED_PROMPTS)
+                add_kernels(report, row.name, work, _PROFILED_PROMPTS)
         if config.device == "cuda" and form.is_plain:
             report.add(_tick_row(rig, min(own.lengths())))
         if config.device == "cuda":

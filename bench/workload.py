@@ -58,6 +58,8 @@ TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 DECODE_PEER_RATIO = 12.0
 GRAMMAR_RATIO = 1.05
 """Of a step in which half the answers follow a grammar to one in which none does."""
+BUDGET_RATIO = 1.01
+"""Of a step of answers with thinking budgets to one of answers without."""
 PREFILL_PEER_RATIO = 1.35
 # Of what a draft layer's entries may cost a step, and a prompt, that draft nothing.
 MOST_ENTRIES_OF_A_STEP, MOST_ENTRIES_OF_A_PROMPT = 0.01, 0.015

@@ -28,6 +28,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import ModelWeights, assemble
@@ -83,6 +84,7 @@ class Rig:
         new_tokens: int,
         grammar: Grammar | None = None,
         temperature: float = 0.0,
+        thinking: ThinkingBudget | None = None,
     ) -> Answer:
         """grammar: that the answer follows; it is compiled first. Where there is a temperature,
         each answer has noise of its own."""
@@ -97,6 +99,7 @@ class Rig:
             seed=number,
             ignore_eos=True,
             grammar=grammar,
+            thinking=thinking,
         )
         ids = np.asarray(prompt, dtype=np.int32)
         self._engine.handle(m.Submit(m.RequestId(name), ids, sampling))

@@ -149,6 +149,7 @@ class CudaRunner:
         self._eager = EagerSampler(
             max_batch,
             model.config.vocab,
+            model.weights.dtype,
             self._sampling,
             self._adjustments,
             self._lanes,

@@ -14,7 +14,7 @@ within the plan's `workspace` (engine/accounting/memory_plan.py). Thread rule: t
 stream.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,9 +42,9 @@ _TOP_ROWS = 8
 class CountedDraws(Protocol):
     """What was drawn for some rows."""
 
-    def tokens_of(self, place: int) -> Sequence[int]:
-        """Return the tokens that count of the row in that place. REQUIRES: the stream has come this
-        far."""
+    def tokens_of(self, places: Sequence[int]) -> Iterable[Sequence[int]]:
+        """Return the tokens that count of each of the rows in those places. REQUIRES: the stream
+        has come this far."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class DrawnOnce:
 
     drawn: Tensor
 
-    def tokens_of(self, place: int) -> Sequence[int]:
-        return (int(self.drawn[0, place]),)
+    def tokens_of(self, places: Sequence[int]) -> Iterable[Sequence[int]]:
+        tokens = self.drawn[0].tolist()
+        return [(tokens[place],) for place in places]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class _Untold:
 
     def append(self) -> None:
         """Append them to the adjusters. REQUIRES: the stream has come this far."""
-        for adjuster, place in zip(self.adjusters, self.places, strict=True):
-            for token in self.drawn.tokens_of(place):
+        drawn = self.drawn.tokens_of(self.places)
+        for adjuster, tokens in zip(self.adjusters, drawn, strict=True):
+            for token in tokens:
                 adjuster.append(token)
 
 
@@ -97,14 +99,16 @@ class EagerSampler:
         self,
         capacity: int,
         vocab: int,
+        dtype: torch.dtype,
         sampling: SamplingTable,
         adjustments: LaneAdjustments,
         lanes: LastTokens,
         device: torch.device,
         together: DrawnTogether | None = None,
     ) -> None:
-        """capacity: rows of a forward. sampling, adjustments, lanes: the runner's. together: with
-        other ranks, of which one has the adjustments; None: there are none."""
+        """capacity: rows of a forward. vocab, dtype: of logits. sampling, adjustments, lanes: the
+        runner's. together: with other ranks, of which one has the adjustments; None: there are
+        none."""
         self._sampling = sampling
         self._adjustments = adjustments
         self._lanes = lanes
@@ -112,11 +116,15 @@ class EagerSampler:
         self._together = together
         self._rows = DeviceBatch(capacity, lanes.scratch, device)
         self._untold: list[_Untold] = []
-        self._compile(vocab)
+        self._compile(vocab, dtype)
 
-    def _compile(self, vocab: int) -> None:
-        """Before a client waits: the kernels of float32 logits, which a graph may not have."""
+    def _compile(self, vocab: int, dtype: torch.dtype) -> None:
+        """Before a client waits: the kernels of float32 logits, and those of masks, which a graph
+        may not have."""
         self._rows.clear()
+        masks = torch.full((1, 4 * -(-vocab // 32)), 0xFF, dtype=torch.uint8, device=self._device)
+        masked = torch.zeros(1, vocab, dtype=dtype, device=self._device)
+        sample(masked, self._rows.draws(1), self._rows.rows, mask=masks)
         logits, draws = torch.zeros(1, vocab, device=self._device), self._rows.draws(1)
         sample(logits, draws, self._rows.rows)
         sample(logits, draws, self._rows.rows, cut(logits, draws))

@@ -5,7 +5,7 @@ has the same one. Owns the matcher; one thread at a time. Naive twin:
 tests/model/grammar_twin.py, which tries every token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
 import numpy as np
@@ -156,9 +156,20 @@ def allows(mask: Mask, token: int) -> bool:
     return bool(mask[token // 32] >> (token % 32) & 1)
 
 
-def rule_out(mask: Mask, tokens: Iterable[int]) -> Mask:
-    """The mask without these tokens; as it was where that would leave none."""
-    without = mask.copy()
+def every(vocab: int) -> Mask:
+    """Return the mask of all tokens of the vocabulary."""
+    mask = np.full(-(-vocab // 32), -1, dtype=np.int32)
+    if vocab % 32:
+        mask.view(np.uint32)[-1] = (1 << vocab % 32) - 1
+    return mask
+
+
+def rule_out(mask: Mask, tokens: Collection[int], kept: Mask | None = None) -> Mask:
+    """Return the mask without these tokens, and without those that are not kept; as it was where
+    that would leave none. kept: None keeps all."""
+    if not tokens and kept is None:
+        return mask
+    without = mask.copy() if kept is None else mask & kept
     for token in tokens:
         without.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
     return without if without.any() else mask

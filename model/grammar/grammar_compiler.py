@@ -25,7 +25,7 @@ from .constraint import Constraint
 from .grammar import Grammar, GrammarKind, GrammarsUnavailable
 from .trials.client import GrammarTrials, outcome_raised
 from .trials.messages import Verdict
-from .unfinished_tokens import NO_UNFINISHED, UnfinishedTokens
+from .unfinished_tokens import UnfinishedTokens
 from .vocabulary import Vocabulary
 
 DEFAULT_CACHE_BYTES = 256 << 20
@@ -105,9 +105,9 @@ class GrammarCompiler:
             self._unavailable = str(error)
 
     @property
-    def unfinished_tokens(self) -> UnfinishedTokens:
-        """Return those of the vocabulary."""
-        return NO_UNFINISHED if self.vocabulary is None else self.vocabulary.unfinished
+    def unfinished_tokens(self) -> UnfinishedTokens | None:
+        """Return those of the vocabulary; None where there is none."""
+        return None if self.vocabulary is None else self.vocabulary.unfinished
 
     @property
     def compiling(self) -> bool:

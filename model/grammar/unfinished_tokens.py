@@ -1,28 +1,35 @@
 """Tokens whose bytes end inside a character of UTF-8. Pure values."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 MOST_LACKING = 3
 """Bytes that a character may lack: one of UTF-8 has up to four."""
 
 
 class UnfinishedTokens:
-    def __init__(self, lacking: Mapping[int, int]) -> None:
-        """lacking: the bytes that each token's last character still needs, 1 to 3."""
-        self._beyond = tuple(
-            frozenset(token for token, lacks in lacking.items() if lacks > count)
-            for count in range(MOST_LACKING)
-        )
+    def __init__(self, vocab: int, lacking: Mapping[int, int]) -> None:
+        """vocab: tokens of the vocabulary. lacking: the bytes that the last character still needs,
+        1 to 3, of those tokens that end inside one."""
+        self._finished = []
+        for count in range(MOST_LACKING):
+            bits = np.ones(-(-vocab // 32) * 32, dtype=np.bool_)
+            bits[[token for token, lacks in lacking.items() if lacks > count]] = False
+            self._finished.append(np.packbits(bits, bitorder="little").view(np.int32))
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
         """tokens: the vocabulary's bytes, by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
-        return UnfinishedTokens({token: lacks for token, lacks in found.items() if lacks})
+        lacking = {token: lacks for token, lacks in found.items() if lacks}
+        return UnfinishedTokens(len(tokens), lacking)
 
-    def beyond(self, count: int) -> Set[int]:
-        """Return the tokens behind which so many tokens may not finish the character."""
-        return self._beyond[count] if count < len(self._beyond) else frozenset()
+    def finished_by(self, count: int) -> NDArray[np.int32] | None:
+        """Return the mask of the tokens whose last character so many further tokens finish, a byte
+        each; None: of every token. As constraint.Mask; nobody writes to it."""
+        return self._finished[count] if count < MOST_LACKING else None
 
 
 def _lacking(text: bytes) -> int:
@@ -36,7 +43,3 @@ def _lacking(text: bytes) -> int:
         if byte < 0x80:
             return 0
     return 0
-
-
-NO_UNFINISHED = UnfinishedTokens({})
-"""Of a vocabulary whose texts are not known."""

@@ -92,7 +92,7 @@ def test_what_is_not_measured_of_ranks_is_refused(
 ) -> None:
     for flags in (
         ["decode", *tiny, "--draft-layer", "auto"],
-        ["decode", *tiny, "--constrained", "0.5"],
+        ["decode", *tiny, "--constrained", "0.5", "--budgets"],
         ["prefill", *tiny, "--draft-layer", "auto"],
         ["transfer", *tiny],
         ["transfer", *tiny, "--parts", "goodput"],
@@ -114,6 +114,23 @@ def test_kernels_that_are_not_seen_are_refused(
     with suppress(SystemExit):
         assert cli.main(["bench", "decode", *tiny, "--kernels", *flags]) != 0
     assert refusal in capsys.readouterr().err
+
+
+def test_kernels_of_prompts_are_not_seen_on_a_cpu(
+    tiny: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "prefill", *tiny, "--kernels"]) != 0
+    assert "kernels are of a GPU" in capsys.readouterr().err
+
+
+def test_steps_with_thinking_budgets_stand_beside_steps_without(
+    tmp_path: Path, tiny: list[str]
+) -> None:
+    flags = ["--points", "2x64", "--steps", "4", "--warmup-steps", "2", "--budgets"]
+    rows = run(tmp_path / "out.json", "decode", *tiny, *flags)["rows"]
+    budgets = [row for row in rows if "thinking budget" in row["name"] or "thought" in row["name"]]
+    assert len(budgets) == 2
+    assert all(row["extra"]["times the step without"] > 0 for row in budgets)
 
 
 @pytest.mark.slow

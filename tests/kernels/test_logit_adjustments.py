@@ -72,7 +72,7 @@ def adjuster(
     """That came to know the first `known` tokens of the output at once, the others one by one."""
     before = TokensBefore.of(params, np.array(prompt, dtype=np.int32), output[:known])
     made = LogitAdjuster(
-        params, stop_ids(params, EOS), VOCAB, before, unfinished=UnfinishedTokens(LACKING)
+        params, stop_ids(params, EOS), VOCAB, before, unfinished=UnfinishedTokens(VOCAB, LACKING)
     )
     for token in output[known:]:
         made.append(token)

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from tasuki.model.grammar.constraint import Mask, allows
 from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
 from tasuki.model.ops.sampling.budgeted_thought import BudgetedThought
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -21,6 +22,11 @@ def vocabulary(rng: Random) -> list[bytes]:
     return [*(bytes([byte]) for byte in range(256)), b"", b"", *sorted(pieces)]
 
 
+def masked(mask: Mask | None, vocab: int) -> set[int]:
+    """Return the tokens of the mask."""
+    return {token for token in range(vocab) if mask is None or allows(mask, token)}
+
+
 def test_what_a_tokens_last_character_lacks_is_what_completes_it() -> None:
     for character in LETTERS + "\U0010ffff߿":
         encoded = character.encode()
@@ -28,10 +34,8 @@ def test_what_a_tokens_last_character_lacks_is_what_completes_it() -> None:
             text = b"ab" + encoded[:cut]
             unfinished = UnfinishedTokens.of([text, b"a", encoded, encoded[1:]])
             lacks = len(encoded) - cut
-            assert [0 in unfinished.beyond(count) for count in range(5)] == [
-                lacks > count for count in range(5)
-            ]
-            assert unfinished.beyond(0) == {0}
+            kept = [masked(unfinished.finished_by(count), 4) for count in range(5)]
+            assert kept == [{1, 2, 3} | ({0} if lacks <= count else set()) for count in range(5)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -45,10 +49,11 @@ def test_no_thought_of_whole_characters_is_closed_inside_one(seed: int) -> None:
         text = b""
         drawn = 0
         while thought.forced is None:
+            kept = masked(thought.mask, len(tokens))
             fits = [
                 token
                 for token, piece in enumerate(tokens)
-                if piece and token not in thought.ruled_out and _begins_text(text + piece)
+                if piece and token in kept and _begins_text(text + piece)
             ]
             token = rng.choice(fits)
             thought.append(token)
@@ -69,15 +74,14 @@ def _begins_text(text: bytes) -> bool:
 @pytest.mark.parametrize("opening", [None, OPENING])
 def test_state_depends_on_the_tokens_alone_and_forces_behind_so_many(opening: int | None) -> None:
     rng = Random(3)
-    nothing = UnfinishedTokens({})
     for _ in range(500):
         budget = ThinkingBudget(rng.randrange(8), (NEWLINE, END, NEWLINE), END, opening)
         output: list[int] = []
         forced: list[int] = []
-        step = BudgetedThought(budget, nothing, ())
+        step = BudgetedThought(budget, None, ())
         for _ in range(20):
-            again = BudgetedThought(budget, nothing, output)
-            assert (again.forced, again.ruled_out) == (step.forced, step.ruled_out)
+            again = BudgetedThought(budget, None, output)
+            assert again.forced == step.forced
             if step.forced is not None:
                 forced.append(len(output))
                 assert len(output) in budget.rules

@@ -50,9 +50,9 @@ class VerifiedRows:
             behind[row] = tuple(more)
         return first, behind
 
-    def tokens_of(self, place: int) -> list[int]:
-        """Return the tokens that count of the row in that place. REQUIRES: as put()."""
-        return [token.token for token in self._counted[place]]
+    def tokens_of(self, places: Sequence[int]) -> list[list[int]]:
+        """Return the tokens that count of each of the rows in those places. REQUIRES: as put()."""
+        return [[token.token for token in self._counted[place]] for place in places]
 
     @cached_property
     def _counted(self) -> list[Sequence[Sampled]]:

@@ -5,8 +5,9 @@ that has them forces the same one; a thought has at most `most` tokens before it
 never closed inside a character, if the model finishes the characters that it begins.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
+from tasuki.model.grammar.constraint import Mask
 from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
 
 from .thinking_budget import ThinkingBudget
@@ -16,9 +17,10 @@ class BudgetedThought:
     """Where one answer is in its thought. One thread at a time."""
 
     def __init__(
-        self, budget: ThinkingBudget, unfinished: UnfinishedTokens, output: Sequence[int]
+        self, budget: ThinkingBudget, unfinished: UnfinishedTokens | None, output: Sequence[int]
     ) -> None:
-        """output: the answer so far. unfinished: of the vocabulary."""
+        """output: the answer so far. unfinished: of the vocabulary; None: its texts are not
+        known."""
         self._budget = budget
         self._unfinished = unfinished
         self._may_open = budget.opening is not None
@@ -52,8 +54,9 @@ class BudgetedThought:
         return self._budget.closing[self._forced]
 
     @property
-    def ruled_out(self) -> Set[int]:
-        """Tokens that would leave a character unfinished where the thought has to end."""
-        if self._is_over or self._may_open or not self._left:
-            return frozenset()
-        return self._unfinished.beyond(self._left - 1)
+    def mask(self) -> Mask | None:
+        """Of the tokens that leave no character unfinished where the thought has to end; None: of
+        every token. Nobody writes to it."""
+        if self._is_over or self._may_open or not self._left or self._unfinished is None:
+            return None
+        return self._unfinished.finished_by(self._left - 1)

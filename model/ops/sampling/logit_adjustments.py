@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasuki.model.grammar.constraint import Constraint, Mask, keep_only, only, rule_out
-from tasuki.model.grammar.unfinished_tokens import NO_UNFINISHED, UnfinishedTokens
+from tasuki.model.grammar.constraint import Constraint, Mask, every, keep_only, only, rule_out
+from tasuki.model.grammar.unfinished_tokens import UnfinishedTokens
 
 from .budgeted_thought import BudgetedThought
 from .params import SamplingParams
@@ -72,11 +72,12 @@ class LogitAdjuster:
         vocab: int,
         before: TokensBefore,
         constraint: Constraint | None = None,
-        unfinished: UnfinishedTokens = NO_UNFINISHED,
+        unfinished: UnfinishedTokens | None = None,
     ) -> None:
         """ends: tokens that would end the answer (reference.stop_ids). constraint: of the params'
-        grammar, behind the output. unfinished: of the vocabulary, for a thinking budget. REQUIRES:
-        the params adjust; their named_tokens and what was before are of the vocabulary."""
+        grammar, behind the output. unfinished: of the vocabulary, for a thinking budget; None: its
+        texts are not known. REQUIRES: the params adjust; their named_tokens and what was before are
+        of the vocabulary."""
         self.params = params
         self._vocab = vocab
         self._ends = frozenset(token for token in ends if 0 <= token < vocab)
@@ -138,25 +139,27 @@ class LogitAdjuster:
         thought = self._thought
         if thought is None or self.params.adjusts_every_draw:
             return False
-        return thought.forced is None and not thought.ruled_out
+        return thought.forced is None and thought.mask is None
 
     def mask(self) -> Mask | None:
-        """Of the tokens that are not ruled out, where a grammar holds or a token is forced; None
-        where neither is so."""
-        forced = None if self._thought is None else self._thought.forced
-        if forced is not None:
-            return only(forced, self._vocab)
+        """Of the tokens that are not ruled out, where a grammar holds or a thought ends; None where
+        neither is so."""
+        thought = self._thought
+        if thought is not None and thought.forced is not None:
+            return only(thought.forced, self._vocab)
+        finished = None if thought is None else thought.mask
         mask = None if self._constraint is None else self._constraint.mask()
         if mask is None:
-            return None
+            if finished is None:
+                return None
+            mask = every(self._vocab)
         if self._allowed:
             mask = keep_only(mask, self._allowed)
-        tokens = self._named_out
-        return rule_out(mask, tokens) if tokens else mask
+        return rule_out(mask, self._named_out, finished)
 
     @property
     def ruled_out(self) -> list[int]:
-        """By all rules but grammars, ascending, where no grammar holds."""
+        """By bad_words and min_tokens, ascending, where there is no mask."""
         tokens = self._named_out
         left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
         return [] if left_none else sorted(tokens)
@@ -166,8 +169,6 @@ class LogitAdjuster:
         tokens = {word[-1] for word in self.params.bad_words if self._ends_in(word[:-1])}
         if len(self._output) < self.params.min_tokens:
             tokens |= self._ends
-        if self._thought is not None:
-            tokens |= self._thought.ruled_out
         return tokens
 
     def _ends_in(self, tokens: tuple[int, ...]) -> bool:
