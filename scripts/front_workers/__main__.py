@@ -26,7 +26,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
-from .chats import ANSWER, CALL, Chats, ChatTarget
+from .chats import ANSWERS, CALL, Chats, ChatTarget
 from .cores import cores_of, pinned
 from .health import HealthProbe
 from .model_folder import VOCABULARY, write_chat_folder
@@ -43,6 +43,7 @@ _SLOTS = 12
 class Settings:
     streams: int = option(1024, "at a time")
     workers: str = option("1,2,4,8", "counts of front workers, one run after the other")
+    answers: str = option("calls", "what the model writes", ("calls", "text"))
     turns: int = option(4, "of each conversation")
     answer: int = option(256, "tokens of an answer")
     seconds: float = option(10.0, "the window of each run")
@@ -69,8 +70,8 @@ def main() -> int:
     about = "Measure front workers."
     settings = parse_config("python -m scripts.front_workers", about, sys.argv[1:], Settings)
     with tempfile.TemporaryDirectory() as folder:
-        figures = _figures(settings, write_chat_folder(Path(folder), ANSWER))
-    case = f"{settings.streams} chats with tool calls, free model, front workers"
+        figures = _figures(settings, write_chat_folder(Path(folder), ANSWERS[settings.answers]))
+    case = f"{settings.streams} chats with tools, {settings.answers} as answers, front workers"
     report = ServingReport(case, {"free_model": True, **asdict(settings)}, figures)
     if settings.out:
         report.write(Path(settings.out))

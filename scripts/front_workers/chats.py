@@ -30,7 +30,14 @@ when does the night train to the coast leave, and from which platform?
 </function>
 </tool_call>
 """
-"""Written by the free model again and again, in the syntax of the template's checkpoints."""
+"""A call in the syntax of the template's checkpoints, behind some text."""
+_PLAIN = """I look that up first, so that the table below is right: each row has a place, a time and
+a price, and the last one is the sum of the others. The night train to the coast leaves at noon from
+platform seven, and two people with one dog and three bags need a ticket each.
+
+"""
+ANSWERS = {"calls": ANSWER, "text": _PLAIN}
+"""What the free model writes again and again."""
 
 _TEXT = """the a night train coast leaves from platform seven at noon and we would like to know
 which of these tickets is best for two people with one dog and three bags in the second week"""
