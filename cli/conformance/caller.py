@@ -1,4 +1,4 @@
-"""Asks one API of one endpoint, and tells a refusal of a feature from a fault.
+"""Asks one API of one endpoint, and knows a feature that is refused from a fault.
 
 One event loop's thread; one request at a time.
 """

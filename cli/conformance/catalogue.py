@@ -25,6 +25,7 @@ APIS: Mapping[str, Api] = {
     api.name: api for api in (Chats(), Completions(), Messages(), Responses())
 }
 MODELS = "models"
+_WITH_TOOLS = ("chats", "messages", "responses")
 
 MODEL_CHECKS = (
     Check("the list has the model", models.listed),
@@ -33,6 +34,7 @@ MODEL_CHECKS = (
 )
 _ANSWERS = (
     Check("a whole reply has its fields", answers.whole_reply),
+    Check("a reply is whole where no stream is asked for", answers.whole_by_default),
     Check("a stream's events are in order, with one id", answers.ordered_stream),
     Check("a stream is the whole reply", answers.stream_is_whole),
     Check("usage of a stream is the whole reply's", answers.usage_is_alike),
@@ -47,8 +49,6 @@ _CALLS = (
     Check("a required call", calls.required),
     Check("a named call", calls.named),
     Check("a call's result is taken", calls.result),
-    Check("a call that is cut off is not finished, at every length", calls.cut_is_not_finished),
-    Check("arguments of a call that is cut off parse, at every length", calls.cut_parses),
 )
 _SCHEMAS = (
     Check("an answer follows a flat schema", schemas.flat),
@@ -85,5 +85,15 @@ _OWN: Mapping[str, Sequence[Check]] = {
 }
 
 
+def _cut_calls() -> list[Check]:
+    cuts = calls.CutCalls()
+    return [
+        Check("a call that is cut off is not finished, at every length", cuts.are_not_finished),
+        Check("arguments of a call that is cut off parse, at every length", cuts.parse),
+    ]
+
+
 def checks_of(api: Api) -> list[Check]:
-    return [*_ANSWERS, *_OWN[api.name], *errors.refusals(api)]
+    """Of one run."""
+    cut = _cut_calls() if api.name in _WITH_TOOLS else []
+    return [*_ANSWERS, *_OWN[api.name], *cut, *errors.refusals(api)]

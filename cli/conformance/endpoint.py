@@ -1,15 +1,16 @@
 """A server at a URL, asked by plain HTTP: whole replies, and their server-sent events.
 
-Owns one connection pool, of one event loop. A reply has at most MOST_BYTES and comes within the
+One event loop's. Each request has a connection of its own, since some servers close theirs behind
+a refusal. A reply has at most MOST_BYTES and comes within the
 deadline. Refusals are replies like any other.
 """
 
 import json
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,7 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 
 class EndpointError(Exception):
-    """Nobody answers at the URL; the message names it and the mend."""
+    """The URL cannot be asked; the message names why, and the mend."""
 
 
 @dataclass(frozen=True)
@@ -83,39 +84,13 @@ def _json_of(what: str, text: str) -> Any:
         raise Departure(what, "JSON", text) from error
 
 
-@dataclass
+@dataclass(frozen=True)
 class Endpoint:
-    """url: without a path, or with one before /v1. key: empty for none. seconds: of one request.
-    ca: PEM file; empty: the system's authorities."""
+    """url: without a path, or with one before /v1. seconds: of one request."""
 
     url: str
-    key: str = field(default="", repr=False)
-    seconds: float = 120.0
-    ca: str = ""
-    _session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> "Endpoint":
-        timeout = aiohttp.ClientTimeout(total=self.seconds)
-        trust = ssl.create_default_context(cafile=self.ca) if self.ca else True
-        self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(ssl=trust), headers=self._headers()
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._session is not None
-        await self._session.close()
-
-    def _headers(self) -> Mapping[str, str]:
-        common = {"anthropic-version": ANTHROPIC_VERSION}
-        if not self.key:
-            return common
-        return {**common, "Authorization": f"Bearer {self.key}", "x-api-key": self.key}
+    seconds: float
+    session: aiohttp.ClientSession
 
     async def get(self, path: str) -> Reply:
         return await self._ask("GET", path, None)
@@ -131,11 +106,10 @@ class Endpoint:
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
         """Raises EndpointError where nobody listens, Departure where a reply breaks off."""
-        assert self._session is not None
         headers = {} if body is None else {"Content-Type": "application/json"}
         address = self.url + path
         try:
-            async with self._session.request(method, address, data=body, headers=headers) as reply:
+            async with self.session.request(method, address, data=body, headers=headers) as reply:
                 return Reply(reply.status, reply.content_type, await _body_of(reply))
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
             raise EndpointError(
@@ -148,6 +122,27 @@ class Endpoint:
             ) from error
         except aiohttp.ClientError as error:
             raise Departure(f"{method} {path}", "a whole reply", str(error)) from error
+
+
+@asynccontextmanager
+async def open_endpoint(
+    url: str, key: str = "", seconds: float = 120.0, ca: str = ""
+) -> AsyncIterator[Endpoint]:
+    """key: borne to the server; empty for none. ca: PEM file that it is checked against; empty: the
+    system's authorities. Raises EndpointError where the file cannot be used."""
+    headers = {"anthropic-version": ANTHROPIC_VERSION}
+    if key:
+        headers |= {"Authorization": f"Bearer {key}", "x-api-key": key}
+    try:
+        trust = ssl.create_default_context(cafile=ca) if ca else True
+    except OSError as error:
+        raise EndpointError(f"--ca {ca}: {error}: give a PEM file") from error
+    connector = aiohttp.TCPConnector(ssl=trust, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=seconds)
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers
+    ) as session:
+        yield Endpoint(url, seconds, session)
 
 
 async def _body_of(reply: aiohttp.ClientResponse) -> bytes:

@@ -18,10 +18,10 @@ from .apis.api import Api
 from .caller import Caller
 from .check import Check
 from .checks.models import listed_models
+from .checks.served import served
 from .dictated import catalogue as dictated
-from .endpoint import Endpoint
+from .endpoint import Endpoint, open_endpoint
 from .outcome import Departure, Outcome, Row, Unserved
-from .question import Question
 from .table import as_json, markdown
 
 _KNOWN = (catalogue.MODELS, *catalogue.APIS)
@@ -55,6 +55,9 @@ class ConformanceConfig:
             return self.api_key
         return (Path(self.api_key_file).read_text(encoding="utf-8").splitlines() or [""])[0].strip()
 
+    def checks_of(self, api: Api) -> list[Check]:
+        return dictated.checks_of(api) if self.dictated else catalogue.checks_of(api)
+
 
 class ConformanceError(Exception):
     """The endpoint cannot be checked as asked; the message names the mend."""
@@ -69,8 +72,7 @@ def main(argv: Sequence[str]) -> int:
     config = parser.build(ConformanceConfig, values)
     url = values.url if "://" in values.url else f"http://{values.url}"
     url = url.rstrip("/").removesuffix("/v1")
-    endpoint = Endpoint(url, config.key, config.request_timeout, config.ca)
-    model, rows = asyncio.run(checked(endpoint, config))
+    model, rows = asyncio.run(checked(url, config))
     print("\n".join(markdown(rows)))
     if config.json:
         text = json.dumps(as_json(url, model, rows), indent=1)
@@ -78,33 +80,30 @@ def main(argv: Sequence[str]) -> int:
     return int(any(row.outcome is Outcome.FAILED for row in rows))
 
 
-async def checked(endpoint: Endpoint, config: ConformanceConfig) -> tuple[str, list[Row]]:
+async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
     """The model that was asked, and the rows. Raises EndpointError, ConformanceError."""
     names = config.apis
-    async with endpoint:
+    async with open_endpoint(url, config.key, config.request_timeout, config.ca) as endpoint:
         model = config.model or await _first_model(endpoint)
         rows: list[Row] = []
         for name in names:
-            if name == catalogue.MODELS:
-                if not config.dictated:
-                    caller = Caller(endpoint, catalogue.APIS["chats"], model)
-                    rows += await _rows(name, caller, catalogue.MODEL_CHECKS)
-                continue
-            api = catalogue.APIS[name]
-            checks = dictated.checks_of(api) if config.dictated else catalogue.checks_of(api)
-            if checks:
-                rows += await _api_rows(Caller(endpoint, api, model), checks)
+            if name != catalogue.MODELS:
+                caller = Caller(endpoint, catalogue.APIS[name], model)
+                rows += await api_rows(caller, config.checks_of(caller.api))
+            elif not config.dictated:
+                caller = Caller(endpoint, catalogue.APIS["chats"], model)
+                rows += await _rows(name, caller, catalogue.MODEL_CHECKS)
     return model, rows
 
 
-async def _api_rows(caller: Caller, checks: Sequence[Check]) -> list[Row]:
-    """One row where the API is not served."""
-    api: Api = caller.api
-    body = api.body(caller.model, Question("Hello.", bound=16))
-    reply = await caller.endpoint.post(api.path, body)
-    if reply.status in (404, 405, 501):
-        note = f"no {api.path} here: {reply.status}"
-        return [Row(api.name, "the API is served", Outcome.SKIPPED, note)]
+async def api_rows(caller: Caller, checks: Sequence[Check]) -> list[Row]:
+    """One row where the API is not served. No rows without checks."""
+    if not checks:
+        return []
+    api = caller.api
+    row = await Check("the API is served", served).row(api.name, caller)
+    if row.outcome is not Outcome.PASSED:
+        return [row]
     return await _rows(api.name, caller, checks)
 
 

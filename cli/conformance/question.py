@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -76,6 +76,13 @@ class Call:
     status: str = ""
 
     @property
+    def parses(self) -> bool:
+        try:
+            return isinstance(json.loads(self.arguments), dict)
+        except ValueError:
+            return False
+
+    @property
     def value(self) -> Any:
         """Raises Departure where the arguments are no JSON object."""
         try:
@@ -115,7 +122,7 @@ class Answer:
         return self.usage.answer
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def parts(self) -> Mapping[str, Any]:
         """All that a whole reply and its stream must have alike."""
         calls = [(call.name, call.arguments) for call in self.calls]
         return {
@@ -124,3 +131,8 @@ class Answer:
             "calls": calls,
             "reason": self.reason,
         }
+
+    @property
+    def trimmed(self) -> "Answer":
+        """Without white space around its texts."""
+        return replace(self, text=self.text.strip(), thought=self.thought.strip())

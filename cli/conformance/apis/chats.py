@@ -36,6 +36,7 @@ class Chats:
             "max_tokens": question.bound,
             "temperature": 0,
             "seed": openai.SEED,
+            "stream": False,
         }
         if question.tools:
             body["tools"] = [

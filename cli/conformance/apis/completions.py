@@ -33,6 +33,7 @@ class Completions:
             "max_tokens": question.bound,
             "temperature": 0,
             "seed": openai.SEED,
+            "stream": False,
         }
         if question.stop:
             body["stop"] = list(question.stop)

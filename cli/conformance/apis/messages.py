@@ -55,6 +55,7 @@ class Messages:
             "messages": _messages(question),
             "max_tokens": question.bound,
             "temperature": 0,
+            "stream": False,
         }
         if question.tools:
             body["tools"] = [

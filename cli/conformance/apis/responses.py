@@ -47,6 +47,7 @@ class Responses:
             "input": _input(question),
             "max_output_tokens": question.bound,
             "temperature": 0,
+            "stream": False,
         }
         if question.tools:
             body["tools"] = [

@@ -4,7 +4,8 @@ from tasuki.cli.conformance.caller import Caller
 from tasuki.cli.conformance.outcome import Unserved, must, must_equal
 from tasuki.cli.conformance.question import Answer, Question
 
-TEXT = Question('Say "The quick brown fox jumps over the lazy dog, and the dog sleeps on."')
+TEXT = Question('Say "It was so and so it is."')
+_UNSTEADY = "two whole answers at temperature 0 differ too"
 
 
 async def whole_reply(caller: Caller) -> None:
@@ -15,27 +16,45 @@ async def ordered_stream(caller: Caller) -> None:
     caller.api.must_be_ordered(await caller.events(TEXT))
 
 
+async def whole_by_default(caller: Caller) -> None:
+    """Without `stream` a reply is whole."""
+    body = caller.api.body(caller.model, TEXT)
+    del body["stream"]
+    reply = await caller.endpoint.post(caller.api.path, body)
+    must_equal("status", 200, reply.status)
+    caller.api.whole(reply.json)
+
+
 async def stream_is_whole(caller: Caller) -> None:
-    await must_stream_alike(caller, TEXT)
+    """To the letter, white space too."""
+    whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
+    if whole.parts != streamed.parts and (await caller.whole(TEXT)).parts != whole.parts:
+        raise Unserved(_UNSTEADY)
+    must_be_alike(whole, streamed)
 
 
 async def must_stream_alike(caller: Caller, question: Question, *features: str) -> Answer:
-    """Return the whole answer. Raises Departure where the stream makes another one, Unserved where
-    two whole answers differ too."""
-    whole = await caller.whole(question, *features)
-    streamed = await caller.streamed(question, *features)
+    """Return the whole answer, trimmed. Raises Departure where the stream makes another one but for
+    white space around its texts, Unserved where two whole answers differ too."""
+    whole = (await caller.whole(question, *features)).trimmed
+    streamed = (await caller.streamed(question, *features)).trimmed
     if whole.parts != streamed.parts:
-        again = await caller.whole(question, *features)
+        again = (await caller.whole(question, *features)).trimmed
         if again.parts != whole.parts:
-            raise Unserved("two whole answers at temperature 0 differ too")
+            raise Unserved(_UNSTEADY)
+    must_be_alike(whole, streamed)
+    return whole
+
+
+def must_be_alike(whole: Answer, streamed: Answer) -> None:
+    """Raises Departure, but for ids and usage."""
     for part, value in whole.parts.items():
         must_equal(f"{part} of the stream", value, streamed.parts[part])
-    return whole
 
 
 async def usage_is_alike(caller: Caller) -> None:
     whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
-    if whole.parts != streamed.parts:
+    if whole.trimmed.parts != streamed.trimmed.parts:
         raise Unserved("the answers differ")
     must_equal("usage of the stream", whole.usage, streamed.usage)
 

@@ -68,44 +68,58 @@ async def result(caller: Caller) -> None:
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
 
 
-async def cut_is_not_finished(caller: Caller) -> None:
-    """However short its bound, a call that was cut off is none that may be run."""
-    async for bound, answer in _cuts(caller):
-        if answer.tokens < bound:
-            continue
-        must_equal(f"end at a bound of {bound}", End.LENGTH.value, answer.end.value)
-        for call in answer.calls:
-            if call.status == "completed":
-                _must_be_calls(replace(answer, end=End.CALLS))
+class CutCalls:
+    """A call at each bound below its tokens, asked for once for both of its checks.
 
+    Owns the answers. One caller's."""
 
-async def cut_parses(caller: Caller) -> None:
-    """Arguments of a call that was cut off are an object, or there is no call."""
-    async for bound, answer in _cuts(caller):
-        for call in answer.calls:
+    def __init__(self) -> None:
+        self._called: tuple[Question, Answer] | None = None
+        self._answers: dict[int, Answer | Unserved] = {}
+
+    async def are_not_finished(self, caller: Caller) -> None:
+        """However short its bound, a call that was cut off is none that may be run."""
+        async for bound, answer in self._cuts(caller):
+            if answer.tokens < bound:
+                continue
+            must_equal(f"end at a bound of {bound}", End.LENGTH.value, answer.end.value)
+            for call in answer.calls:
+                if call.status == "completed":
+                    _must_be_calls(replace(answer, end=End.CALLS))
+
+    async def parse(self, caller: Caller) -> None:
+        """Arguments of a call that was cut off are an object, or there is no call."""
+        async for bound, answer in self._cuts(caller):
+            for call in answer.calls:
+                what = f"arguments at a bound of {bound}"
+                must(call.parses, what, "a JSON object", call.arguments)
+
+    async def _cuts(self, caller: Caller) -> AsyncIterator[tuple[int, Answer]]:
+        """Raises Departure where a stream differs from its whole answer, Unserved where the model
+        calls nothing or no bound is taken."""
+        if self._called is None:
+            self._called = await _called(caller)
+        question, whole = self._called
+        refusal = Unserved(f"the call has {whole.tokens} tokens")
+        taken = 0
+        for bound in range(1, min(whole.tokens, _MOST_CUTS)):
+            found = await self._cut(caller, question, bound)
+            if isinstance(found, Unserved):
+                refusal = found
+                continue
+            taken += 1
+            yield bound, found
+        if not taken:
+            raise refusal
+
+    async def _cut(self, caller: Caller, question: Question, bound: int) -> Answer | Unserved:
+        if bound not in self._answers:
             try:
-                assert call.value is not None
-            except Departure as departure:
-                raise Departure(
-                    f"a bound of {bound}", "arguments that parse", str(departure)
-                ) from (departure)
-
-
-async def _cuts(caller: Caller) -> AsyncIterator[tuple[int, Answer]]:
-    """A call at each bound below its tokens. Raises Departure where a stream differs from its whole
-    answer, Unserved where the model calls nothing or no bound is taken."""
-    question, whole = await _called(caller)
-    taken = 0
-    for bound in range(1, min(whole.tokens, _MOST_CUTS)):
-        cut = replace(question, bound=bound)
-        try:
-            yield bound, await must_stream_alike(caller, cut, *_BOUNDS)
-        except Unserved as unserved:
-            refusal = unserved
-            continue
-        taken += 1
-    if not taken:
-        raise refusal
+                cut = replace(question, bound=bound)
+                self._answers[bound] = await must_stream_alike(caller, cut, *_BOUNDS)
+            except Unserved as unserved:
+                self._answers[bound] = unserved
+        return self._answers[bound]
 
 
 async def _called(caller: Caller) -> tuple[Question, Answer]:

@@ -10,7 +10,7 @@ from .answers import TEXT, must_stream_alike
 
 _BOUNDS = ("max_tokens", "max_output_tokens")
 _STOPS = ("stop", "stop_sequences")
-_STOP_LETTERS = 4
+_STOP_LETTERS = 2
 
 
 async def one_token(caller: Caller) -> None:
@@ -23,7 +23,7 @@ async def one_token(caller: Caller) -> None:
 
 async def length(caller: Caller) -> None:
     """At half of its tokens an answer is the beginning of itself."""
-    whole = await caller.whole(TEXT)
+    whole = (await caller.whole(TEXT)).trimmed
     bound = whole.tokens // 2
     if not bound:
         raise Unserved(f"the answer has {whole.tokens} tokens")
@@ -36,7 +36,7 @@ async def length(caller: Caller) -> None:
 
 
 async def stop(caller: Caller) -> None:
-    whole = await caller.whole(TEXT)
+    whole = (await caller.whole(TEXT)).trimmed
     word = _inner_word(whole)
     question = replace(TEXT, stop=(word,))
     stopped = await must_stream_alike(caller, question, *_STOPS)

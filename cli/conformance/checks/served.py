@@ -1,0 +1,15 @@
+"""Whether an API is there at all."""
+
+from tasuki.cli.conformance.caller import Caller
+from tasuki.cli.conformance.outcome import Unserved
+from tasuki.cli.conformance.question import Question
+
+_HELLO = Question("Hello.", bound=16)
+
+
+async def served(caller: Caller) -> None:
+    """Raises Unserved where its path is none of the server's."""
+    api = caller.api
+    reply = await caller.endpoint.post(api.path, api.body(caller.model, _HELLO))
+    if reply.status in (404, 405, 501):
+        raise Unserved(f"no {api.path} here: {reply.status}")
