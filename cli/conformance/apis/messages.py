@@ -116,6 +116,7 @@ class Messages:
         must_equal("the last events", ["message_delta", "message_stop"], kinds[-2:])
         begun = bodies[0].get("message")
         must_have({"id": str, "content": [dict], "usage": _USAGE}, begun, "message_start.message")
+        assert isinstance(begun, dict)
         must_equal("content of message_start", [], begun["content"])
         must_have({"delta": {"stop_reason": str}}, bodies[-2], "message_delta")
         must_have({"usage": {"output_tokens": int}}, bodies[-2], "message_delta")

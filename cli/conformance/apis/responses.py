@@ -71,22 +71,23 @@ class Responses:
         return _answer(reply)
 
     def followed(self, events: Sequence[Event]) -> Answer:
-        """By its deltas; the end and the usage are those of the last event's response."""
-        texts: dict[int, str] = {}
-        items: dict[int, dict[str, Any]] = {}
+        """By its deltas, or by the finished item where it has none; the end and the usage are those
+        of the last event's response."""
+        texts: dict[Any, str] = {}
+        items: dict[Any, dict[str, Any]] = {}
         last: dict[str, Any] = {}
         for body in _bodies(events):
-            kind, place = str(body.get("type")), body.get("output_index", 0)
-            if kind == "response.output_item.added":
-                items[place] = dict(body["item"])
+            kind = str(body.get("type"))
+            if kind in ("response.output_item.added", "response.output_item.done"):
+                items[body["item"].get("id")] = body["item"]
             elif kind.endswith(".delta") and kind.removesuffix(".delta") in _DELTAS:
-                texts[place] = texts.get(place, "") + body["delta"]
-            elif kind == "response.output_item.done":
-                status = body["item"].get("status")
-                items[place] = {**items.get(place, body["item"]), "status": status}
+                name = body["item_id"]
+                texts[name] = texts.get(name, "") + body["delta"]
             elif kind in _LAST:
                 last = dict(body["response"])
-        output = [_with_text(items[place], texts.get(place, "")) for place in sorted(items)]
+        output = [
+            _with_text(item, texts[name]) if name in texts else item for name, item in items.items()
+        ]
         return _answer({**last, "output": output})
 
     def must_be_ordered(self, events: Sequence[Event]) -> None:

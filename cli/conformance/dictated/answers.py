@@ -2,8 +2,9 @@
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tasuki.cli.conformance.question import Question, Tool
@@ -45,13 +46,19 @@ def in_json(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "write_file", "arguments": {arguments}}}\n</tool_call>'
 
 
-def saying(text: str, bound: int = BOUND, **fields: Any) -> Question:
-    """Asks for that text, and of chats and responses for no thought. Each prompt differs from all
-    others before its text: no cache knows it."""
+def saying(
+    text: str,
+    bound: int = BOUND,
+    stop: Sequence[str] = (),
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> Question:
+    """Asks for that text. fields: more of the request. Each prompt differs from all others before
+    its text: no cache knows it."""
     return Question(
         f"{secrets.token_hex(4)} {SAY}{json.dumps(text)}",
         bound=bound,
         tools=(WRITE_FILE, LIST),
+        stop=tuple(stop),
         fields=tuple(fields.items()),
     )
 

@@ -13,9 +13,12 @@ from tasuki.cli.conformance.question import Answer, End
 from . import answers
 from .answers import Damage, block, saying
 
+_THOUGHT = {"chat_template_kwargs": {"enable_thinking": True}}
+_THOUGHTLESS = {"chat_template_kwargs": {"enable_thinking": False}}
 _NO_THOUGHT: Mapping[str, Mapping[str, Any]] = {
-    "chats": {"chat_template_kwargs": {"enable_thinking": False}},
-    "responses": {"chat_template_kwargs": {"enable_thinking": False}},
+    "chats": _THOUGHTLESS,
+    "responses": _THOUGHTLESS,
+    # Has none unless it is asked for.
     "messages": {},
 }
 FINISHED = {"chats": "tool_calls", "messages": "tool_use", "responses": "completed"}
@@ -24,23 +27,22 @@ _TORN = "\ufffd"
 _CUT_ARGUMENTS = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
 
 
-async def _said(caller: Caller, text: str, bound: int = answers.BOUND, **fields: Any) -> Answer:
-    """The whole answer, once its stream was the same."""
-    return await _alike(caller, text, bound, **_NO_THOUGHT[caller.api.name], **fields)
+async def _said(
+    caller: Caller, text: str, bound: int = answers.BOUND, stop: Sequence[str] = ()
+) -> Answer:
+    """The whole answer without a thought, once its stream was the same."""
+    without_thought = _NO_THOUGHT[caller.api.name]
+    whole = await caller.whole(saying(text, bound, stop, without_thought))
+    must_be_alike(whole, await caller.streamed(saying(text, bound, stop, without_thought)))
+    return whole
 
 
 async def _thought_and_said(caller: Caller, text: str) -> Answer:
     """As _said, of an answer that begins as a thought. Raises Unserved where it does not."""
-    fields = {"chat_template_kwargs": {"enable_thinking": True}}
-    answer = await _alike(caller, text, answers.BOUND, **fields)
-    if not answer.thought:
+    whole = await caller.whole(saying(text, fields=_THOUGHT))
+    must_be_alike(whole, await caller.streamed(saying(text, fields=_THOUGHT)))
+    if not whole.thought:
         raise Unserved("the template opens no thought")
-    return answer
-
-
-async def _alike(caller: Caller, text: str, bound: int, **fields: Any) -> Answer:
-    whole = await caller.whole(saying(text, bound, **fields))
-    must_be_alike(whole, await caller.streamed(saying(text, bound, **fields)))
     return whole
 
 
@@ -98,11 +100,10 @@ async def name_torn(caller: Caller) -> None:
 
 async def stop_in_a_call(caller: Caller) -> None:
     """A stop string counts in the content alone."""
-    field = {"chats": "stop", "messages": "stop_sequences"}.get(caller.api.name)
-    if field is None:
+    if caller.api.name == "responses":
         raise Unserved("the API has no stop strings")
     text = block(answers.PATH + "<parameter=content>\nhi every one\n</parameter>\n")
-    answer = await _said(caller, text, **{field: ["every"]})
+    answer = await _said(caller, text, stop=("every",))
     _must_be_calls(answer, [{"path": "a.txt", "content": "hi every one"}], text)
     must_equal("reason", FINISHED[caller.api.name], answer.reason)
 
