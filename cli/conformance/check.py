@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from .caller import Caller
+from .endpoint import EndpointError
 from .outcome import Departure, Outcome, Row, Unserved
 
 Run = Callable[[Caller], Awaitable[None]]
@@ -17,10 +18,10 @@ class Check:
     run: Run
 
     async def row(self, api: str, caller: Caller) -> Row:
-        """api: that the row names. Raises EndpointError."""
+        """api: that the row names."""
         try:
             await self.run(caller)
-        except Departure as departure:
+        except (Departure, EndpointError) as departure:
             return Row(api, self.name, Outcome.FAILED, str(departure))
         except Unserved as unserved:
             return Row(api, self.name, Outcome.SKIPPED, str(unserved))

@@ -80,7 +80,7 @@ def _event_of(block: str) -> Event | None:
 def _json_of(what: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Departure(what, "JSON", text) from error
 
 

@@ -79,7 +79,7 @@ class Call:
     def parses(self) -> bool:
         try:
             return isinstance(json.loads(self.arguments), dict)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
 
     @property
@@ -87,7 +87,7 @@ class Call:
         """Raises Departure where the arguments are no JSON object."""
         try:
             found = json.loads(self.arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Departure(f"arguments of {self.name}", "JSON", self.arguments) from error
         if not isinstance(found, dict):
             raise Departure(f"arguments of {self.name}", "an object", self.arguments)

@@ -78,18 +78,18 @@ class SayingRunner:
         """As a Runner's."""
         forward = self._inner.launch(plan)
         rows = self._sequences.apply(plan)
-        for lane in plan.left:
-            del self._lanes[lane]
+        for left in plan.left:
+            del self._lanes[left]
         for item in plan.joined:
             self._lanes[item.lane] = _Lane()
         tokens = forward.drawn.tokens.copy()
         for row, number in enumerate(rows.lanes.tolist()):
-            lane, stop = self._lanes[number], int(rows.stops[row])
+            lane = self._lanes[number]
             if not rows.on_lane[row] and lane.answer is None:
                 begin = int(rows.tokens_at[row])
                 lane.prompt += plan.tokens[begin : begin + int(rows.lengths[row])].tolist()
             if rows.num_sampled[row]:
-                tokens[row] = self._next(lane, stop)
+                tokens[row] = self._next(lane, int(rows.stops[row]))
         return replace(forward, drawn=replace(forward.drawn, tokens=tokens))
 
     def _next(self, lane: _Lane, stop: int) -> int:

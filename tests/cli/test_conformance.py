@@ -3,6 +3,7 @@ to fail."""
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from tasuki.cli.conformance.checks.errors import refusals
 from tasuki.cli.conformance.endpoint import Reply, open_endpoint
 from tasuki.cli.conformance.main import api_rows
 from tasuki.cli.conformance.outcome import Outcome, Row
+from tasuki.server.config import ServerConfig
 from tests.harness.command_line import error_line, exit_status
 from tests.harness.daemons import Node
 from tests.harness.damaged_endpoint import (
@@ -33,6 +35,7 @@ from tests.harness.damaged_endpoint import (
     text,
     without,
 )
+from tests.harness.http_fixtures import running_http
 from tests.harness.running_nodes import HTTP, running
 from tests.harness.tool_caller import tool_caller
 
@@ -326,6 +329,51 @@ def test_an_api_that_is_not_there_and_a_feature_that_is_refused_are_skipped(node
     absent, refused = asyncio.run(rows())
     assert absent.outcome is refused.outcome is Outcome.SKIPPED
     assert "404" in absent.note and "n is not known" in refused.note
+
+
+def test_schemas_are_skipped_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+
+    async def row() -> Row:
+        async with open_endpoint("http://127.0.0.1:9") as gone:
+            (flat,) = [check for check in _checks("chats") if check.name == FLAT]
+            return await flat.row("chats", Caller(gone, catalogue.APIS["chats"], "model"))
+
+    found = asyncio.run(row())
+    assert found.outcome is Outcome.SKIPPED and "needs jsonschema" in found.note
+
+
+def test_a_server_that_went_away_fails_its_rows() -> None:
+    async def row() -> Row:
+        async with open_endpoint("http://127.0.0.1:9") as gone:
+            caller = Caller(gone, catalogue.APIS["chats"], "model")
+            return await _checks("chats")[0].row("chats", caller)
+
+    found = asyncio.run(row())
+    assert found.outcome is Outcome.FAILED and "is a server running there" in found.note
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "{", "", "3"])
+def test_replies_that_are_no_objects_fail_the_check(value: str, node: Node) -> None:
+    async def row() -> Row:
+        async with open_endpoint(f"http://{node.http_address}") as whole:
+            damage = text(r"^.*$", value)
+            damaged = DamagedEndpoint(whole.url, whole.seconds, whole.session, damage)
+            caller = Caller(damaged, catalogue.APIS["chats"], "model")
+            return await _checks("chats")[0].row("chats", caller)
+
+    assert asyncio.run(row()).outcome is Outcome.FAILED
+
+
+def test_a_key_is_borne_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "key"
+    file.write_text("secret\n")
+    with running_http(config=ServerConfig(api_key="secret")) as http:
+        asked = ["conformance", f"http://{http.server.address}/v1/", "--api", "models"]
+        assert exit_status([*asked, "--api-key-file", str(file)]) == 0
+        assert "3 passed" in capsys.readouterr().out
+        assert exit_status(asked) == 1
+    assert "401" in error_line(capsys)
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def _answer(message: Mapping[str, Any]) -> Answer:
 def _input(text: str) -> Any:
     try:
         return json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Departure("input of a call in the stream", "JSON", text) from error
 
 

@@ -49,7 +49,7 @@ async def _must_follow(caller: Caller, text: str, schema: Mapping[str, Any]) -> 
         raise Unserved(f"the answer ended {answer.end.value}")
     try:
         value = json.loads(answer.text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Departure("the answer", "JSON", answer.text) from error
     for found in jsonschema.Draft202012Validator(schema).iter_errors(value):
         raise Departure("the answer", "a value of the schema", f"{answer.text}: {found.message}")
