@@ -3,7 +3,8 @@
 One event loop's thread; one request at a time.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .apis.api import Api
@@ -12,6 +13,11 @@ from .outcome import Departure, Unserved, shown
 from .question import Answer, Question
 
 _REFUSALS = (400, 404, 405, 422, 501)
+
+
+def names(words: str) -> Callable[[str], bool]:
+    """Whether a refusal's words hold a field's name, as a word of its own."""
+    return lambda field: re.search(rf"(?<!\w){re.escape(field)}(?!\w)", words) is not None
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,6 @@ class Caller:
         if reply.status == 200:
             return reply
         words = reply.body.decode(errors="replace")
-        if reply.status in _REFUSALS and any(name in words for name in features):
+        if reply.status in _REFUSALS and any(map(names(words), features)):
             raise Unserved(f"refused: {reply.status} {shown(words)}")
         raise Departure("status", 200, f"{reply.status} {shown(words)}")

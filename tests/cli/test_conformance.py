@@ -314,21 +314,32 @@ def test_each_check_was_made_to_fail() -> None:
 def test_an_api_that_is_not_there_and_a_feature_that_is_refused_are_skipped(node: Node) -> None:
     async def rows() -> list[Row]:
         async with open_endpoint(f"http://{node.http_address}") as whole:
-            gone = DamagedEndpoint(whole.url, whole.seconds, whole.session, status(404))
+            gone = DamagedEndpoint(
+                *(whole.url, whole.seconds, whole.session),
+                lambda exchange: replace(exchange.reply, status=404, body=b""),
+            )
             refused = DamagedEndpoint(
                 *(whole.url, whole.seconds, whole.session),
                 lambda exchange: replace(exchange.reply, status=400, body=b'"n is not known"'),
             )
             chats = catalogue.APIS["chats"]
             (two,) = [check for check in _checks("chats") if check.name == TWO]
+            broken = DamagedEndpoint(
+                *(whole.url, whole.seconds, whole.session),
+                lambda exchange: replace(exchange.reply, status=400, body=b'"not now"'),
+            )
             return [
                 *await api_rows(Caller(gone, chats, "model"), _checks("chats")),
                 await two.row("chats", Caller(refused, chats, "model")),
+                await two.row("chats", Caller(broken, chats, "model")),
+                *await api_rows(Caller(whole, chats, "no-such-model"), _checks("chats")),
             ]
 
-    absent, refused = asyncio.run(rows())
+    absent, refused, broken, unknown = asyncio.run(rows())
     assert absent.outcome is refused.outcome is Outcome.SKIPPED
     assert "404" in absent.note and "n is not known" in refused.note
+    assert broken.outcome is unknown.outcome is Outcome.FAILED
+    assert "give --model" in unknown.note
 
 
 def test_schemas_are_skipped_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
