@@ -20,6 +20,10 @@ COMMANDS = {
     "replay": ("cli.recording.replay_page", "the page of a recording, without the node"),
     "trace-export": ("cli.recording.trace_export", "recorded traffic as an anonymous trace"),
     "doctor": ("cli.doctor.main", "what would keep a daemon from working here, and the mend"),
+    "conformance": (
+        "cli.conformance.main",
+        "whether an endpoint answers as its APIs say, any server's",
+    ),
     "ray": ("cli.ray.main", "nodes on the machines of a Ray cluster"),
     "simulate": ("bench.fleet.main", "a trace through a fleet of prefill nodes, in virtual time"),
     "replay-trace": (

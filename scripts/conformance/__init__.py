@@ -1,0 +1,1 @@
+"""A server that says what it is asked to say, for `tasuki conformance --dictated`."""

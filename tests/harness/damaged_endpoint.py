@@ -1,0 +1,142 @@
+"""An endpoint whose replies a test damages on their way to the conformance kit's checks."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasuki.cli.conformance.endpoint import Endpoint, Reply
+
+Damage = Callable[["Exchange"], Reply]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request and the reply to it. asked: the request's body where it is an object."""
+
+    method: str
+    path: str
+    asked: Mapping[str, Any]
+    reply: Reply
+
+    @property
+    def is_stream(self) -> bool:
+        return self.reply.content_type == "text/event-stream"
+
+    def with_body(self, text: str) -> Reply:
+        return replace(self.reply, body=text.encode())
+
+
+@dataclass(frozen=True)
+class DamagedEndpoint(Endpoint):
+    damage: Damage = lambda exchange: exchange.reply
+
+    async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
+        reply = await super()._ask(method, path, body)
+        try:
+            asked = json.loads(body or b"{}")
+        except ValueError:
+            asked = {}
+        return self.damage(Exchange(method, path, asked, reply))
+
+
+Change = Callable[[Any], Any]
+"""Of a body, or of one event's data: returns it, changed in place or anew."""
+
+
+def bodies(change: Change) -> Damage:
+    """Changes whole replies."""
+
+    def damage(exchange: Exchange) -> Reply:
+        if exchange.is_stream:
+            return exchange.reply
+        return exchange.with_body(json.dumps(change(json.loads(exchange.reply.body))))
+
+    return damage
+
+
+def events(change: Change) -> Damage:
+    """Changes each event of streams; None leaves it out."""
+
+    def damage(exchange: Exchange) -> Reply:
+        if not exchange.is_stream:
+            return exchange.reply
+        blocks = exchange.reply.body.decode().removesuffix("\n\n").split("\n\n")
+        kept = (_changed_block(block, change) for block in blocks)
+        return exchange.with_body("".join(f"{block}\n\n" for block in kept if block is not None))
+
+    return damage
+
+
+def _changed_block(block: str, change: Change) -> str | None:
+    head, found, data = block.rpartition("data: ")
+    if not found or data == "[DONE]":
+        return block
+    body = change(json.loads(data))
+    return None if body is None else f"{head}data: {json.dumps(body)}"
+
+
+def both(change: Change) -> Damage:
+    """Changes whole replies, and each event of streams."""
+    return lambda exchange: events(change)(replace(exchange, reply=bodies(change)(exchange)))
+
+
+def text(pattern: str, by: str) -> Damage:
+    """Replaces an expression in whatever is replied, where it stands first."""
+    return lambda exchange: exchange.with_body(
+        re.sub(pattern, by, exchange.reply.body.decode(), count=1, flags=re.DOTALL)
+    )
+
+
+def status(number: int) -> Damage:
+    return lambda exchange: replace(exchange.reply, status=number)
+
+
+def content_type(name: str) -> Damage:
+    return lambda exchange: replace(exchange.reply, content_type=name)
+
+
+def set_keys(**values: Any) -> Change:
+    """Wherever these keys stand, at any depth; a function makes the new value of the old one."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, list):
+            return [change(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {key: _new(values, key, change(inner)) for key, inner in value.items()}
+
+    return change
+
+
+def _new(values: Mapping[str, Any], key: str, old: Any) -> Any:
+    if key not in values:
+        return old
+    made = values[key]
+    return made(old) if callable(made) else made
+
+
+def without(key: str) -> Change:
+    """Leaves the key out at the top."""
+    return lambda value: {name: inner for name, inner in value.items() if name != key}
+
+
+def said(key: str, words: str) -> Damage:
+    """Each text under the key becomes these words: of a stream its first piece, and the others
+    nothing."""
+
+    def damage(exchange: Exchange) -> Reply:
+        begun: list[str] = []
+
+        def change(old: Any) -> Any:
+            if not isinstance(old, str) or not old:
+                return old
+            if exchange.is_stream and begun:
+                return ""
+            begun.append(old)
+            return words
+
+        return both(set_keys(**{key: change}))(exchange)
+
+    return damage
