@@ -1,5 +1,5 @@
-"""What thinking budgets cost a decode step: rows whose budgets are far, and rows of which one is
-closed every few steps."""
+"""What thinking budgets cost a decode step: rows whose budgets are far, rows of which one is closed
+every few steps, and rows that are all closed within the steps."""
 
 from collections.abc import Sequence
 from random import Random
@@ -28,6 +28,11 @@ def start_closing(rig: Rig, point: Point, first: int) -> list[Answer]:
     budgets = [first + STEPS_BETWEEN * number for number in range(point.batch)]
     Random(_SEED).shuffle(budgets)
     return _start(rig, point, budgets)
+
+
+def start_together(rig: Rig, point: Point, first: int) -> list[Answer]:
+    """Submit answers that all have one budget. first: tokens of it."""
+    return _start(rig, point, [first] * point.batch)
 
 
 def _start(rig: Rig, point: Point, budgets: Sequence[int]) -> list[Answer]:

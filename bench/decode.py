@@ -18,7 +18,7 @@ from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
-from .budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far
+from .budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far, start_together
 from .config import BenchConfig
 from .errors import BenchError
 from .gpu_timeline import idle_between_steps, work_of
@@ -311,6 +311,7 @@ def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> N
     plain: list[float] = []
     far: list[float] = []
     closing: list[float] = []
+    together: list[float] = []
     # The first answers decode while the last ones are prefilled.
     first = own.warmup_steps + point.batch * point.context // _PROMPT_TOKENS_A_STEP
     for _ in range(_BUDGET_TURNS):
@@ -318,6 +319,7 @@ def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> N
             (plain, _start),
             (far, start_far),
             (closing, partial(start_closing, first=first)),
+            (together, partial(start_together, first=first)),
         ):
             answers = start(rig, point)
             found += _steps(rig, answers, own)
@@ -326,6 +328,7 @@ def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> N
     for what, found in (
         ("all with a thinking budget", far),
         (f"of which one thought is closed every {STEPS_BETWEEN} steps", closing),
+        (f"of which each thought is closed in {own.steps} steps", together),
     ):
         report.add(budget_row(point, what, fmean(found), fmean(plain)))
 

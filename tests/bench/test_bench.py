@@ -129,7 +129,7 @@ def test_steps_with_thinking_budgets_stand_beside_steps_without(
     flags = ["--points", "2x64", "--steps", "4", "--warmup-steps", "2", "--budgets"]
     rows = run(tmp_path / "out.json", "decode", *tiny, *flags)["rows"]
     budgets = [row for row in rows if "thinking budget" in row["name"] or "thought" in row["name"]]
-    assert len(budgets) == 2
+    assert len(budgets) == 3
     assert all(row["extra"]["times the step without"] > 0 for row in budgets)
 
 
