@@ -38,7 +38,9 @@ void ReuseReports::inserted(Allocation& allocation, const StateKey& state,
     cursors_.end_turn(*allocation.cursor, state);
   }
   // Below half a slot's worth of tokens the slot saves less than the KV it displaces.
-  if (what.boundary < half_slot_tokens_ || what.kind == CheckpointKind::kInterior) {
+  // A message's end stands less than a page behind the prompt's, and serves some clients alone.
+  if (what.boundary < half_slot_tokens_ || what.kind == CheckpointKind::kInterior ||
+      what.kind == CheckpointKind::kMessageEnd) {
     put_on_probation(state);
   }
   if (what.kind == CheckpointKind::kPromptEnd) allocation.prompt_state = state;

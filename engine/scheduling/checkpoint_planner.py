@@ -1,5 +1,5 @@
-"""Where a prefill leaves checkpoints: at the prompt's end, at a branch point, at the client's
-marks."""
+"""Where a prefill leaves checkpoints: at the prompt's end, at its last message's end, at a branch
+point, at the client's marks."""
 
 from collections.abc import Iterable
 
@@ -16,9 +16,11 @@ def plan_checkpoints(
     match: Match,
     marks: Iterable[int],
     branches: Iterable[PlannedCheckpoint] = (),
+    message_end: int | None = None,
 ) -> list[PlannedCheckpoint]:
-    """Positions in (cached, tokens), ascending, all multiples of a page, none twice. branches:
-    where others wait to branch off.
+    """Positions in (cached, tokens), ascending, none twice, all but the message's end multiples of a
+    page. branches: where others wait to branch off. message_end: where the last message ends, if
+    the next turn may go on from there.
 
     The prompt's end is kept at the last page boundary that a repeat of the same prompt may use (at
     most tokens - 1). Of many marks the last ones are kept: they cover most. A mark inside a page is
@@ -37,6 +39,8 @@ def plan_checkpoints(
         keep(branch.position, branch.kind)
     for position in match.interior_tokens:
         keep(position, CheckpointKind.INTERIOR)
+    if message_end is not None:
+        keep(message_end, CheckpointKind.MESSAGE_END)
     boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS for mark in marks}
     for position in sorted(boundaries, reverse=True)[:MAX_MARKS]:
         keep(position, CheckpointKind.MARK)
