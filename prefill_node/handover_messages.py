@@ -131,6 +131,11 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
     # Each token can have one.
     if len(ticket.marks) > len(prompt):
         raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {len(prompt)} tokens")
+    message_end = ticket.message_end if ticket.HasField("message_end") else None
+    if message_end is not None and not 0 < message_end < len(prompt):
+        raise InvalidReserve(
+            f"ticket.message_end {message_end} is not inside the prompt's {len(prompt)} tokens"
+        )
     wire = ticket.sampling
     if wire.top_k > _HIGHEST_INT32:
         raise InvalidReserve(f"ticket.sampling: top_k {wire.top_k} is not less than 2^31")
@@ -157,7 +162,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
             caller=ticket.caller,
             priority=ticket.priority,
             due_seconds=_due_seconds(ticket),
-            message_end=ticket.message_end if ticket.HasField("message_end") else None,
+            message_end=message_end,
         ),
         prompt,
         connection,

@@ -541,7 +541,8 @@ class PrefixCache:
         Inside a page the state gets a page of its own: the returned pages are from where the caller
         copies the KV, and to where, before anybody reads it. None: nothing is to be copied. Where
         there is no page for it the slot is free, and nothing stands. A MESSAGE_END takes the place
-        of the one that the allocation started from, at the allocation's release.
+        of the one that the allocation started from, at the allocation's release, if a state stands
+        on the page before that one, or none could.
         """
     def release(self, allocation: Allocation) -> None:
         """Unpin, free what is still the allocation's own. InvalidArgument if already released or

@@ -180,8 +180,8 @@ class HybridPrefixCache(PrefixCache):
     def insert_midway(
         self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
     ) -> tuple[int, int] | None:
-        """The copy waits on return, as those of other calls. REQUIRES: the KV before the boundary is
-        written."""
+        """The copy waits on return, as those of other calls. REQUIRES: the KV before the boundary
+        is written."""
         copy = super().insert_midway(allocation, boundary, slot, kind)
         self._follow_moves()
         if copy is not None:

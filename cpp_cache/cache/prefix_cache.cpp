@@ -416,12 +416,18 @@ std::optional<std::pair<PageId, PageId>> PrefixCache::insert_midway(
     if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
     if (page) copy = {source, *page};
   }
-  Allocation& allocation = allocations_.at(id);
-  if (kind == CheckpointKind::kMessageEnd && allocation.source &&
-      tree_.state(*allocation.source).kind == CheckpointKind::kMessageEnd) {
+  if (kind == CheckpointKind::kMessageEnd) replace_source(allocations_.at(id));
+  return copy;
+}
+
+void PrefixCache::replace_source(Allocation& allocation) const {
+  if (!allocation.source || !allocation.source->tail) return;
+  // Where no state could stand, and does, on the page before, it is its prompt's only one.
+  const Node& host = tree_.node(allocation.source->node);
+  const bool has_neighbour = host.is_root() || host.checkpoint.has_value();
+  if (has_neighbour && tree_.state(*allocation.source).kind == CheckpointKind::kMessageEnd) {
     allocation.replaced_state = allocation.source;
   }
-  return copy;
 }
 
 Position PrefixCache::cover_path(Allocation& allocation, std::int64_t whole) {

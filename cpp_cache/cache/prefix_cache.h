@@ -120,7 +120,8 @@ class PrefixCache {
   // As insert(), of a state behind which the allocation goes on. Inside a page its tail gets a page
   // of its own: returned is from where the caller copies the KV, and to where, before anybody reads
   // it. nullopt: nothing is to be copied; where there was no page for it the slot is free, and
-  // nothing stands. A message's end takes the place of the one that the allocation started from.
+  // nothing stands. A message's end takes the place of the one that the allocation started from, if
+  // a state stands on the page before that one, or none could.
   std::optional<std::pair<PageId, PageId>> insert_midway(AllocationId id, std::int64_t boundary,
                                                          SlotId slot, CheckpointKind kind,
                                                          TurnHint hint = TurnHint::kUnknown);
@@ -188,6 +189,8 @@ class PrefixCache {
                         std::optional<SlotId> slot) const;
   // Its tokens up to there are the tree's; returns where they end. REQUIRES: whole pages.
   Position cover_path(Allocation& allocation, std::int64_t whole);
+  // Another message's end stands now in place of the one that it started from, if it did.
+  void replace_source(Allocation& allocation) const;
   void stand_at(Allocation& allocation, Position place);
   // To the new owner, all that a grant covers.
   void hand_over(const Allocation& allocation, Owner from, Owner to);
