@@ -1,5 +1,5 @@
-"""Where a template, or a client that leaves out thoughts, loses a turn's exact end: by each published
-Qwen template, and by where the prompt's last message is told to end."""
+"""Where a template, or a client that leaves out thoughts, loses a turn's exact end: by each
+published Qwen template, and by where the prompt's last message is told to end."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +50,9 @@ LOST: dict[tuple[str, bool | None], set[str]] = {
 
 
 def template_of(name: str) -> ChatTemplate:
-    return ChatTemplate(template_source(name), Tokenizer.load(embedded_model()), {})
+    tokenizer = Tokenizer.load(embedded_model())
+    assert tokenizer is not None
+    return ChatTemplate(template_source(name), tokenizer, {})
 
 
 def rendered(
