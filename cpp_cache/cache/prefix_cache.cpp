@@ -434,7 +434,6 @@ Position PrefixCache::cover_path(Allocation& allocation, std::int64_t whole) {
   if (whole > allocation.standing.depth) {
     return {inserter_.insert_path(allocation, whole, clock_), whole};
   }
-  if (whole == 0) return {allocation.root, 0};
   return {tree_.cover(allocation.standing.node, whole).node, whole};
 }
 
