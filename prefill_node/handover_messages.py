@@ -194,7 +194,7 @@ def fetch_refused(refusal: m.FetchRefusal) -> pb.SenderMessage:
 
 def _known_to_all(hit: m.HitBreakdown) -> m.HitBreakdown:
     """A receiver of before knows no ends of messages, and refuses what it does not know: they are
-    told as marks."""
+    reported as marks."""
     lost, in_pages = hit.lost, hit.in_pages
     if lost is not None and lost.eviction is not None:
         kind = _known_kind(lost.eviction.checkpoint_kind)
