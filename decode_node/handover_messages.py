@@ -53,6 +53,7 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
                 caller=ticket.caller,
                 priority=ticket.priority,
                 due_seconds=_due_seconds(ticket),
+                message_end=ticket.message_end,
             ),
             prompt=wanted.prompt.astype("<i4", copy=False).tobytes(),
             by_gateway=wanted.sender is not None,

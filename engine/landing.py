@@ -104,7 +104,7 @@ class Landing:
             return
         item.active.progress.land(item.stop, item.write_index, item.num_sampled)
         for planned, slot in item.checkpoints:
-            self._cache.insert(allocation, planned.position, slot, planned.kind)
+            self._cache.insert_midway(allocation, planned.position, slot, planned.kind)
         if scores is not None:
             self._handover.on_scores(request, item.start, scores)
         if sampled is not None:

@@ -211,11 +211,11 @@ class Request:
     due: when it must have been begun, on the queue's clock; first_due: when its first token is due,
     infinite where nobody said when, or it waited past that. overtaken: how often others
     of its line went past it. branch_points: where others branch off before its prompt is begun.
-    changed: as of the Submit. scoring: how its prompt is to be scored; scored: tokens from the
-    second on that were. findable: others may resume at what it leaves in the cache. forks: answers
-    that wait for its prompt to be computed, which is theirs but for the last token; it has none of
-    its own, and its client knows only theirs. carrier: whose fork it was, by its id, since two that
-    hold each other stay long after their end. purpose: as of the Submit. drafting: None where
+    message_end, changed, purpose: as of the Submit. scoring: how its prompt is to be scored;
+    scored: tokens from the second on that were. findable: others may resume at what it leaves in
+    the cache. forks: answers that wait for its prompt to be computed, which is theirs but for the
+    last token; it has none of its own, and its client knows only theirs. carrier: whose fork it
+    was, by its id, since two that hold each other stay long after their end. drafting: None where
     nothing of its answer is drafted."""
 
     id: m.RequestId
@@ -224,6 +224,7 @@ class Request:
     salt: bytes = b""
     cursor: int | None = None
     marks: tuple[int, ...] = ()
+    message_end: int | None = None
     ticket: m.Ticket | None = None
     gateway_room: m.GatewayRoom | None = None
     caller: str = ""

@@ -3,6 +3,8 @@
 What a receiver sends is bounded here, field by field, before an engine sees any of it.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from tasuki.engine import messages as m
@@ -14,6 +16,7 @@ from tasuki.engine.messages.proto import (
     top_to_proto,
 )
 from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.transfer import peer_values
 from tasuki.transfer.protocol.messages import report_to_wire, windows_to_wire
 from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
@@ -128,6 +131,11 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
     # Each token can have one.
     if len(ticket.marks) > len(prompt):
         raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {len(prompt)} tokens")
+    message_end = ticket.message_end if ticket.HasField("message_end") else None
+    if message_end is not None and not 0 < message_end < len(prompt):
+        raise InvalidReserve(
+            f"ticket.message_end {message_end} is not inside the prompt's {len(prompt)} tokens"
+        )
     wire = ticket.sampling
     if wire.top_k > _HIGHEST_INT32:
         raise InvalidReserve(f"ticket.sampling: top_k {wire.top_k} is not less than 2^31")
@@ -154,6 +162,7 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
             caller=ticket.caller,
             priority=ticket.priority,
             due_seconds=_due_seconds(ticket),
+            message_end=message_end,
         ),
         prompt,
         connection,
@@ -183,6 +192,25 @@ def fetch_refused(refusal: m.FetchRefusal) -> pb.SenderMessage:
     return pb.SenderMessage(refused=pb.Refused(kind=_FETCH_REFUSALS[refusal]))
 
 
+def _known_to_all(hit: m.HitBreakdown) -> m.HitBreakdown:
+    """A receiver of before knows no ends of messages, and refuses what it does not know: they are
+    reported as marks."""
+    lost, in_pages = hit.lost, hit.in_pages
+    if lost is not None and lost.eviction is not None:
+        kind = _known_kind(lost.eviction.checkpoint_kind)
+        lost = replace(lost, eviction=replace(lost.eviction, checkpoint_kind=kind))
+    return replace(
+        hit,
+        checkpoint_source=_known_kind(hit.checkpoint_source),
+        lost=lost,
+        in_pages=None if in_pages is None else _known_to_all(in_pages),
+    )
+
+
+def _known_kind(kind: str | None) -> str | None:
+    return CheckpointKind.MARK.value if kind == CheckpointKind.MESSAGE_END.value else kind
+
+
 def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) -> pb.SenderMessage:
     return pb.SenderMessage(
         ready=pb.Ready(
@@ -191,7 +219,7 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
             logprob=token.logprob,
             margin=token.margin,
             tail_seconds=tail_seconds,
-            hit=hit_to_proto(token.hit),
+            hit=hit_to_proto(_known_to_all(token.hit)),
             pulled=None if token.pulled is None else pulled_to_proto(token.pulled),
             route=None if token.route is None else route_to_proto(token.route),
             top=top_to_proto(token.top),

@@ -371,7 +371,7 @@ class Held(_message.Message):
     def __init__(self, generation: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority", "due_seconds")
+    __slots__ = ("room", "generation", "kv_matched", "sampling", "salt", "marks", "offered", "caller", "priority", "due_seconds", "message_end")
     ROOM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KV_MATCHED_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +382,7 @@ class Ticket(_message.Message):
     CALLER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_END_FIELD_NUMBER: _ClassVar[int]
     room: int
     generation: int
     kv_matched: int
@@ -392,7 +393,8 @@ class Ticket(_message.Message):
     caller: str
     priority: int
     due_seconds: float
-    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ..., due_seconds: _Optional[float] = ...) -> None: ...
+    message_end: int
+    def __init__(self, room: _Optional[int] = ..., generation: _Optional[int] = ..., kv_matched: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[_Iterable[int]] = ..., offered: _Optional[int] = ..., caller: _Optional[str] = ..., priority: _Optional[int] = ..., due_seconds: _Optional[float] = ..., message_end: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_token_ids", "ignore_eos", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens", "bad_words", "allowed_token_ids", "top_logprobs", "grammar", "thinking")

@@ -33,6 +33,7 @@ class CheckpointKind(Enum):
     BRANCH = "branch"
     MARK = "mark"
     INTERIOR = "interior"
+    MESSAGE_END = "message_end"
 
 class TierConfig:
     """Memory below the arena, in slabs of the arena's shape. A load from it costs fixed_cost and
@@ -532,6 +533,17 @@ class PrefixCache:
         partial page too, and ends the allocation's right to write (only release() may follow).
         `hint` is what the end of the answer shows of the next request: unknown, tool_call or
         end_of_turn."""
+    def insert_midway(
+        self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
+    ) -> tuple[int, int] | None:
+        """As insert(), of a state behind which the allocation goes on to write.
+
+        Inside a page the state gets a page of its own: the returned pages are from where the caller
+        copies the KV, and to where, before anybody reads it. None: nothing is to be copied. Where
+        there is no page for it the slot is free, and nothing stands. A MESSAGE_END takes the place
+        of the one that the allocation started from, at the allocation's release, if a state stands
+        on the page before that one, or none could.
+        """
     def release(self, allocation: Allocation) -> None:
         """Unpin, free what is still the allocation's own. InvalidArgument if already released or
         granted."""

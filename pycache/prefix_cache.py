@@ -19,7 +19,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ._cpp_cache import Allocation, PrefixCache, TierConfig, TierWrite, TreeConfig
+from ._cpp_cache import (
+    Allocation,
+    CheckpointKind,
+    PrefixCache,
+    TierConfig,
+    TierWrite,
+    TreeConfig,
+)
 from .arena import Arena
 from .copies import CopyKind, CopyOp
 
@@ -169,6 +176,17 @@ class HybridPrefixCache(PrefixCache):
         extended = super().extend(allocation, capacity_tokens)
         self._follow_moves()
         return extended
+
+    def insert_midway(
+        self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
+    ) -> tuple[int, int] | None:
+        """The copy waits on return, as those of other calls. REQUIRES: the KV before the boundary
+        is written."""
+        copy = super().insert_midway(allocation, boundary, slot, kind)
+        self._follow_moves()
+        if copy is not None:
+            self._copies.append(CopyOp(CopyKind.PAGE, *copy))
+        return copy
 
     def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
         slot = super().take_checkpoint_slot(allocation)

@@ -169,6 +169,17 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
           },
           "allocation"_a, "boundary"_a, "slot"_a, "kind"_a, "hint"_a = "unknown")
       .def(
+          "insert_midway",
+          [kinds](const CachePtr& self, const AllocationHandle& handle, std::int64_t boundary,
+                  std::int32_t slot,
+                  const py::object& kind) -> std::optional<std::pair<std::int32_t, std::int32_t>> {
+            const auto copy = self->insert_midway(id_in(self, handle), boundary,
+                                                  static_cast<SlotId>(slot), kinds.value_of(kind));
+            if (!copy) return std::nullopt;
+            return std::pair{raw(copy->first), raw(copy->second)};
+          },
+          "allocation"_a, "boundary"_a, "slot"_a, "kind"_a)
+      .def(
           "grant",
           [](const CachePtr& self, const AllocationHandle& handle) {
             self->grant(id_in(self, handle));

@@ -12,7 +12,7 @@ namespace {
 constexpr std::pair<const char*, CheckpointKind> kKinds[] = {
     {"PROMPT_END", CheckpointKind::kPromptEnd}, {"TURN_END", CheckpointKind::kTurnEnd},
     {"BRANCH", CheckpointKind::kBranch},        {"MARK", CheckpointKind::kMark},
-    {"INTERIOR", CheckpointKind::kInterior},
+    {"INTERIOR", CheckpointKind::kInterior},    {"MESSAGE_END", CheckpointKind::kMessageEnd},
 };
 
 }  // namespace

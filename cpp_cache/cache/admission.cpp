@@ -130,6 +130,7 @@ std::optional<AllocationId> Admission::admit(Tokens prompt, std::string_view sal
 void Admission::fork_from(const StateKey& source, Allocation& allocation, Tick now) {
   tree_.touch(source, now);
   if (tiers_ != nullptr) tiers_->used(source, now);
+  allocation.source = source;
   allocation.pinned_states.push_back(source);
   allocation.cow_source_slot = tree_.state(source).slot;
   if (!source.tail) return;

@@ -90,17 +90,46 @@ std::vector<PageId> Inserter::give_pages(Allocation& allocation, std::int64_t fr
 
 NodeId Inserter::insert_state(Allocation& allocation, NodeId node, SlotId slot,
                               const InsertedState& state, Tick now) {
-  const std::int64_t whole = state.boundary / kPageTokens * kPageTokens;
-  if (tree_.node(node).depth > whole) node = split(node, whole, now);
+  node = host_of(node, state.boundary, now);
   const Birth birth{state.kind, state.hint, state.boundary, allocation.turns};
   const Node& host = tree_.node(node);
   allocation.give_slot(slot);
   const StateKey key = state.boundary == host.depth
                            ? insert_checkpoint(allocation, host, slot, birth, now)
                            : insert_tail(allocation, host, slot, birth, now);
+  report(allocation, key, state);
+  return node;
+}
+
+std::pair<NodeId, std::optional<PageId>> Inserter::insert_midway(Allocation& allocation,
+                                                                 NodeId node, SlotId slot,
+                                                                 const InsertedState& state,
+                                                                 Tick now) {
+  node = host_of(node, state.boundary, now);
+  const Birth birth{state.kind, state.hint, state.boundary, allocation.turns};
+  const Node& host = tree_.node(node);
+  const Tokens tokens = allocation.run(host.depth, state.boundary);
+  allocation.give_slot(slot);
+  std::optional<PageId> taken;
+  auto key = standing_tail(host, tokens, slot, now);
+  if (!key) {
+    std::vector<PageId> pages;
+    allocator_.take_pages(1, pages);
+    taken = pages.front();
+    key = attach_tail(host, tokens, *taken, slot, birth, now);
+  }
+  report(allocation, *key, state);
+  return {node, taken};
+}
+
+NodeId Inserter::host_of(NodeId node, std::int64_t boundary, Tick now) {
+  const std::int64_t whole = boundary / kPageTokens * kPageTokens;
+  return tree_.node(node).depth > whole ? split(node, whole, now) : node;
+}
+
+void Inserter::report(Allocation& allocation, const StateKey& key, const InsertedState& state) {
   reports_.inserted(allocation, key, state);
   if (allocation.is_sampled) allocation.inserted.push_back(state);
-  return node;
 }
 
 StateKey Inserter::insert_checkpoint(Allocation& allocation, const Node& host, SlotId slot,
@@ -122,20 +151,30 @@ StateKey Inserter::insert_tail(Allocation& allocation, const Node& host, SlotId 
                                const Birth& birth, Tick now) {
   allocation.state = AllocationState::kClosed;
   const Tokens tokens = allocation.run(host.depth, birth.boundary);
-  const Tail* const same = host.tails.find(tokens);
-  if (same != nullptr && same->resident()) {
-    const StateKey key{host.id, same->id};
-    allocator_.give_back(slot, Owner::kWorking);
-    tree_.touch(key, now);
-    return key;
-  }
+  if (const auto same = standing_tail(host, tokens, slot, now)) return *same;
   const PageId page = allocation.give_page(static_cast<std::size_t>(host.depth / kPageTokens));
+  const StateKey key = attach_tail(host, tokens, page, slot, birth, now);
+  tree_.pins().pin_state(key);
+  allocation.pinned_states.push_back(key);
+  return key;
+}
+
+std::optional<StateKey> Inserter::standing_tail(const Node& host, Tokens tokens, SlotId slot,
+                                                Tick now) {
+  const Tail* const same = host.tails.find(tokens);
+  if (same == nullptr || !same->resident()) return std::nullopt;
+  const StateKey key{host.id, same->id};
+  allocator_.give_back(slot, Owner::kWorking);
+  tree_.touch(key, now);
+  return key;
+}
+
+StateKey Inserter::attach_tail(const Node& host, Tokens tokens, PageId page, SlotId slot,
+                               const Birth& birth, Tick now) {
   allocator_.hand_over(page, Owner::kWorking, Owner::kTree);
   allocator_.hand_over(slot, Owner::kWorking, Owner::kTree);
   const StateKey key{host.id, tree_.attach_tail(host.id, tokens, page, slot, birth, now)};
   stored(key);
-  tree_.pins().pin_state(key);
-  allocation.pinned_states.push_back(key);
   return key;
 }
 

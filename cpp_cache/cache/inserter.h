@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "alloc/slab_allocator.h"
@@ -35,6 +37,12 @@ class Inserter {
   // REQUIRES: the node's edge holds that end; the slot is the allocation's.
   NodeId insert_state(Allocation& allocation, NodeId node, SlotId slot, const InsertedState& state,
                       Tick now);
+  // As insert_state(), of a state inside a page that the allocation goes on to write: its tail gets
+  // a page of its own. Returns the node, and that page where one was taken: it lacks its KV.
+  // REQUIRES: a page is free.
+  std::pair<NodeId, std::optional<PageId>> insert_midway(Allocation& allocation, NodeId node,
+                                                         SlotId slot, const InsertedState& state,
+                                                         Tick now);
 
  private:
   void stored(const StateKey& state);
@@ -45,6 +53,14 @@ class Inserter {
                              const Birth& birth, Tick now);
   StateKey insert_tail(Allocation& allocation, const Node& host, SlotId slot, const Birth& birth,
                        Tick now);
+  // The same tail, which takes the place of one that is to be inserted: the slot is free then.
+  std::optional<StateKey> standing_tail(const Node& host, Tokens tokens, SlotId slot, Tick now);
+  // The page, which is an allocation's, and the slot are the tail's.
+  StateKey attach_tail(const Node& host, Tokens tokens, PageId page, SlotId slot,
+                       const Birth& birth, Tick now);
+  // The node that ends at the last whole page before the state. REQUIRES: as of insert_state().
+  NodeId host_of(NodeId node, std::int64_t boundary, Tick now);
+  void report(Allocation& allocation, const StateKey& key, const InsertedState& state);
 
   SlabAllocator& allocator_;
   RadixTree& tree_;

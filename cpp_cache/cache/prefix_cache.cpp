@@ -381,19 +381,60 @@ void PrefixCache::insert(AllocationId id, std::int64_t boundary, std::optional<S
   check_insertable(allocation, boundary, slot);
   ++clock_;
   ++room_version_;
-  const std::int64_t whole = boundary / kPageTokens * kPageTokens;
-  Position place{allocation.root, whole};
-  if (whole > allocation.standing.depth) {
-    place.node = inserter_.insert_path(allocation, whole, clock_);
-  } else if (whole > 0) {
-    place.node = tree_.cover(allocation.standing.node, whole).node;
-  }
+  Position place = cover_path(allocation, boundary / kPageTokens * kPageTokens);
   if (slot) {
     place.node =
         inserter_.insert_state(allocation, place.node, *slot, {boundary, kind, hint}, clock_);
   }
-  if (whole >= allocation.standing.depth) stand_at(allocation, place);
+  if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
   allocation.count_shared_pages();
+}
+
+std::optional<std::pair<PageId, PageId>> PrefixCache::insert_midway(
+    AllocationId id, std::int64_t boundary, SlotId slot, CheckpointKind kind, TurnHint hint) {
+  std::optional<std::pair<PageId, PageId>> copy;
+  if (boundary % kPageTokens == 0) {
+    insert(id, boundary, slot, kind, hint);
+  } else {
+    Allocation& allocation = allocations_.working(id, "insert_midway");
+    check_insertable(allocation, boundary, slot);
+    ++clock_;
+    ++room_version_;
+    Position place = cover_path(allocation, boundary / kPageTokens * kPageTokens);
+    // It keeps its path, whatever goes for the page.
+    if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
+    allocation.count_shared_pages();
+    if (!reclaimer_.make_room(1, 0, id, clock_)) {
+      allocation.give_slot(slot);
+      allocator_.give_back(slot, Owner::kWorking);
+      return std::nullopt;
+    }
+    const PageId source = allocation.pages[static_cast<std::size_t>(place.depth / kPageTokens)];
+    const auto [node, page] =
+        inserter_.insert_midway(allocation, place.node, slot, {boundary, kind, hint}, clock_);
+    place.node = node;
+    if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
+    if (page) copy = {source, *page};
+  }
+  if (kind == CheckpointKind::kMessageEnd) replace_source(allocations_.at(id));
+  return copy;
+}
+
+void PrefixCache::replace_source(Allocation& allocation) const {
+  if (!allocation.source || !allocation.source->tail) return;
+  // Where no state could stand, and does, on the page before, it is its prompt's only one.
+  const Node& host = tree_.node(allocation.source->node);
+  const bool has_neighbour = host.is_root() || host.checkpoint.has_value();
+  if (has_neighbour && tree_.state(*allocation.source).kind == CheckpointKind::kMessageEnd) {
+    allocation.replaced_state = allocation.source;
+  }
+}
+
+Position PrefixCache::cover_path(Allocation& allocation, std::int64_t whole) {
+  if (whole > allocation.standing.depth) {
+    return {inserter_.insert_path(allocation, whole, clock_), whole};
+  }
+  return {tree_.cover(allocation.standing.node, whole).node, whole};
 }
 
 void PrefixCache::stand_at(Allocation& allocation, Position place) {
@@ -433,6 +474,7 @@ void PrefixCache::end(const Allocation& allocation) {
     allocator_.give_back(slot, Owner::kWorking);
   }
   for (const StateKey& state : allocation.pinned_states) tree_.pins().unpin_state(state);
+  if (allocation.replaced_state) reclaimer_.drop(*allocation.replaced_state, clock_);
   tree_.pins().unpin(allocation.standing.node, allocation.id);
   tree_.close_root_if_bare(allocation.root);
   allocations_.erase(allocation.id);

@@ -34,6 +34,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "alloc/quarantine_table.h"
@@ -116,6 +117,14 @@ class PrefixCache {
   // `hint` is what the answer's end means; it is remembered of the prompt's end too.
   void insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
               CheckpointKind kind, TurnHint hint = TurnHint::kUnknown);
+  // As insert(), of a state behind which the allocation goes on. Inside a page its tail gets a page
+  // of its own: returned is from where the caller copies the KV, and to where, before anybody reads
+  // it. nullopt: nothing is to be copied; where there was no page for it the slot is free, and
+  // nothing stands. A message's end takes the place of the one that the allocation started from, if
+  // a state stands on the page before that one, or none could.
+  std::optional<std::pair<PageId, PageId>> insert_midway(AllocationId id, std::int64_t boundary,
+                                                         SlotId slot, CheckpointKind kind,
+                                                         TurnHint hint = TurnHint::kUnknown);
   void release(AllocationId id);
 
   // Tiers below the arena. What an allocation loads (Allocation::load) is copied by the caller, who
@@ -178,6 +187,10 @@ class PrefixCache {
                                     const AllocationTerms& terms, const AdmissionPlan& plan);
   void check_insertable(const Allocation& allocation, std::int64_t boundary,
                         std::optional<SlotId> slot) const;
+  // Its tokens up to there are the tree's; returns where they end. REQUIRES: whole pages.
+  Position cover_path(Allocation& allocation, std::int64_t whole);
+  // Another message's end stands now in place of the one that it started from, if it did.
+  void replace_source(Allocation& allocation) const;
   void stand_at(Allocation& allocation, Position place);
   // To the new owner, all that a grant covers.
   void hand_over(const Allocation& allocation, Owner from, Owner to);

@@ -66,14 +66,23 @@ Eviction Reclaimer::described(const EvictionItem& item,
 }
 
 void Reclaimer::evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now) {
-  if (tiers_ != nullptr) tiers_->leaving(item);
-  observers_.evicting(item);
   log_.add(item, described(item, allocation));
-  const Freed freed = tree_.evict(item, now);
-  for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
-  if (freed.slot) allocator_.give_back(*freed.slot, Owner::kTree);
+  const Freed freed = take_out(item, now);
   evicted_pages_ += static_cast<std::int64_t>(freed.pages.size());
   evicted_checkpoints_ += freed.slot ? 1 : 0;
+}
+
+void Reclaimer::drop(const StateKey& state, Tick now) {
+  if (const auto item = tree_.candidates().state_item(state)) take_out(*item, now);
+}
+
+Freed Reclaimer::take_out(const EvictionItem& item, Tick now) {
+  if (tiers_ != nullptr) tiers_->leaving(item);
+  observers_.evicting(item);
+  Freed freed = tree_.evict(item, now);
+  for (const PageId page : freed.pages) allocator_.give_back(page, Owner::kTree);
+  if (freed.slot) allocator_.give_back(*freed.slot, Owner::kTree);
+  return freed;
 }
 
 bool Reclaimer::empty_a_slab() {

@@ -34,6 +34,9 @@ class Reclaimer {
   bool make_room(std::int64_t pages, std::int64_t slots, AllocationId allocation, Tick now);
   // All that is unpinned.
   void evict_all(Tick now);
+  // A state that another one has replaced, where nobody pins it. That is no eviction: nothing was
+  // short. REQUIRES: its node is alive.
+  void drop(const StateKey& state, Tick now);
 
   // Moves decided since the last call, in order.
   std::vector<PageMove> drain_moves();
@@ -50,6 +53,8 @@ class Reclaimer {
   bool is_emptiable(std::int64_t slab) const;
   std::int64_t emptiable_slabs() const;
   void evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now);
+  // Gives back what the tree gives up. Returns what that was.
+  Freed take_out(const EvictionItem& item, Tick now);
   // For the log; before it is evicted.
   Eviction described(const EvictionItem& item, std::optional<AllocationId> allocation) const;
   // Moves the pages of one slab into gaps of others; false where no slab can be emptied so.

@@ -27,9 +27,11 @@ double ShadowCache::serve(const Served& served) {
     const bool is_last = state.boundary == states.back().boundary;
     const std::optional<SlotId> slot =
         is_last ? cache_.allocation(*id).working_slots.front() : cache_.take_checkpoint_slot(*id);
-    if (slot) cache_.insert(*id, state.boundary, slot, state.kind, state.hint);
-    const bool is_tail = state.boundary % kPageTokens != 0;
-    if (is_last || (slot && is_tail)) break;  // nothing may follow a tail
+    if (is_last) {
+      cache_.insert(*id, state.boundary, slot, state.kind, state.hint);
+      break;
+    }
+    if (slot) cache_.insert_midway(*id, state.boundary, *slot, state.kind, state.hint);
   }
   cache_.release(*id);
   cache_.drain_moves();

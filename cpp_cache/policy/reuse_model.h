@@ -26,7 +26,7 @@ struct ReuseClass {
 // wider groups it belongs to. All time is injected.
 class ReuseModel {
  public:
-  static constexpr std::int32_t kClasses = 5 * 3 * 2 * 4 * 4;
+  static constexpr std::int32_t kClasses = 6 * 3 * 2 * 4 * 4;
   static constexpr std::int32_t kBuckets = 24;  // of age: up to 1 s, then doubling
 
   ReuseModel();

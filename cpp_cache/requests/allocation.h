@@ -41,6 +41,7 @@ struct Allocation {
   std::optional<SlotId> cow_source_slot{};
   std::optional<std::pair<PageId, PageId>> tail_copy{};
   std::optional<PageId> source_page{};  // the tail's, where the state stands inside a page
+  std::optional<StateKey> source{};  // the state that it started from
   std::vector<StateKey> pinned_states{};
   std::vector<PageId> pages{};
   std::vector<bool> own{};  // by logical page
@@ -53,6 +54,8 @@ struct Allocation {
   bool is_sampled = false;                 // the policies are tried with it
   std::vector<InsertedState> inserted{};   // states, in order, if it is sampled
   std::optional<StateKey> prompt_state{};  // that it inserted at its prompt's end
+  // The end of an earlier message of its conversation, in whose place it inserted a later one.
+  std::optional<StateKey> replaced_state{};
   std::optional<PendingLoad> load{};       // it is granted until that has ended
   AllocationState state = AllocationState::kWorking;
 

@@ -34,6 +34,17 @@ std::optional<EvictionItem> EvictionCandidates::kv_item(const Node& node) {
   return EvictionItem{EvictionKind::kLeafPages, node.last_use, node.id, std::nullopt};
 }
 
+std::optional<EvictionItem> EvictionCandidates::state_item(const StateKey& state) const {
+  const Node& node = nodes_[state.node];
+  if (!state.tail) {
+    if (!node.checkpoint || node.checkpoint->pins > 0) return std::nullopt;
+    return checkpoint_item(node);
+  }
+  const Tail* const tail = node.tails.find(*state.tail);
+  if (tail == nullptr || !is_loose(*tail)) return std::nullopt;
+  return tail_item(node, *tail);
+}
+
 bool EvictionCandidates::lists_checkpoint(const Node& node) const {
   return policy_->contains(checkpoint_item(node));
 }

@@ -39,6 +39,8 @@ class EvictionCandidates {
 
   // The node's KV, where it may be evicted.
   static std::optional<EvictionItem> kv_item(const Node& node);
+  // A state that stands, where nobody pins it.
+  std::optional<EvictionItem> state_item(const StateKey& state) const;
   bool lists_checkpoint(const Node& node) const;
   bool lists_tail(const Node& node, const Tail& tail) const;
 

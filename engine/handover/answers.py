@@ -130,6 +130,7 @@ class Answers(Handover):
             salt,
             cursor,
             message.marks,
+            message.message_end,
             gateway_room=message.gateway_room,
             caller=message.caller,
             priority=message.priority,

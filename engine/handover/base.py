@@ -188,6 +188,7 @@ class Handover(ABC):
                 allocation.match,
                 request.marks,
                 request.branch_points,
+                request.message_end,
             )
         progress = self._scheduler.progress.begin(slots, computed, slot)
         return Prefilling(allocation, progress, checkpoints=planned)

@@ -131,6 +131,7 @@ class PrefillHandover(Handover):
             ticket.sampling,
             ticket.salt,
             marks=ticket.marks,
+            message_end=ticket.message_end,
             ticket=ticket,
             # A line for each: a decode node that is full holds up no other one's rooms.
             caller=f"{message.peer}/{ticket.caller}",

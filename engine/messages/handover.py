@@ -17,8 +17,8 @@ from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, 
 class Ticket(Message):
     """What the receiver gives with Reserve. kv_matched is KV it holds (page multiple), not usable
     state. offered: tokens of which it could give KV and the state at exactly their end; 0: none.
-    caller and priority: as of Submit. due_seconds: until its first token is due, from now on; None:
-    nobody said when."""
+    caller, priority and message_end: as of Submit. due_seconds: until its first token is due, from
+    now on; None: nobody said when."""
 
     room: RoomId
     generation: int
@@ -30,6 +30,7 @@ class Ticket(Message):
     caller: str = ""
     priority: int = 0
     due_seconds: float | None = None
+    message_end: int | None = None
 
 
 class Grant(Message):

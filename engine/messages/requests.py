@@ -49,7 +49,9 @@ class Purpose(Enum):
 class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
-    marks are token counts at which the client wants a checkpoint (role boundaries). session: what
+    marks are token counts at which the client wants a checkpoint (role boundaries). message_end:
+    the token count at which the last message ends, before the answer's opening, where the next turn
+    may go on; None: it is of no use there, or nobody knows. session: what
     operators may call the conversation; the engine does not look at it. gateway_room: the room of
     its first hand-over, where a gateway made it. caller: callers of different names have equal
     parts of the engine where it is scarce. priority: of a caller's requests the lowest comes first.
@@ -79,6 +81,7 @@ class Submit(Message):
     forks: tuple[Fork, ...] = ()
     purpose: Purpose = Purpose.ANSWER
     prediction: Tokens = field(default_factory=lambda: _NO_TOKENS)
+    message_end: int | None = None
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:

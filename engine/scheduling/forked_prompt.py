@@ -31,6 +31,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
         NOTHING_DRAWN,
         first.salt,
         marks=tuple(mark for mark in first.marks if mark <= tokens),
+        message_end=first.message_end,
         caller=first.caller,
         priority=first.priority,
         patience=first.patience,

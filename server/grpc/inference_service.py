@@ -66,21 +66,22 @@ class InferenceService(pb_grpc.InferenceServicer):
         request_context = grpc_request_context(self._keys, context)
         await self._engine.admit(request_context.caller)
         salt = salt_of(request_context.tenant, request.cache_salt)
-        tokens, marks = await self._codec.work.run(
+        prompt = await self._codec.work.run(
             request_context.line, partial(read_prompt, request, salt, self._codec), hold.size
         )
         sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
         sampling = await with_text_rules(
-            sampling, request.sampling, tokens, self._codec, request_context.line
+            sampling, request.sampling, prompt.tokens, self._codec, request_context.line
         )
         choices = range(read_choices(request))
         asks_scores = request.HasField("prompt_logprobs")
         submit = Submit(
             request_id=request_id,
-            prompt=tokens,
+            prompt=prompt.tokens,
             sampling=sampling,
             salt=salt,
-            marks=marks,
+            marks=prompt.marks,
+            message_end=prompt.message_end,
             priority=request.priority,
             patience=patience_of(context),
             targets=read_targets(request.targets).or_else(metadata_targets(context)),

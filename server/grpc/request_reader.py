@@ -30,6 +30,7 @@ from tasuki.server.request_checks import (
 from tasuki.server.text.bad_words import read_bad_words
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, ChatRenderer
+from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import (
     AskedGrammar,
     check_followable,
@@ -44,25 +45,23 @@ from tasuki.server.text.text_codec import TextCodec
 _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
 
 
-def read_prompt(
-    request: pb.GenerateRequest, salt: bytes, codec: TextCodec
-) -> tuple[Tokens, tuple[int, ...]]:
-    """The whole prompt, int32 [T], and its marks, ascending. salt: of the prompt in the engine."""
+def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
+    """The whole prompt. salt: of the prompt in the engine."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         rendered = ChatRenderer(codec).conversation(
             read_messages(request.messages), open_answer=True, salt=salt
         )
-        tokens, marks = rendered.tokens, rendered.marks
     else:
-        tokens, marks = read_plain_input(request, codec), ()
+        rendered = RenderedPrompt(read_plain_input(request, codec))
+    tokens = rendered.tokens
     if not len(tokens):
         raise InvalidRequest(
             "prompt is empty: send text, token_ids or messages with at least one token"
         )
     check_length("prompt", len(tokens), codec)
     asked = read_marks(request.marks, len(tokens))
-    return tokens, tuple(sorted({*marks, *asked}))
+    return replace(rendered, marks=tuple(sorted({*rendered.marks, *asked})))
 
 
 def read_plain_input(

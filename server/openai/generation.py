@@ -169,6 +169,7 @@ def read_submit(
         sampling=options.sampling,
         salt=prompt_salt(request, fields),
         marks=prompt.marks,
+        message_end=prompt.message_end,
         changed=prompt.changed,
         session=_session(fields, tenant),
         priority=check_priority(fields.integer("priority") or 0),

@@ -30,6 +30,7 @@ from .rendering.compiled_template import CompiledTemplate
 from .rendering.conversation_parts import PARTS_BYTES, ConversationParts, Part
 from .rendering.message_ends import message_ends
 from .rendering.special_token_guard import MARK_BEGIN, MARK_END, SpecialTokenGuard, any_of
+from .rendering.turn_ends import TurnEnds
 from .thinking import END_OF_THINK, Thinking, thinking_behind
 from .tokenizer import Tokenizer
 
@@ -50,12 +51,14 @@ class RenderedPrompt:
     """tokens: int32 [T]. marks: token counts at which a message ends and a special token or the end
     follows, ascending. thinking: of an answer to the prompt. changed: the tokens [begin, end) of
     the conversation that the turn before had otherwise, as the template then rendered it; None
-    where it had the same, or nothing is remembered of it."""
+    where it had the same, or nothing is remembered of it. message_end: tokens before the answer's
+    opening, where the next turn may go on from there and not from this one's exact end."""
 
     tokens: Tokens
     marks: tuple[int, ...] = ()
     thinking: Thinking = Thinking.NEVER
     changed: tuple[int, int] | None = None
+    message_end: int | None = None
 
 
 class ChatTemplate:
@@ -74,6 +77,7 @@ class ChatTemplate:
         self.tokenizer_class = tokenizer_class
         self.variables = variables
         self._template = CompiledTemplate(source, variables)
+        self._turn_ends = TurnEnds(self._template)
         self._guard = SpecialTokenGuard(tokenizer)
         self._added = any_of(tokenizer.added_tokens)
         self._special_ids = {
@@ -165,7 +169,18 @@ class ChatTemplate:
                 until = text[: places.ends[answered + 1]]
                 changed = self._difference(salt, before, rendered.tokens, until)
         parts.remember_asked(text)
-        return replace(rendered, thinking=thinking_behind(text, self.source), changed=changed)
+        thinking = thinking_behind(text, self.source)
+        closed = part(len(messages)) if places.closed is None else places.closed
+        message_end = None
+        if closed is not None and self._turn_ends.may_be_lost(messages, thinking, asked):
+            message_end = self._without(salt, rendered.tokens, text[closed:])
+        return replace(rendered, thinking=thinking, changed=changed, message_end=message_end)
+
+    def _without(self, salt: bytes, tokens: Tokens, end: str) -> int | None:
+        """How many tokens stand before those of `end`; None where its tokens are not the last."""
+        ending = self._encode(salt, end, set()).tokens
+        left = len(tokens) - len(ending)
+        return left if left > 0 and np.array_equal(tokens[left:], ending) else None
 
     def _difference(
         self, salt: bytes, before: str, tokens: Tokens, until: str

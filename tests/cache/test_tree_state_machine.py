@@ -232,6 +232,30 @@ class TreeMachine(RuleBasedStateMachine):
         if boundary > 0:
             self.publish_at(held, boundary, slot)
 
+    @precondition(lambda self: self.able("writing"))
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from([CheckpointKind.MESSAGE_END, CheckpointKind.MARK]),
+        cut=st.sampled_from([0, 1, 5, 32, 64, 70]),
+    )
+    def insert_midway(self, data: st.DataObject, kind: CheckpointKind, cut: int) -> None:
+        held = self.pick(data, "writing")
+        boundary = len(held.tokens) - cut
+        slots = held.working + held.destinations
+        if not slots or boundary < 1 or boundary > held.allocation.capacity_tokens:
+            return
+        if whole(boundary) < whole(held.allocation.cached_tokens):
+            return
+        if boundary % PAGE_TOKENS and not held.own[boundary // PAGE_TOKENS]:
+            return
+        slot = data.draw(st.sampled_from(slots))
+        copied = self.tree.insert_midway(held.allocation, boundary, slot, kind)
+        self.oracle.learn(self.tree)
+        self.oracle.published_midway(held, boundary, slot, copied)
+        cursor = held.cursor
+        if cursor in self.cursors:
+            self.cursors[cursor] = (held.salt, held.tokens[: held.standing])
+
     def publish_at(self, held: Held, boundary: int, slot: int | None) -> None:
         self.tree.insert(held.allocation, boundary, slot, CheckpointKind.TURN_END)
         self.oracle.published(held, boundary, slot)
@@ -245,6 +269,8 @@ class TreeMachine(RuleBasedStateMachine):
         held = self.pick(data, "releasable")
         self.tree.release(held.allocation)
         self.oracle.allocations.remove(held)
+        # A message's end that it replaced is gone.
+        self.oracle.learn(self.tree)
 
     @precondition(lambda self: self.able("writing"))
     @rule(data=st.data())
@@ -268,6 +294,7 @@ class TreeMachine(RuleBasedStateMachine):
         own = [page for page, mine in zip(held.pages, held.own, strict=True) if mine]
         self.oracle.allocations.remove(held)
         self.oracle.quarantined[quarantine] = (own, held.working + held.destinations)
+        self.oracle.learn(self.tree)
 
     @precondition(lambda self: self.oracle.quarantined)
     @rule()

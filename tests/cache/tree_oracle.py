@@ -285,9 +285,7 @@ class Oracle:
         held.standing = max(held.standing, whole(boundary))
         if slot is None:
             return
-        for slots in (held.working, held.destinations):
-            if slot in slots:
-                slots.remove(slot)
+        self._gave(held, slot)
         place = (held.salt, held.tokens[:boundary])
         held.closed = boundary % PAGE_TOKENS != 0
         if place in self.states:
@@ -299,3 +297,26 @@ class Oracle:
             self.tails[place] = held.pages[index]
             held.own[index] = False
             held.pinned_states.append(place)
+
+    def published_midway(
+        self, held: Held, boundary: int, slot: int, copied: tuple[int, int] | None
+    ) -> None:
+        """A state behind which the allocation goes on. copied: as insert_midway() returned it."""
+        if boundary % PAGE_TOKENS == 0:
+            self.published(held, boundary, slot)
+            return
+        self.published(held, whole(boundary), None)
+        self._gave(held, slot)
+        if copied is None:
+            # It stands already, or there was no page for it.
+            return
+        source, own = copied
+        assert source == held.pages[boundary // PAGE_TOKENS] and own not in held.pages
+        place = (held.salt, held.tokens[:boundary])
+        self.states[place], self.tails[place] = slot, own
+        self.evicted_states.discard(place)
+
+    def _gave(self, held: Held, slot: int) -> None:
+        for slots in (held.working, held.destinations):
+            if slot in slots:
+                slots.remove(slot)

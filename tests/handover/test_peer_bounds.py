@@ -316,6 +316,35 @@ def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | 
         read(4097)
 
 
+def test_a_message_ends_inside_the_prompt_or_nobody_says_where() -> None:
+    def read(**fields: int) -> m.PrefillReserve:
+        sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
+        ticket = pb.Ticket(room=1, sampling=sampling, **fields)
+        prompt = np.zeros(4, dtype="<i4").tobytes()
+        return prefill_wire.reserve_from_wire(
+            pb.Reserve(ticket=ticket, prompt=prompt), "connection"
+        )
+
+    assert read().ticket.message_end is None, "as of a peer of before"
+    assert read(message_end=3).ticket.message_end == 3
+    for wrong in (0, 4, 2**32 - 1):
+        with pytest.raises(prefill_wire.InvalidReserve, match="message_end"):
+            read(message_end=wrong)
+
+
+def test_a_receiver_of_before_knows_the_kinds_that_it_is_told() -> None:
+    """It refuses a report with another one, and with it the hand-over."""
+    known = {"prompt_end", "turn_end", "branch", "mark", "interior"}
+    eviction = m.Eviction(1, "tail", "message_end", 5, 1.0, None, None)
+    lost = m.EvictedCheckpoint(5, 1.0, eviction)
+    pages = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost)
+    hit = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost, pages)
+    told = prefill_wire.ready(1, m.PrefillToken(ROOM, 3, -0.5, 1.0, hit), None).ready.hit
+    kinds = [told.checkpoint_source, told.in_pages.checkpoint_source]
+    kinds += [told.lost.eviction.checkpoint_kind, told.in_pages.lost.eviction.checkpoint_kind]
+    assert set(kinds) == {"mark"} <= known
+
+
 def test_the_causes_are_those_that_a_match_names() -> None:
     tree = PrefixCache(TreeConfig(slabs=4, blocks_per_slab=1, pages_per_slab=1))
     named = set(tree.match(np.zeros(3, dtype=np.int32)).miss_reasons.as_dict())

@@ -116,6 +116,11 @@ class DictatedNode:
     tokenizer: Tokenizer
     dictation: Dictation
 
+    @property
+    def end_token(self) -> int:
+        """With which the model ends its turn."""
+        return self.tokenizer.added_tokens["<|im_end|>"]
+
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         return ask(self.address, "POST", path, body, headers)
 
@@ -130,7 +135,7 @@ class DictatedNode:
 
     def dictate_behind(self, prompt_tokens: int, text: str) -> None:
         """The answer to a prompt of so many tokens."""
-        tokens = [*self.tokens_of(text), self.tokenizer.added_tokens["<|im_end|>"]]
+        tokens = [*self.tokens_of(text), self.end_token]
         self.dictation.tokens = dict(enumerate(tokens, prompt_tokens))
 
     def tokens_of(self, text: str) -> list[int]:

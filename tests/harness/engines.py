@@ -29,7 +29,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.random_weights import random_weights
-from tasuki.pycache._cpp_cache import Allocation, TierWrite
+from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, TierWrite
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.copies import CopyKind
@@ -73,6 +73,14 @@ class PoisonedCache(HybridPrefixCache):
         slot = super().take_checkpoint_slot(allocation)
         self._poison((), () if slot is None else (slot,))
         return slot
+
+    def insert_midway(
+        self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
+    ) -> tuple[int, int] | None:
+        copy = super().insert_midway(allocation, boundary, slot, kind)
+        if copy is not None:
+            self._poison([copy[1]], ())
+        return copy
 
     def _poisoned(self, allocation: Allocation | None) -> Allocation | None:
         if allocation is not None:

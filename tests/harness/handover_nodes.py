@@ -83,7 +83,7 @@ def source_of(room: int, layout: CacheLayout) -> m.PullSource:
 
 def wanted(room: int) -> m.HandoverWanted:
     sampling = SamplingParams(max_new_tokens=5, temperature=0.5, top_p=0.9, stop_token_ids=(3,))
-    ticket = m.Ticket(m.RoomId(room), GENERATION, 64, sampling, b"salt", (10, 20))
+    ticket = m.Ticket(m.RoomId(room), GENERATION, 64, sampling, b"salt", (10, 20), message_end=240)
     return m.HandoverWanted(m.RequestId(f"r{room}"), ticket, np.arange(250, dtype=np.int32))
 
 

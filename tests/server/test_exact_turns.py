@@ -1,5 +1,6 @@
 """A turn that a client sends back as it came, over chats, Messages or Responses, or goes on from by
-its id, resumes at its exact end: over HTTP with a real engine, by each published Qwen template."""
+its id, resumes at its exact end; one whose thoughts the client or the template drops, where its
+last message ended: over HTTP with a real engine, by each published Qwen template."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.dictated_node import (
     DictatedNode,
     dictated_node,
@@ -35,6 +35,8 @@ TOOLS = [
 ]
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 TURNS = 10
+OPENING = 8
+"""More tokens than an answer's opening has in common with the answer's beginning in the history."""
 # Whether a template keeps what was thought before the last question.
 KEEPS = {"qwen3_8"}
 KEEPS_WHERE_ASKED = {"qwen3_6", "qwen3_8"}
@@ -81,6 +83,10 @@ class Chat:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         self.hybrid: list[dict[str, Any]] = []
         self.ends = Ends()
+        # Of each turn but the first: tokens that it shares with the turn before and its answer, and
+        # that were not found.
+        self.lost: list[int] = []
+        self._before: list[int] = []
 
     def say(self, role: str, content: str) -> None:
         calls = self.messages[-1].get("tool_calls", [])
@@ -90,7 +96,8 @@ class Chat:
     def answer(self, text: str, stream: bool) -> dict[str, Any]:
         """text: what the model writes behind the prompt."""
         body = {"messages": self.messages, **self.fields}
-        self.node.dictate(body, text)
+        prompt = self.node.prompt(body)
+        self.node.dictate_behind(len(prompt), text)
         if stream:
             options = {"stream": True, "stream_options": {"include_usage": True}}
             reply = self.node.post("/v1/chat/completions", {**body, **options})
@@ -99,10 +106,32 @@ class Chat:
             told = self.node.post("/v1/chat/completions", body, {"x-tasuki-hit": "1"}).json
             message, usage = told["choices"][0]["message"], told["usage"]
             self.hybrid.append(usage["prompt_tokens_details"]["hybrid"])
-        self.messages.append(message)
+        self.messages.append(self.sent_back(message))
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         self.ends.add(cached, usage["prompt_tokens"], usage["completion_tokens"])
+        if self._before:
+            # The last token of an answer was never computed.
+            shared = min(common(self._before, prompt), len(self._before) - 1)
+            self.lost.append(shared - cached)
+        self._before = prompt + self.node.tokens_of(text) + [self.node.end_token]
         return usage
+
+    def sent_back(self, message: dict[str, Any]) -> dict[str, Any]:
+        return message
+
+
+class ForgetfulChat(Chat):
+    """A client that leaves out what was thought, as many agents do."""
+
+    def sent_back(self, message: dict[str, Any]) -> dict[str, Any]:
+        thoughts = ("reasoning_content", "reasoning")
+        return {name: value for name, value in message.items() if name not in thoughts}
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """How many first tokens are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def assembled(reply: Reply) -> dict[str, Any]:
@@ -188,13 +217,55 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
         if template in keeps:
             assert changed is None and causes == {"new"}
             continue
-        # A state is kept at the page boundary before the first answer that changed, which its
-        # opening's few tokens may have left behind.
+        # A state is kept where the question ended, before the first answer that changed.
         _, cached = chat.ends.turns[turn]
-        assert causes - {"alignment"} == {"new", "template_changed"}
-        assert 0 <= changed - cached < PAGE_TOKENS + 8, (changed, cached)
+        # Of the opening, as far as it is like the answer in the history.
+        assert causes - {"alignment", "never_checkpointed"} == {"new", "template_changed"}
+        assert 0 <= changed - cached < OPENING, (changed, cached)
         # The question and the answer's opening.
         assert told["causes"]["new"] < 40
+
+
+QUESTION = "What is {} and one? " + "Mind what was said before, and say it in one word. "
+
+
+@pytest.mark.parametrize("kind", [Chat, ForgetfulChat])
+def test_no_question_loses_more_than_an_answer_s_opening(
+    node: DictatedNode, template: str, kind: type[Chat]
+) -> None:
+    """Whether the client returns thoughts or not, and wherever pages end."""
+    chat = kind(node, template, cache_salt=f"lost {kind.__name__}")
+    for turn in range(TURNS):
+        chat.say("user", QUESTION.format(turn) + "Really. " * turn)
+        chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", turn % 2 == 1)
+    assert all(0 <= lost < OPENING for lost in chat.lost), chat.lost
+
+
+def test_no_call_loses_more_than_an_answer_s_opening(node: DictatedNode, template: str) -> None:
+    """Of a client that does not return thoughts, beside one question and its calls."""
+    chat = ForgetfulChat(node, template, cache_salt="lost calls")
+    chat.say("user", "What is in the file?")
+    for turn in range(TURNS):
+        text = thought(template, f"Now {turn}.") + call(template, ARGUMENTS[turn % 3])
+        chat.answer(text, turn % 2 == 1)
+        chat.say("tool", f"line {turn} " * (turn + 1))
+    assert all(0 <= lost < OPENING for lost in chat.lost), chat.lost
+
+
+def test_a_question_behind_calls_goes_on_where_the_one_before_ended(
+    node: DictatedNode, template: str
+) -> None:
+    """Of a client that returns thoughts, which templates drop once another question is asked: the
+    calls between leave no such state, and take it from nobody."""
+    chat = Chat(node, template, cache_salt="behind calls")
+    for question in range(3):
+        chat.say("user", QUESTION.format(question))
+        for turn in range(3):
+            text = thought(template, f"Now {turn}.") + call(template, ARGUMENTS[turn])
+            chat.answer(text, False)
+            chat.say("tool", f"line {turn}")
+        chat.answer(thought(template, "Done.") + "That is all.", False)
+    assert all(0 <= lost < OPENING for lost in chat.lost), chat.lost
 
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])

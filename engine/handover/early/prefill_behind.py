@@ -123,7 +123,12 @@ class PrefillsBehind:
         """Those up to `stop` for which there are slots."""
         found = []
         for planned in plan_checkpoints(
-            request.length, start, allocation.match, request.marks, request.branch_points
+            request.length,
+            start,
+            allocation.match,
+            request.marks,
+            request.branch_points,
+            request.message_end,
         ):
             if planned.position <= stop:
                 slot = self._cache.take_checkpoint_slot(allocation)
@@ -146,7 +151,7 @@ class PrefillsBehind:
             return None
         self.counts["joined"] += 1
         for planned, slot in behind.kept:
-            self._cache.insert(allocation, planned.position, slot, planned.kind)
+            self._cache.insert_midway(allocation, planned.position, slot, planned.kind)
         return Ahead(behind.stop, behind.step.sampled)
 
     def drop(self) -> None:

@@ -95,6 +95,7 @@ class DecodeRooms:
             caller=request.caller,
             priority=request.priority,
             due_seconds=self._scheduler.due_seconds(request),
+            message_end=request.message_end,
         )
         request.ticket = ticket
         request.asked_at = time.monotonic()

@@ -108,6 +108,10 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/text/json_bounds.py:is_json",
         "server/text/parsing/parameter_types.py:_long_holder",
     ),
+    "renders and reads conversations of its own, once for each set of variables": (
+        "server/text/rendering/turn_ends.py:TurnEnds._*",
+        "server/text/rendering/turn_ends.py:_goes_on*",
+    ),
     "hands a stored call's text to read_arguments, which has an entry": (),
     "makes a stored turn of messages that an entry reads; only tests call it": (
         "server/responses/stored_responses.py:StoredTurn.of",

@@ -1,0 +1,115 @@
+"""Whether the next turn of a conversation may go on from the end of the last message, and not from
+this turn's exact end.
+
+That end is lost where the client sends an answer back without what was thought in it, and where the
+template drops that, or opens an answer otherwise than it renders one of the history. Owns what is
+remembered of one template. Any thread. Invariant: what is remembered changes no result. It is found
+by rendering short conversations: the client's own are not read, but for their last messages'
+shapes.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
+from tasuki.server.text.thinking import END_OF_THINK, THINK, Thinking
+from tasuki.utils.bounded_cache import BoundedCache
+
+from .compiled_template import CompiledTemplate
+from .special_token_guard import MARK_BEGIN, MARK_END
+
+_REMEMBERED_BYTES = 1 << 18
+"""For some hundreds of clients' variables."""
+
+# Stand for texts that do not matter.
+_ANSWER = f"{MARK_BEGIN}answer{MARK_END}"
+_THOUGHT = f"{MARK_BEGIN}thought{MARK_END}"
+_QUESTION = {"role": "user", "content": "?"}
+_RESULT = {"role": "tool", "content": "?"}
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+
+_Shown = Mapping[str, Any]
+
+
+class TurnEnds:
+    def __init__(self, template: CompiledTemplate) -> None:
+        self._template = template
+        self._remembered: BoundedCache[bytes, bool] = BoundedCache(_REMEMBERED_BYTES)
+
+    def may_be_lost(
+        self,
+        messages: Sequence[ChatMessage],
+        thinking: Thinking,
+        variables: Mapping[str, Any],
+    ) -> bool:
+        """Whether a turn that goes on behind these messages, and their answer, may begin with their
+        text and not with the answer's. thinking: of that answer. variables: as the template is
+        given them."""
+        last = messages[-1].role
+        if last not in ("user", "tool"):
+            return False
+        returned = _returns_thoughts(messages)
+        asked = repr((last, thinking, returned, variables)).encode(errors="surrogatepass")
+        name = hashlib.blake2b(asked, digest_size=16).digest()
+        found = self._remembered.get(name)
+        if found is None:
+            ways = (False, True) if returned is None else (returned,)
+            found = any(self._loses(last, thinking, way, variables) for way in ways)
+            self._remembered.put(name, found, len(name))
+        return found
+
+    def _loses(
+        self, last: str, thinking: Thinking, returned: bool, variables: Mapping[str, Any]
+    ) -> bool:
+        """returned: whether the client returns thoughts."""
+        thinks = returned and thinking is not Thinking.NEVER
+        begun: list[_Shown] = [_QUESTION]
+        if last == "tool":
+            begun += [_answer(thinks, calls=True), _RESULT]
+        try:
+            closed, opened = (
+                self._template.text(begun, flag, variables=variables) for flag in (False, True)
+            )
+        except ChatTemplateError:
+            return False
+        for text in self._next_turns(begun, thinks, variables):
+            if not text.startswith(closed):
+                # Where this turn began is lost too.
+                continue
+            is_whole = thinks or thinking is Thinking.NEVER
+            if not (is_whole and text.startswith(opened) and _goes_on(text[len(opened) :], thinks)):
+                return True
+        return False
+
+    def _next_turns(
+        self, begun: Sequence[_Shown], thinks: bool, variables: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Texts of conversations that go on behind an answer, as the template takes them."""
+        for behind in (_QUESTION, _RESULT):
+            answer = _answer(thinks, calls=behind is _RESULT)
+            try:
+                yield self._template.text([*begun, answer, behind], False, variables=variables)
+            except ChatTemplateError:
+                continue
+
+
+def _goes_on(text: str, thinks: bool) -> bool:
+    """Whether it begins as the model's own answer did."""
+    if thinks:
+        return text.removeprefix(THINK).lstrip().startswith(_THOUGHT)
+    return text.startswith(_ANSWER)
+
+
+def _answer(thinks: bool, calls: bool) -> _Shown:
+    called = {"tool_calls": [_CALL]} if calls else {}
+    thought = {"reasoning_content": _THOUGHT} if thinks else {}
+    return {"role": "assistant", "content": _ANSWER, **thought, **called}
+
+
+def _returns_thoughts(messages: Sequence[ChatMessage]) -> bool | None:
+    """As the latest answer shows; None without one."""
+    for message in reversed(messages):
+        if message.role == "assistant":
+            return bool(message.reasoning) or END_OF_THINK in message.content
+    return None

@@ -1,0 +1,109 @@
+"""Where a template, or a client that leaves out thoughts, loses a turn's exact end: by each
+published Qwen template, and by where the prompt's last message is told to end."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tasuki.cli.embedded import embedded_model
+from tasuki.server.text.chat_message import ChatMessage, ToolCall
+from tasuki.server.text.chat_template import ChatTemplate, RenderedPrompt
+from tasuki.server.text.tokenizer import Tokenizer
+from tests.harness.dictated_node import template_names, template_source
+
+SYSTEM = ChatMessage("system", "Be brief.")
+USER = ChatMessage("user", "Where?")
+RESULT = ChatMessage("tool", "line")
+CALL = (ToolCall("look", {}),)
+
+
+def answer(thought: str | None, *, calls: bool = False) -> ChatMessage:
+    return ChatMessage("assistant", "There.", CALL if calls else (), thought)
+
+
+CONVERSATIONS = {
+    "first": [SYSTEM, USER],
+    "question": [SYSTEM, USER, answer("Hm."), USER],
+    "question, none returned": [SYSTEM, USER, answer(None), USER],
+    "result": [SYSTEM, USER, answer("Hm.", calls=True), RESULT],
+    "result, none returned": [SYSTEM, USER, answer(None, calls=True), RESULT],
+}
+ALL = set(CONVERSATIONS)
+NOT_RETURNED = {"question, none returned", "result, none returned"}
+OF_QUESTIONS = ALL - {"result", "result, none returned"}
+# By the template and whether it is to think; None: as it does by itself.
+LOST: dict[tuple[str, bool | None], set[str]] = {
+    ("qwen3", None): ALL - {"result"},
+    # An answer of the history has no empty thought, and the opening has one.
+    ("qwen3", False): ALL,
+    ("qwen3_5_think", None): ALL - {"result"},
+    ("qwen3_5_think", False): OF_QUESTIONS,
+    ("qwen3_5_nothink", None): OF_QUESTIONS,
+    ("qwen3_5_nothink", True): ALL - {"result"},
+    ("qwen3_6", None): ALL - {"result"},
+    ("qwen3_6", False): OF_QUESTIONS,
+    # It keeps what was thought, if the client returns it: the first turn shows nothing of that.
+    ("qwen3_8", None): {"first", *NOT_RETURNED},
+    ("qwen3_8", False): set(),
+}
+
+
+def template_of(name: str) -> ChatTemplate:
+    tokenizer = Tokenizer.load(embedded_model())
+    assert tokenizer is not None
+    return ChatTemplate(template_source(name), tokenizer, {})
+
+
+def rendered(
+    template: ChatTemplate, messages: list[ChatMessage], variables: Mapping[str, Any]
+) -> RenderedPrompt:
+    return template.prompt(messages, open_answer=True, variables=variables)
+
+
+@pytest.mark.parametrize(("name", "thinks"), LOST, ids=str)
+def test_which_turns_lose_their_end(name: str, thinks: bool | None) -> None:
+    template = template_of(name)
+    variables = {} if thinks is None else {"enable_thinking": thinks}
+    for _ in range(2):
+        # The second time by what is remembered.
+        found = {
+            title
+            for title, messages in CONVERSATIONS.items()
+            if rendered(template, messages, variables).message_end is not None
+        }
+        assert found == LOST[name, thinks]
+
+
+def test_every_template_is_told_of() -> None:
+    assert {name for name, _ in LOST} == set(template_names())
+
+
+def test_what_is_remembered_is_of_the_same_variables() -> None:
+    template = template_of("qwen3_6")
+    messages = CONVERSATIONS["question"]
+    for _ in range(2):
+        assert rendered(template, messages, {}).message_end is not None
+        assert rendered(template, messages, {"preserve_thinking": True}).message_end is None
+
+
+@pytest.mark.parametrize("name", template_names())
+@pytest.mark.parametrize("title", CONVERSATIONS)
+def test_the_next_turn_begins_with_all_before_that_end(name: str, title: str) -> None:
+    """And with no more than an answer's opening behind it, where the end is lost."""
+    template, messages = template_of(name), CONVERSATIONS[title]
+    prompt = rendered(template, messages, {})
+    if prompt.message_end is None:
+        return
+    closed = template.prompt(messages, open_answer=False)
+    assert prompt.tokens[: prompt.message_end].tolist() == closed.tokens.tolist()
+    behind = USER if messages[-1].role == "user" else RESULT
+    following = [*messages, answer(None, calls=behind is RESULT), behind]
+    begun = rendered(template, following, {}).tokens[: prompt.message_end]
+    assert begun.tolist() == prompt.tokens[: prompt.message_end].tolist()
+
+
+def test_an_answer_that_is_continued_has_none() -> None:
+    template = template_of("qwen3_6")
+    messages = [SYSTEM, USER, answer(None)]
+    assert template.prompt(messages, open_answer=False).message_end is None
