@@ -10,15 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .ecma_pattern import rust_pattern
+from .formats import FORMATS
 from .grammar import GrammarError
 
-FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
-)
-"""That are enforced in JSON; any other is an annotation."""
 DEFINITIONS = ("$defs", "definitions")
 
 _ANNOTATIONS = frozenset(

@@ -56,6 +56,7 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
+IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
@@ -301,6 +302,8 @@ async def answer_all(
     """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
     await check_followable(options.asked, model.codec, request_context.line)
+    if options.asked is not None and options.asked.ignored:
+        add_header(request, IGNORED_FORMATS_HEADER, ", ".join(options.asked.ignored))
     codec = model.codec
     names = [name for submit in submits for name in submit.answer_ids]
     choices = [

@@ -50,6 +50,12 @@ class TaggedArguments:
         self._rules: dict[tuple[str, tuple[int, ...]], str | None] = {}
         self._counts = 0
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return the formats of strings that stand without quotes, once their rules are made: no
+        rule holds them."""
+        return tuple(self._shapes.formats)
+
     def rules(self, opening: str, closing: str) -> Iterator[str]:
         """Yield the rules of a call. opening, closing: around its arguments, as they stand in a
         rule. Raises InvalidField."""

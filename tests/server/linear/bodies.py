@@ -376,6 +376,10 @@ def _schemas() -> Mapping[str, Input]:
         properties = {name: {"$ref": "#/$defs/d0", "x": 1} for name in names}
         return {"$defs": {**chain, "d4": {"type": "integer"}}, "properties": properties}
 
+    def formats(size: int) -> Any:
+        names = [f"k{number}" for number in range(size // 40)]
+        return {"properties": {name: {"type": "integer", "format": name} for name in names}}
+
     def path(size: int) -> Any:
         return {"properties": {"a": {"$ref": "#" + "/a" * (size // 2)}}}
 
@@ -392,6 +396,7 @@ def _schemas() -> Mapping[str, Input]:
         "references that double": doubling,
         "references to itself": itself,
         "references to one fan": shared,
+        "formats": formats,
         "a reference's path": path,
     }
     return _growing({name: forced(make) for name, make in grown.items()})
