@@ -121,4 +121,6 @@ def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _given(fields: RequestFields, name: str) -> bool:
-    return fields.get(name) not in (None, [])
+    """No choices are no wish."""
+    absent = (None, []) if name == "guided_choice" else (None,)
+    return fields.get(name) not in absent

@@ -20,6 +20,7 @@ from tasuki.server.auth.held_bytes import HeldBytes, Hold
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.unknown_names import shown_names
 from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
@@ -44,7 +45,6 @@ from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 from tasuki.utils.free_memory import FreeMemory
 
-from .fields.known_fields import shown_names
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions

@@ -8,11 +8,11 @@ server of this API has, as vLLM does.
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.unserved import UNSERVED
 from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.request_checks import (
     MAX_CHOICES,
@@ -31,62 +31,6 @@ from tasuki.server.text.text_codec import TextCodec
 from .request_fields import RequestFields
 from .sampling_defaults import SamplingDefaults
 
-# Field to the values that ask for the default behaviour.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-    # Other ways to say what an answer follows (answer_format.py).
-    "guided_decoding": ({},),
-    "guided_whitespace_pattern": (),
-    "grammar": (),
-    # Which tokens are drawn.
-    "logits_processors": ([],),
-    "custom_logit_processor": (),
-    "vllm_xargs": ({},),
-    "min_new_tokens": (0,),
-    "typical_p": (1,),
-    "lora_path": (),
-    "watermarking": (False,),
-    "custom_params": ({},),
-    # Where the answer ends.
-    "repetition_detection": (),
-    "thinking_budget": (),
-    "thinking_token_budget": (),
-    "stop_regex": ([], ""),
-    # What the prompt is.
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": ([],),
-    "input_embeds": ([],),
-    "input_ids": (),
-    "task": (),
-    "session_params": ({},),
-    "web_search_options": (),
-    "function_call": ("auto", "none"),
-    "verbosity": ("medium",),
-    # What the reply holds.
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "return_hidden_states": (False,),
-    "return_prompt_text": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_meta_info": (False,),
-    "return_cached_tokens_details": (False,),
-    "return_routed_experts": (False,),
-    "logprob_token_ids": (),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
-    "stream_reasoning": (True,),
-    "audio": (),
-}
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
 """vLLM's fields of replies that show token ids."""
 # The last is about padding that hides lengths; no chunk here has any.
@@ -137,7 +81,7 @@ def read_options(
     """defaults: of what the request leaves out. top_logprobs: of so many of the likeliest tokens
     the reply has the logprob. least_new_tokens: 0 where the answer may have none. honoured: fields
     that the caller reads, of those that are refused elsewhere. Raises InvalidField."""
-    for name, harmless in _WITHOUT_EFFECT.items():
+    for name, harmless in UNSERVED.items():
         if name not in honoured:
             fields.refuse_but(name, harmless)
     in_stream = _stream_options(fields)
@@ -220,11 +164,9 @@ def _sampling(
     top_logprobs: int,
     least_new_tokens: int,
 ) -> SamplingParams:
-    limit = "max_completion_tokens"
-    new_tokens = fields.integer(limit)
-    if new_tokens is None:
-        limit = "max_tokens"
-        new_tokens = fields.integer(limit)
+    limit, new_tokens = "max_tokens", fields.integer("max_tokens")
+    if fields.integer("max_completion_tokens") is not None:
+        limit, new_tokens = "max_completion_tokens", fields.integer("max_completion_tokens")
     temperature, top_p, seed = fields.number("temperature"), fields.number("top_p"), _seed(fields)
     top_k = fields.integer("top_k")
     stop_tokens = fields.items("stop_token_ids")
