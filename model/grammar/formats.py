@@ -15,7 +15,7 @@ FORMATS = frozenset(
 )
 """That are enforced in JSON; any other is an annotation."""
 MOST_IGNORED = 16
-"""Names of one grammar: what is beyond is not told."""
+"""Names of one grammar: what is beyond is left out."""
 ODD = "?"
 _PLAIN = re.compile(r"[!-+\-.0-~/]{1,64}")
 """Printable ASCII without white space and the comma that stands between names."""
