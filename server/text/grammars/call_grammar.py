@@ -110,7 +110,7 @@ class CallGrammar:
         self.ignored.update(dict.fromkeys(ignored_formats(schema)))
         if tool.input is not None:
             schema = _with_input(schema, tool.input)
-        arguments = _json(self.field, schema)
+        arguments = _json(self.field, schema, f"{tool.name:.80}: ")
         closing = literal(f"}}\n{CLOSE}")
         yield f"call_{number}: {self._opening(tool.name)} {arguments} {closing}"
 
@@ -156,8 +156,9 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", **parameters} if isinstance(parameters, dict) else {"type": "object"}
 
 
-def _json(field: str, schema: Any) -> str:
+def _json(field: str, schema: Any, of: str = "") -> str:
+    """of: begins what an error says. Raises InvalidField."""
     try:
         return f"%json {json.dumps(with_options(schema))}"
     except GrammarError as error:
-        raise InvalidField(field, f"cannot be followed: {error}") from error
+        raise InvalidField(field, f"cannot be followed: {of}{error}") from error

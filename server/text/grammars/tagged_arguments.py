@@ -42,7 +42,8 @@ class TaggedArguments:
         try:
             self._root = rooted(held_schema(parameters))
         except GrammarError as error:
-            raise InvalidField(field, f"cannot be followed: {error}") from error
+            complaint = f"cannot be followed: {self._name:.80}: {error}"
+            raise InvalidField(field, complaint) from error
         visits = SchemaVisits(field)
         self._branches = ObjectBranches(field, self._root, visits)
         self._shapes = ShapeReader(field, self._root, visits)

@@ -43,6 +43,8 @@ _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"),
     "unevaluatedProperties",
 )
+MOST_ASKED_LETTERS = 1 << 11
+"""That a string is to have at least."""
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$$")
 _TAGS = re.compile("</(parameter|function|tool_call)>")
 
@@ -181,6 +183,11 @@ class ShapeReader:
             elif keyword in ("minLength", "maxLength"):
                 if type(value) is not int or value < 0:
                     self._refuse(f"{keyword} of {place} must be an integer that is not negative")
+                if keyword == "minLength" and value > MOST_ASKED_LETTERS:
+                    self._refuse(
+                        f"minLength of {place} is {value}: between tags at most "
+                        f"{MOST_ASKED_LETTERS} letters can be asked for"
+                    )
                 bounds = f"{value}," if keyword == "minLength" else f"0,{value}"
                 yield f"/(?s:.{{{bounds}}})/"
 
