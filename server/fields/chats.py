@@ -4,6 +4,7 @@ from .conversations import CONTENT, MESSAGES, TOOL_CHOICE, TOOLS
 from .sampling import OF_BOTH, REFUSED_OF_CHATS, TOP_LOGPROBS
 from .shapes import (
     FLAG,
+    NOTHING,
     NULL,
     TEXT,
     Fields,
@@ -17,7 +18,7 @@ from .shapes import (
 TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
 """Of a template: a rendering sets them itself."""
 VARIABLES: Fields = {
-    "chat_template_kwargs": or_null(object_of(dict.fromkeys(TAKEN_VARIABLES, False))),
+    "chat_template_kwargs": or_null(object_of(dict.fromkeys(TAKEN_VARIABLES, NOTHING))),
     "enable_thinking": FLAG,
     "preserve_thinking": FLAG,
 }

@@ -1,6 +1,8 @@
 """Fields of POST /v1/messages and /v1/messages/count_tokens: the schemas of what server/anthropic
 reads. Pure."""
 
+from typing import Any
+
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
 
 from .grammars import SCHEMA
@@ -27,9 +29,9 @@ MAX_USER_ID = 256
 """Characters, as Anthropic has it."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DISPLAYS = ("summarized", "omitted", "updates")
-ABSENT = (None, [])
+ABSENT: tuple[Any, ...] = (None, [])
 """Of a field of a block that no template shows."""
-DIRECT = (None, False, [], ["direct"])
+DIRECT: tuple[Any, ...] = (None, False, [], ["direct"])
 """Of a field of a tool that would change the prompt."""
 _CACHED: Schema = either(NULL, object_of({"type": one_of(["ephemeral"])}, ["type"]))
 

@@ -13,6 +13,8 @@ Fields: TypeAlias = Mapping[str, Schema]
 NULL: Schema = {"type": "null"}
 ANY: Schema = {}
 """Whatever it is, no answer depends on it."""
+NOTHING: Schema = {"not": {}}
+"""No value is taken, null neither."""
 TEXT: Schema = {"type": ["string", "null"]}
 FLAG: Schema = {"type": ["boolean", "null"]}
 OBJECT: Schema = {"type": ["object", "null"]}

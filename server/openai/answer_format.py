@@ -122,5 +122,5 @@ def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
 
 def _given(fields: RequestFields, name: str) -> bool:
     """No choices are no wish."""
-    absent = (None, []) if name == "guided_choice" else (None,)
-    return fields.get(name) not in absent
+    value = fields.get(name)
+    return value is not None and not (name == "guided_choice" and value == [])

@@ -12,7 +12,7 @@ from tasuki.server.auth.surfaces import HTTP, Unscoped
 from tasuki.server.fields.shapes import STRING, Schema
 
 from .answers import ANTHROPIC_ERROR, ERROR
-from .operations import JSON, OPERATIONS, Operation, Surface
+from .operations import EVENTS, JSON, OPERATIONS, Operation, Surface
 
 _VERSION = "3.1.0"
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -36,8 +36,10 @@ _STATUSES: Mapping[int, str] = {
 }
 _ALWAYS = (400, 415, 417, 421, 500, 503)
 _OF_BODIES = (408, 409, 413)
-_ANSWER_HEADERS = {
-    "x-request-id": {"description": "Of the request, for logs", "schema": STRING},
+_HEADERS: Mapping[str, str] = {"x-request-id": "Of the request, for logs"}
+_HEADERS_OF_ANSWERS: Mapping[str, str] = {
+    "x-tasuki-unknown-fields": "Fields that are not known here",
+    "x-tasuki-ignored-formats": "Formats of schemas that are not held",
 }
 
 
@@ -111,7 +113,10 @@ def _security(surface: Surface) -> list[dict[str, list[str]]]:
 
 def _success(operation: Operation) -> dict[str, Any]:
     content = {kind: {"schema": schema} for kind, schema in operation.answers.items()}
-    return {"description": "What was asked for", "headers": _ANSWER_HEADERS, "content": content}
+    is_generated = operation.body is not None and EVENTS in operation.answers
+    said = {**_HEADERS, **(_HEADERS_OF_ANSWERS if is_generated else {})}
+    headers = {name: {"description": text, "schema": STRING} for name, text in said.items()}
+    return {"description": "What was asked for", "headers": headers, "content": content}
 
 
 def _refusals(surface: Surface, operation: Operation) -> dict[str, Any]:

@@ -380,6 +380,16 @@ def _schemas() -> Mapping[str, Input]:
         names = [f"k{number}" for number in range(size // 40)]
         return {"properties": {name: {"type": "integer", "format": name} for name in names}}
 
+    def lengths(size: int) -> Any:
+        names = [f"k{number}" for number in range(size // 60)]
+        return {"properties": {name: {"type": "string", "maxLength": 9} for name in names}}
+
+    def behind(size: int) -> Any:
+        names = [f"k{number}" for number in range(size // 30)]
+        inner = {"properties": {name: {"type": "string"} for name in names}, "required": names[:1]}
+        branches = [{"$ref": "#/$defs/d"}, {"properties": {"a": {}}}]
+        return {"$defs": {"d": inner}, "allOf": [{"anyOf": branches}, {"$ref": "#/$defs/d"}]}
+
     def path(size: int) -> Any:
         return {"properties": {"a": {"$ref": "#" + "/a" * (size // 2)}}}
 
@@ -397,6 +407,8 @@ def _schemas() -> Mapping[str, Input]:
         "references to itself": itself,
         "references to one fan": shared,
         "formats": formats,
+        "lengths": lengths,
+        "properties behind references": behind,
         "a reference's path": path,
     }
     return _growing({name: forced(make) for name, make in grown.items()})
