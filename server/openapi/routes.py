@@ -76,6 +76,6 @@ def _policy(page: bytes) -> str:
         allowed[kind.decode()].append(f"'sha256-{digest}'")
     return (
         f"default-src 'none'; script-src {' '.join(allowed['script'])}; "
-        f"style-src {' '.join(allowed['style'])}; connect-src 'self'; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
+        f"style-src {' '.join(allowed['style'])}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
