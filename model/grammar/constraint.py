@@ -1,7 +1,7 @@
 """Which tokens an answer may go on with, by its grammar and the tokens before.
 
 A constraint's state is a function of the tokens that were appended, so that any node that has them
-has the same one. Owns the matcher; one thread at a time. Naive twin:
+has the same one, within the bounds of a lexer. Owns the matcher; one thread at a time. Naive twin:
 tests/model/grammar_twin.py, which tries every token.
 """
 

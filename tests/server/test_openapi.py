@@ -185,3 +185,10 @@ def test_the_page_is_whole_and_runs_its_own_script_alone(front: AgentFront) -> N
     assert page.count("<script>") == page.count("<script") == 1
     assert not re.search(r'\b(src|href)="(?!/openapi\.json"|data:,")', page)
     assert not re.search(r"https?://|innerHTML|\son\w+=|style=", page)
+
+
+def test_a_front_worker_describes_what_it_hands_on_too(codec: TextCodec) -> None:
+    with running_http(codec, workers=2) as http:
+        paths = http.ask("GET", "/openapi.json").json["paths"]
+        assert {"/v1/chat/completions", "/v1/responses/{name}", "/debug/tree"} <= paths.keys()
+        assert http.ask("GET", "/docs").status == 200
