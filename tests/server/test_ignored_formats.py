@@ -26,7 +26,10 @@ SCHEMA = {
     },
 }
 TAG = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
-FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+FUNCTION: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": SCHEMA},
+}
 STRICT = {"type": "function", "function": {**FUNCTION["function"], "strict": True}}
 FLAT = {"type": "function", "name": "weather", "parameters": SCHEMA}
 TOOL = {"name": "weather", "input_schema": SCHEMA}
@@ -77,7 +80,8 @@ def front_of_json(codec: TextCodec) -> Iterator[AgentFront]:
 def named(front: AgentFront, path: str, **fields: Any) -> str | None:
     reply = front.http.post(path, {**BASE[path], **fields})
     assert reply.status == 200, reply
-    return reply.headers.get(HEADER)
+    found: str | None = reply.headers.get(HEADER)
+    return found
 
 
 @pytest.mark.parametrize("stream", [False, True])
