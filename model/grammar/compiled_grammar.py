@@ -48,6 +48,7 @@ _LONGEST_COMPLAINT = 300
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _NO_NEXT_BYTE = "NoExtension"
+_SPENT = "too many states"
 # An option of a rule in llguidance's Lark, which a mask cannot enforce.
 _TEMPERATURE = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\btemperature[ \t]*=", re.MULTILINE)
 # Lines of the source and the marker below them: where the source is made here, they mean nothing.
@@ -63,6 +64,10 @@ _WAYS_OUT = {
     'min/maxProperties only supported when all keys listed in "properties" are required': (
         "minProperties and maxProperties are supported where all properties that are listed are "
         "required, or additionalProperties is false"
+    ),
+    "fuel exhausted when checking relevance of lexemes": (
+        "lengths and patterns of its strings take too much work together: write smaller lengths, "
+        "or leave some out"
     ),
     "Unimplemented keys:": "these keywords are not supported, leave them out:",
 }
@@ -118,6 +123,12 @@ def compiled(tree: Any, grammar: Grammar) -> Matcher:
     if matcher.is_error():
         raise GrammarError(_complaint(matcher.get_error()))
     return matcher
+
+
+def is_spent(matcher: Matcher) -> bool:
+    """Return whether its lexer has as many states as it may. Copies share them: another answer may
+    have made them."""
+    return bool(matcher.is_error()) and _SPENT in matcher.get_error()
 
 
 def check_has_texts(matcher: Matcher) -> None:

@@ -1,17 +1,17 @@
 """Which tokens an answer may go on with, by its grammar and the tokens before.
 
 A constraint's state is a function of the tokens that were appended, so that any node that has them
-has the same one. Owns the matcher; one thread at a time. Naive twin:
+has the same one, within the bounds of a lexer. Owns the matcher; one thread at a time. Naive twin:
 tests/model/grammar_twin.py, which tries every token.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled_grammar import Matcher
+from .compiled_grammar import Matcher, is_spent
 from .grammar import Grammar
 
 Mask = NDArray[np.int32]
@@ -19,6 +19,16 @@ Mask = NDArray[np.int32]
 
 _FEW = 64
 """Tokens that are allowed where the text has to be one, each the beginning of a longer one."""
+
+
+_MOST_READ_AGAIN = 1 << 14
+"""Tokens of an answer that goes on with a fresh lexer, which takes some 80 ms at most."""
+_LEAST_GAIN = 64
+"""Tokens since the last fresh one. Another one would be spent as soon."""
+
+
+def _never() -> Matcher | None:
+    return None
 
 
 class _Phase(Enum):
@@ -33,11 +43,21 @@ class _Phase(Enum):
 
 class Constraint:
     def __init__(
-        self, matcher: Matcher, grammar: Grammar, eos_ids: Iterable[int], tokens: Sequence[bytes]
+        self,
+        matcher: Matcher,
+        grammar: Grammar,
+        eos_ids: Iterable[int],
+        tokens: Sequence[bytes],
+        fresh: Callable[[], Matcher | None] = _never,
     ) -> None:
         """matcher: its own, at its beginning. eos_ids: tokens that end an answer. tokens: the
-        vocabulary's. REQUIRES: all ids are of it."""
+        vocabulary's. fresh: another one, once the lexer of the last one is spent; None: there is
+        none. REQUIRES: all ids are of the vocabulary."""
         self._matcher = matcher
+        self._fresh = fresh
+        self._read: list[int] = []
+        """What the matcher has consumed."""
+        self._renewed_at = -_LEAST_GAIN
         self._grammar = grammar
         self._eos_ids = tuple(eos_ids)
         self._tokens = tokens
@@ -64,7 +84,10 @@ class Constraint:
                     self._phase = _Phase.HOLDS
             case _:
                 self._phase = _Phase.HOLDS
+                self._read.append(token)
                 self._matcher.consume_token(token)
+                if self._matcher.is_error():
+                    self._renew()
 
     @property
     def failed(self) -> bool:
@@ -113,7 +136,10 @@ class Constraint:
         """How many of these, from the first on, may follow; all where it does not hold yet."""
         if self._phase is not _Phase.HOLDS:
             return len(tokens)
-        return int(self._matcher.validate_tokens(list(tokens)))
+        found = int(self._matcher.validate_tokens(list(tokens)))
+        if self._matcher.is_error() and self._renew():
+            found = int(self._matcher.validate_tokens(list(tokens)))
+        return found
 
     def mask(self) -> Mask | None:
         """Of the next token; None where every one is allowed. An end token alone is allowed where
@@ -125,6 +151,8 @@ class Constraint:
             _allow(mask, self._grammar.gap[self._gap_passed])
             return mask
         mask = self._mask_of(self._matcher)
+        if self._matcher.is_error() and self._renew():
+            mask = self._mask_of(self._matcher)
         if self._phase is _Phase.GAP:
             _allow(mask, self._grammar.gap[0])
         elif self._phase is _Phase.START and self._grammar.opening is not None:
@@ -134,6 +162,21 @@ class Constraint:
             for token in self._eos_ids:
                 _allow(mask, token)
         return mask
+
+    def _renew(self) -> bool:
+        """Go on with a fresh lexer where the old one is spent. Return whether it does."""
+        count = len(self._read)
+        gained = count - self._renewed_at
+        if count > _MOST_READ_AGAIN or gained < _LEAST_GAIN or not is_spent(self._matcher):
+            return False
+        matcher = self._fresh()
+        if matcher is None:
+            return False
+        for token in self._read:
+            matcher.consume_token(token)
+        self._renewed_at = count
+        self._matcher = matcher
+        return not matcher.is_error()
 
     def _mask_of(self, matcher: Matcher) -> Mask:
         mask = np.zeros(self._words, dtype=np.int32)

@@ -10,10 +10,14 @@ Invariants:
 - The other compiled grammars count, by the memory that their trials measured, for at most the
   capacity. One that is asked for again is compiled again, with the same masks.
 - What is being compiled is what a request waits for (retain), in turns of the callers.
+- Answers by one grammar share its lexer. One whose states are at their bound is given to no new
+  request; an answer goes on with a fresh one where that is quickly made.
 """
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,10 +42,23 @@ _LARGE_VOCABULARY = 1 << 15
 """Tokens. With more, the trial server takes over a second to start, and starts with the node."""
 _NO_TOKENS = Vocabulary((), ())
 
+_QUICK_SECONDS = 0.02
+"""Of a compilation that an answer on its way may wait for."""
+
 _Key = tuple[str, str]
 
 Wanted = tuple[str, Grammar]
 """A caller, and a grammar that a request of it waits for or follows."""
+
+
+@dataclass
+class _Compiled:
+    """seconds: that it took. held_bytes: as of a Verdict. is_spent: its lexer takes no more."""
+
+    matcher: Matcher
+    seconds: float
+    held_bytes: int = 0
+    is_spent: bool = False
 
 
 class _Begun:
@@ -49,7 +66,7 @@ class _Begun:
 
     def __init__(self, trial: "Future[Verdict]") -> None:
         self.trial = trial
-        self.matcher: Future[Matcher] | None = None
+        self.matcher: Future[_Compiled] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -78,8 +95,8 @@ class GrammarCompiler:
         self._unavailable = ""
         self.trials = trials or GrammarTrials.of(vocabulary or _NO_TOKENS)
         """Any thread's: a front of this node tries by the same, and no source is tried twice."""
-        self._kept: BoundedCache[_Key, Matcher] = BoundedCache(cache_bytes)
-        self._used: dict[_Key, Matcher] = {}
+        self._kept: BoundedCache[_Key, _Compiled] = BoundedCache(cache_bytes)
+        self._used: dict[_Key, _Compiled] = {}
         """Of the requests that are alive, as of the last retain()."""
         self._begun: dict[tuple[str, _Key], _Begun] = {}
         self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
@@ -149,9 +166,9 @@ class GrammarCompiler:
         """Return whether constraint() needs no compilation. Begins or goes on with one, in the
         caller's turn, where it would. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
         key = _key(grammar)
-        matcher = self._matcher(key)
-        if matcher is not None:
-            self._used[key] = matcher
+        found = self._found(key)
+        if found is not None and not found.is_spent:
+            self._used[key] = found
             return True
         self._require_tree()
         if (caller, key) not in self._begun:
@@ -165,28 +182,68 @@ class GrammarCompiler:
         if begun.matcher is None or not begun.matcher.done():
             return False
         del self._begun[caller, key]
-        matcher = begun.matcher.result()
-        self._used[key] = matcher
-        self._keep(key, matcher, begun.trial.result().held_bytes)
+        made = begun.matcher.result()
+        made.held_bytes = begun.trial.result().held_bytes
+        self._used[key] = made
+        self._keep(key, made)
         return True
 
     def constraint(self, grammar: Grammar, output: Iterable[int]) -> Constraint:
         """Return the constraint behind `output`. REQUIRES: ready() returned True for the grammar,
         or its source is trusted. Raises GrammarError, GrammarsUnavailable."""
         key = _key(grammar)
-        matcher = self._matcher(key)
-        if matcher is None:
+        found = self._found(key)
+        if found is None:
             self._require_tree()
-            matcher = compiled(self._tree, grammar)
-            self._keep(key, matcher, 0)
+            found = _timed(self._tree, grammar)
+            self._keep(key, found)
         vocabulary = self.vocabulary
         assert vocabulary is not None
-        made = Constraint(matcher.deep_copy(), grammar, vocabulary.eos_ids, vocabulary.tokens)
+        made = Constraint(
+            found.matcher.deep_copy(),
+            grammar,
+            vocabulary.eos_ids,
+            vocabulary.tokens,
+            self._renewals(grammar, found),
+        )
         for token in output:
             made.append(token)
         return made
 
-    def _matcher(self, key: _Key) -> Matcher | None:
+    def _renewals(self, grammar: Grammar, first: _Compiled) -> Callable[[], Matcher | None]:
+        """Return what gives one answer a fresh lexer, each time that the last one is spent."""
+        last = first
+
+        def fresh() -> Matcher | None:
+            nonlocal last
+            found = self._fresh(grammar, last)
+            if found is None:
+                return None
+            last = found
+            return found.matcher.deep_copy()
+
+        return fresh
+
+    def _fresh(self, grammar: Grammar, spent: _Compiled) -> _Compiled | None:
+        """Return the grammar with another lexer than the spent one; None where compiling it takes
+        longer than the loop may be held."""
+        key = _key(grammar)
+        spent.is_spent = True
+        found = self._found(key)
+        if found is not None and not found.is_spent:
+            return found
+        if spent.seconds > _QUICK_SECONDS:
+            return None
+        made = _timed(self._tree, grammar)
+        made.held_bytes = spent.held_bytes
+        # The least of several: the next one may be made while the machine is busy.
+        made.seconds = min(made.seconds, spent.seconds)
+        if key in self._used:
+            self._used[key] = made
+        self._keep(key, made)
+        return made
+
+    def _found(self, key: _Key) -> _Compiled | None:
         found = self._kept.get(key)
         return self._used.get(key) if found is None else found
 
@@ -200,11 +257,18 @@ class GrammarCompiler:
         begun = self._begun[caller, key]
         if begun.matcher is None and begun.trial.done() and not begun.trial.result().reason:
             grammar = Grammar(GrammarKind(key[0]), key[1])
-            begun.matcher = self._threads.submit(caller, partial(compiled, self._tree, grammar))
+            begun.matcher = self._threads.submit(caller, partial(_timed, self._tree, grammar))
 
-    def _keep(self, key: _Key, matcher: Matcher, held_bytes: int) -> None:
+    def _keep(self, key: _Key, made: _Compiled) -> None:
         least = _LEAST_BYTES + _BYTES_A_LETTER * len(key[1])
-        self._kept.put(key, matcher, max(least, held_bytes))
+        self._kept.put(key, made, max(least, made.held_bytes))
+
+
+def _timed(tree: Any, grammar: Grammar) -> _Compiled:
+    """Compile it. On any thread. Raises GrammarError."""
+    begun = time.thread_time()
+    matcher = compiled(tree, grammar)
+    return _Compiled(matcher, time.thread_time() - begun)
 
 
 def _key(grammar: Grammar) -> _Key:

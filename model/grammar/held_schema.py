@@ -10,15 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .ecma_pattern import rust_pattern
+from .formats import FORMATS
 from .grammar import GrammarError
 
-FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
-)
-"""That are enforced in JSON; any other is an annotation."""
 DEFINITIONS = ("$defs", "definitions")
 
 _ANNOTATIONS = frozenset(
@@ -36,6 +30,7 @@ _COUNTS = frozenset(
         *("minContains", "maxContains"),
     )
 )
+_LENGTHS = ("minLength", "maxLength")
 _IN_PLACE = frozenset(
     ("allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas")
 )
@@ -45,6 +40,11 @@ _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = 1 << 16
 """Of a schema's patterns and of what is made of the names of properties."""
 _MAX_REFERENCES = 8
+MOST_HELD_LETTERS = 1 << 13
+"""Of a string with a bound: a lexer has states for so many, whatever letters they are."""
+_PLAIN = re.compile("[ -~]*")
+_SHOWN = 40
+"""Letters of a name, and names of a place, that an error shows."""
 # Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a
 # number without a digit.
 _KNOWN_PATTERNS = {
@@ -143,29 +143,60 @@ class _Holding:
         draft = root.get("$schema") if isinstance(root, Mapping) else None
         self._alone = isinstance(draft, str) and bool(_OLD_DRAFT.match(draft))
         self._letters = _MOST_LETTERS
+        self._place: list[str] = []
+        """Keys and numbers that lead to the schema."""
 
     def of(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
             return schema
         made: dict[str, Any] = {}
         for keyword, value in _meant(schema, self._alone).items():
+            self._place.append(keyword)
+            if keyword in _LENGTHS:
+                self._check_length(keyword, value, schema)
             if keyword == "pattern" and isinstance(value, str):
                 made[keyword] = self._pattern(value)
             elif keyword in _VALUES:
                 made[keyword] = value
             elif keyword == "patternProperties" and isinstance(value, Mapping):
-                made[keyword] = {self._pattern(key): self.of(item) for key, item in value.items()}
+                made[keyword] = {
+                    self._pattern(key): self._at(key, item) for key, item in value.items()
+                }
             elif keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
-                made[keyword] = {key: self.of(item) for key, item in value.items()}
+                made[keyword] = {key: self._at(key, item) for key, item in value.items()}
             elif isinstance(value, list):
-                made[keyword] = [self.of(item) for item in value]
+                made[keyword] = [self._at(str(at), item) for at, item in enumerate(value)]
             elif keyword in _COUNTS and isinstance(value, float) and value.is_integer():
                 made[keyword] = int(value)
             else:
                 made[keyword] = self.of(value)
+            self._place.pop()
         if "propertyNames" in made:
             self._name_properties(made)
         return made
+
+    def _at(self, name: str, schema: Any) -> Any:
+        """As of(), of what has that name in the keyword's value."""
+        self._place.append(name)
+        made = self.of(schema)
+        self._place.pop()
+        return made
+
+    def _check_length(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> None:
+        """Raises GrammarError where no lexer counts so far."""
+        kinds = schema.get("type", "string")
+        is_count = isinstance(value, int | float) and not isinstance(value, bool)
+        is_text = isinstance(kinds, str | list) and "string" in kinds
+        if is_count and is_text and value > MOST_HELD_LETTERS:
+            names = (
+                name[:_SHOWN] if _PLAIN.fullmatch(name[:_SHOWN]) else "?"
+                for name in self._place[-1 - _SHOWN : -1]
+            )
+            place = ".".join(names) or "the schema"
+            raise GrammarError(
+                f"{keyword} of {place} is {value!r:.40}: strings of at most {MOST_HELD_LETTERS} "
+                f"letters are counted, so write at most that, or leave {keyword} out"
+            )
 
     def _pattern(self, pattern: str) -> str:
         self._take(len(pattern))

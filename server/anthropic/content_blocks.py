@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.messages import ABSENT
+from tasuki.server.openai.request_fields import is_among
 from tasuki.server.text.chat_message import ToolCall
 
 from .thinking import read_thinking
@@ -44,7 +46,7 @@ def read_text(block: dict[str, Any], place: str) -> str:
     text = block.get("text")
     if not isinstance(text, str):
         raise InvalidField(f"{place}.text", "must be a string")
-    if block.get("citations"):
+    if not is_among(block.get("citations"), ABSENT):
         raise InvalidField(f"{place}.citations", "are not shown to the model: leave them out")
     return text
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.messages import EFFORTS, MAX_USER_ID, OF_MESSAGES
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
@@ -30,28 +31,7 @@ from .message_writer import MessageHead, MessageWriter
 from .thinking import ThinkingChoice, read_thinking_choice
 from .tools import MessageTools, read_message_tools
 
-_PROMPT = frozenset(
-    {"model", "messages", "system", "tools", "tool_choice", "thinking", "cache_control"}
-)
 _SAMPLING = ("temperature", "top_p", "top_k")
-_HONOURED = _PROMPT | {"max_tokens", "stop_sequences", "stream", "metadata", *_SAMPLING}
-# Ours, as chats take them.
-_OWN = frozenset({"cache_salt", "priority", "seed"})
-_WITHOUT_EFFECT_ON_ANSWERS = frozenset(
-    {
-        *("service_tier", "inference_geo", "speed", "user_profile_id", "workspace_id"),
-        *("diagnostics", "billing_policy", "fallback_credit_token", "anthropic_version"),
-    }
-)
-_KNOWN = (
-    _HONOURED
-    | _OWN
-    | _WITHOUT_EFFECT_ON_ANSWERS
-    | {*("output_config", "output_format", "context_management")}
-)
-_MAX_USER_ID = 256
-"""Characters, as Anthropic has it."""
-_EFFORTS = (None, "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True)
@@ -114,7 +94,7 @@ def _read_prompt(
     model: ServedModel, request: web.Request, fields: RequestFields, choice: ThinkingChoice
 ) -> tuple[RenderedPrompt, MessageTools]:
     """The prompt and its tools."""
-    fields.refuse_unknown(_KNOWN)
+    fields.refuse_unknown(OF_MESSAGES)
     _check_context_edits(fields)
     conversation = read_conversation(fields)
     tools = read_message_tools(fields)
@@ -143,7 +123,7 @@ def _read_options(
 
 def _affinity(fields: RequestFields) -> RequestFields:
     """As chats name it: whose conversation it is, its salt, its place among its caller's."""
-    user = fields.fields("metadata").short_text("user_id", _MAX_USER_ID, "metadata.user_id")
+    user = fields.fields("metadata").short_text("user_id", MAX_USER_ID, "metadata.user_id")
     own = {name: fields.get(name) for name in ("cache_salt", "priority")}
     return RequestFields({**own, "prompt_cache_key": user})
 
@@ -154,9 +134,8 @@ def _template_variables(
     """As chats name them."""
     config = fields.fields("output_config")
     effort = config.text("effort")
-    if effort not in _EFFORTS:
-        efforts = ", ".join(filter(None, _EFFORTS))
-        raise InvalidField("output_config.effort", f"must be one of {efforts}")
+    if effort not in (None, *EFFORTS):
+        raise InvalidField("output_config.effort", f"must be one of {', '.join(EFFORTS)}")
     if config.get("task_budget") is not None:
         raise InvalidField("output_config.task_budget", "is not supported here: leave it out")
     variables: dict[str, Any] = {}

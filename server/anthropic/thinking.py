@@ -11,12 +11,12 @@ import hashlib
 from dataclasses import dataclass
 
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.messages import DISPLAYS
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.replies.reasoning_effort import effort_of_budget
 
 _CARRIED = "tasuki.text."
 _SIGNED = "tasuki.sha256."
-_DISPLAYS = ("summarized", "omitted", "updates")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> Think
     same does so unseen. Raises InvalidField."""
     choice = fields.fields("thinking")
     kind, display = choice.text("type"), choice.text("display")
-    if display is not None and display not in _DISPLAYS:
-        raise InvalidField("thinking.display", f"must be one of {', '.join(_DISPLAYS)}")
+    if display is not None and display not in DISPLAYS:
+        raise InvalidField("thinking.display", f"must be one of {', '.join(DISPLAYS)}")
     if kind in ("disabled", "between_tools"):
         return ThinkingChoice(enabled=False, hidden=hides_unasked)
     if kind not in (None, "adaptive", "enabled"):

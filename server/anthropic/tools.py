@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.server.errors import InvalidField
-from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.fields.messages import DIRECT
+from tasuki.server.openai.request_fields import RequestFields, is_among
 from tasuki.server.text.chat_renderer import MAX_TOOLS
 from tasuki.server.text.grammars.offered_tool import OfferedTool
 from tasuki.server.text.grammars.tool_choice import ToolChoice
 
 _CHANGES_THE_PROMPT = ("input_examples", "defer_loading", "allowed_callers")
-_DIRECT = (["direct"],)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _offered(tool: Any, place: str) -> OfferedTool:
     if not isinstance(tool.get("strict"), bool | None):
         raise InvalidField(f"{place}.strict", "must be true or false")
     for name in _CHANGES_THE_PROMPT:
-        if tool.get(name) and tool[name] not in _DIRECT:
+        if not is_among(tool.get(name), DIRECT):
             raise InvalidField(f"{place}.{name}", "is not supported here: leave it out")
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):

@@ -18,7 +18,7 @@ class Unscoped(Enum):
     """Requirements other than a scope."""
 
     OPEN = "open"
-    """Nothing: probes, and the page without its data."""
+    """Nothing: probes, and pages without their data."""
     ANY_KEY = "any key"
     PEER = "peer's certificate"
     """The TLS certificate of a node; no key."""
@@ -64,8 +64,8 @@ GRPC: Mapping[str, Needs] = MappingProxyType(
 ANY_METHOD = "*"
 
 _ROUTES: tuple[tuple[str, Needs, str], ...] = (
-    ("GET", Unscoped.OPEN, "/health /healthz /ping /ready / /page/{name}"),
-    ("GET", Unscoped.ANY_KEY, "/version"),
+    ("GET", Unscoped.OPEN, "/health /healthz /ping /ready / /page/{name} /docs"),
+    ("GET", Unscoped.ANY_KEY, "/version /openapi.json"),
     ("GET", _METRICS, "/metrics"),
     ("POST", _CALLER, "/v1/chat/completions /v1/completions"),
     ("POST", _CALLER, "/v1/messages /v1/messages/count_tokens /v1/responses"),

@@ -163,7 +163,8 @@ def _span(request: web.Request) -> tuple[int, int]:
 
 def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
     text = request.query.get(name, str(default))
-    if not text.isdecimal() or not least <= int(text) <= most:
+    is_short = text.isascii() and text.isdecimal() and len(text) < 20
+    if not is_short or not least <= int(text) <= most:
         raise HttpRefusal(400, "invalid", f"{name} must be a number from {least} to {most}")
     return int(text)
 

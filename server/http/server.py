@@ -1,4 +1,5 @@
-"""The HTTP server beside a daemon's gRPC server: probes, version, and the routes it is given.
+"""The HTTP server beside a daemon's gRPC server: probes, version, the description of its routes,
+and the routes it is given.
 
 One event loop's thread. A client that leaves cancels its handler.
 Invariant: a stranger's request costs no more than its header: connections are counted, then a
@@ -21,6 +22,7 @@ from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.caller import NOBODY, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.calls_in_progress import CallsInProgress
+from tasuki.server.openapi.routes import ApiDescription
 from tasuki.utils.version import package_version
 
 from .auth import http_caller, require_scope
@@ -208,8 +210,15 @@ class _Application:
         self._application.on_response_prepare.append(send_request_id)
         self._application.on_response_prepare.append(send_added_headers)
         self._application.on_response_prepare.append(origins.mark)
-        served = [*self.probes.routes(), *routes]
+        description = ApiDescription()
+        served = [*self.probes.routes(), *description.routes(), *routes]
         self._application.add_routes([_reading_later(route) for route in served])
+        surfaces = [
+            (route.method, route.resource.canonical)
+            for route in self._application.router.routes()
+            if route.resource is not None
+        ]
+        description.describe(surfaces, keyed=bool(access.keys))
 
     async def run(self, last_writes_seconds: float) -> web.AppRunner:
         runner = web.AppRunner(

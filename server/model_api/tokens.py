@@ -26,11 +26,11 @@ class TokenHandlers:
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """`prompt` as completions take it, or `messages` as chats do."""
-        return await self._answer(request, partial(_tokenized, self._model, request))
+        return await self._answer(request, partial(tokenized, self._model, request))
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
         """`tokens`: ids. Special tokens are written by their names."""
-        return await self._answer(request, partial(_detokenized, self._model.codec))
+        return await self._answer(request, partial(detokenized, self._model.codec))
 
     async def info(self, request: web.Request) -> web.Response:
         """What the checkpoint says of its special tokens, and its chat template."""
@@ -54,8 +54,9 @@ class TokenHandlers:
             return await send_json(request, reply)
 
 
-def _tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
-    """On any thread: half a million token ids take longer to write than the loop may be held."""
+def tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
+    """Return the reply of POST /tokenize. On any thread: half a million token ids take longer to
+    write than the loop may be held."""
     tokens = _tokens(model.codec, request, fields).tolist()
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
     if fields.flag("return_token_strs"):
@@ -71,7 +72,8 @@ def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> To
     return render_chat(fields, codec, open_answer=opens_answer(fields), salt=salt).tokens
 
 
-def _detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
+def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
+    """Return the reply of POST /detokenize. On any thread."""
     tokenizer = codec.require_tokenizer()
     if fields.get("tokens") is None:
         raise InvalidField("tokens", "is missing: send a list of token ids")

@@ -121,4 +121,6 @@ def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _given(fields: RequestFields, name: str) -> bool:
-    return fields.get(name) not in (None, [])
+    """No choices are no wish."""
+    value = fields.get(name)
+    return value is not None and not (name == "guided_choice" and value == [])

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.chats import OF_CHATS
 from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes, value_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_length, checked_prediction
@@ -23,7 +24,6 @@ from tasuki.server.text.thinking import Thinking
 
 from .answer_format import read_answer_format
 from .chat_reply import ChatReply
-from .fields.known_fields import OF_CHATS
 from .generation import (
     AskedReply,
     ServedModel,

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.completions import MAX_PROMPTS, OF_COMPLETIONS
 from tasuki.server.replies.kept_bytes import ids_bytes, score_bytes, submit_bytes
 from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_vocabulary, to_tokens
@@ -18,7 +19,6 @@ from tasuki.server.text.thinking import Thinking
 
 from .answer_format import read_answer_format
 from .completion_reply import CompletionReply, ShownFields
-from .fields.known_fields import OF_COMPLETIONS
 from .generation import AskedReply, ServedModel, name_unknown, read_submit, shown_prompts
 from .reply import ReplyHead
 from .request_fields import RequestFields, check_account_fields
@@ -33,10 +33,6 @@ from .sampling import (
 
 # OpenAI's own for this endpoint.
 _DEFAULT_NEW_TOKENS = 16
-
-
-# A list is one reply, all of whose choices are held until it ends.
-MAX_PROMPTS = 1024
 
 
 _PROMPTS = frozenset({str, list})

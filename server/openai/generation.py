@@ -20,6 +20,7 @@ from tasuki.server.auth.held_bytes import HeldBytes, Hold
 from tasuki.server.auth.tenant import salt_of
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.unknown_names import shown_names
 from tasuki.server.http.auth import http_caller, http_request_context
 from tasuki.server.http.body import read_body
 from tasuki.server.http.errors import HttpRefusal
@@ -43,7 +44,6 @@ from tasuki.server.text.text_answer import TextAnswer
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
-from .fields.known_fields import shown_names
 from .reply import ChunkedReply, ReplyShape
 from .request_fields import RequestFields, check_is_json, read_fields
 from .sampling import AnswerOptions
@@ -55,6 +55,7 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
+IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
@@ -297,6 +298,8 @@ async def answer_all(
     """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
     await check_followable(options.asked, model.codec, request_context.line)
+    if options.asked is not None and options.asked.ignored:
+        add_header(request, IGNORED_FORMATS_HEADER, ", ".join(options.asked.ignored))
     codec = model.codec
     names = [name for submit in submits for name in submit.answer_ids]
     choices = [

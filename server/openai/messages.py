@@ -69,6 +69,8 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidField(f"{place}.function", "must be an object with a name")
+        if not isinstance(function.get("strict"), bool | None):
+            raise InvalidField(f"{place}.function.strict", "must be true or false")
     if fields.get("tool_choice") == "none":
         return []
     # Templates show a definition as it stands.
@@ -77,10 +79,7 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
 
 def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
     """As read_tools(), with what else an answer is to hold of them. Raises InvalidField."""
-    return [
-        OfferedTool(tool, RequestFields(tool["function"]).flag("strict"))
-        for tool in read_tools(fields)
-    ]
+    return [OfferedTool(tool, bool(tool["function"].get("strict"))) for tool in read_tools(fields)]
 
 
 def read_tool_choice(fields: RequestFields) -> ToolChoice:
@@ -139,7 +138,7 @@ def _message(item: Any, place: str) -> ChatMessage:
         known = ", ".join((*ROLES, *_ROLE))
         raise InvalidField(f"{place}.role", f"is {role!r:.60}: use one of {known}")
     role = _ROLE.get(role, role)
-    calls = item.get("tool_calls") or []
+    calls = [] if item.get("tool_calls") is None else item["tool_calls"]
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise InvalidField(f"{place}.tool_calls", "must be a list, in an assistant's message")
     content = read_content(item.get("content"), f"{place}.content", optional=role in _MAY_BE_EMPTY)
@@ -152,13 +151,13 @@ def _message(item: Any, place: str) -> ChatMessage:
 
 def _reasoning(item: dict[str, Any], place: str) -> str | None:
     """Under the name that most clients send, or under vLLM's newer one."""
-    for name in ("reasoning_content", "reasoning"):
+    found = None
+    for name in ("reasoning", "reasoning_content"):
         reasoning = item.get(name)
-        if reasoning is not None:
-            if not isinstance(reasoning, str):
-                raise InvalidField(f"{place}.{name}", "must be a string")
-            return reasoning
-    return None
+        if not isinstance(reasoning, str | None):
+            raise InvalidField(f"{place}.{name}", "must be a string")
+        found = found if reasoning is None else reasoning
+    return found
 
 
 def read_content(content: Any, place: str, *, optional: bool) -> str:
@@ -189,7 +188,7 @@ def _tool_call(call: Any, place: str) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidField(f"{place}.function", "must be an object with a name")
-    arguments = function.get("arguments") or {}
+    arguments = {} if function.get("arguments") is None else function["arguments"]
     if isinstance(arguments, str):
         if holds_too_many_values(arguments.encode(errors="surrogatepass")):
             raise InvalidField(f"{place}.function.arguments", "holds too many values")

@@ -12,6 +12,7 @@ import msgspec
 from aiohttp import web
 
 from tasuki.server.errors import InvalidField, InvalidRequest
+from tasuki.server.fields.accounts import IDS, MAX_ID, MAX_NAME, MAX_PAIRS, MAX_VALUE
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.text.json_bounds import (
     MAX_DEPTH,
@@ -19,16 +20,6 @@ from tasuki.server.text.json_bounds import (
     holds_too_many_values,
     nested_too_deeply,
 )
-
-# OpenAI documents the bounds of `metadata` and `safety_identifier`. Its service refuses a longer
-# `user` and a longer `prompt_cache_key` too.
-MAX_ID = 64
-MAX_PAIRS = 16
-MAX_NAME = 64
-MAX_VALUE = 512
-"""Characters, but for the pairs."""
-
-_IDS = ("user", "safety_identifier", "prompt_cache_key")
 
 
 class RequestFields:
@@ -99,7 +90,7 @@ class RequestFields:
     def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
         """harmless: values that ask for what happens anyway, as none does. Raises InvalidField."""
         value = self.get(name)
-        if value is None or value in harmless:
+        if value is None or is_among(value, harmless):
             return
         instead = f", or {json.dumps(harmless[0])}" if harmless else ""
         raise InvalidField(name, f"is not supported here: leave it out{instead}")
@@ -113,6 +104,13 @@ class RequestFields:
         if value is not None and not isinstance(value, kind):
             raise InvalidField(name, f"must be {what}")
         return value
+
+
+def is_among(value: Any, values: Sequence[Any]) -> bool:
+    """Return whether JSON's value is one of these: true is not 1, as it is in Python."""
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in values
+    )
 
 
 def check_is_json(request: web.Request) -> None:
@@ -149,7 +147,7 @@ def _decoded(body: bytearray) -> Any:
 
 def check_account_fields(fields: RequestFields) -> None:
     """Raise InvalidField where a field that the request has is beyond its bounds."""
-    for name in _IDS:
+    for name in IDS:
         fields.short_text(name, MAX_ID)
     pairs = fields.items_by_name("metadata")
     if len(pairs) > MAX_PAIRS:

@@ -8,11 +8,12 @@ server of this API has, as vLLM does.
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
+from tasuki.model.ops.sampling.thinking_budget import MAX_THINKING_TOKENS
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.unserved import UNSERVED
 from tasuki.server.replies.thinking_tokens import placed_budget
 from tasuki.server.replies.token_logprobs import TokenNames
 from tasuki.server.request_checks import (
@@ -33,60 +34,6 @@ from tasuki.server.text.thinking import Thinking
 from .request_fields import RequestFields
 from .sampling_defaults import SamplingDefaults
 
-# Field to the values that ask for the default behaviour.
-_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "functions": ([],),
-    "modalities": (["text"],),
-    "use_beam_search": (False,),
-    # Other ways to say what an answer follows (answer_format.py).
-    "guided_decoding": ({},),
-    "guided_whitespace_pattern": (),
-    "grammar": (),
-    # Which tokens are drawn.
-    "logits_processors": ([],),
-    "custom_logit_processor": (),
-    "vllm_xargs": ({},),
-    "min_new_tokens": (0,),
-    "typical_p": (1,),
-    "lora_path": (),
-    "watermarking": (False,),
-    "custom_params": ({},),
-    # Where the answer ends.
-    "repetition_detection": (),
-    "stop_regex": ([], ""),
-    # What the prompt is.
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": ([],),
-    "input_embeds": ([],),
-    "input_ids": (),
-    "task": (),
-    "session_params": ({},),
-    "web_search_options": (),
-    "function_call": ("auto", "none"),
-    "verbosity": ("medium",),
-    # What the reply holds.
-    "prompt_logprobs": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "return_hidden_states": (False,),
-    "return_prompt_text": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_meta_info": (False,),
-    "return_cached_tokens_details": (False,),
-    "return_routed_experts": (False,),
-    "logprob_token_ids": (),
-    "include_reasoning": (True,),
-    "separate_reasoning": (True,),
-    "stream_reasoning": (True,),
-    "audio": (),
-}
 _UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
 """vLLM's fields of replies that show token ids."""
@@ -156,7 +103,7 @@ def read_options(
     """defaults: of what the request leaves out. top_logprobs: of so many of the likeliest tokens
     the reply has the logprob. least_new_tokens: 0 where the answer may have none. honoured: fields
     that the caller reads, of those that are refused elsewhere. Raises InvalidField."""
-    for name, harmless in _WITHOUT_EFFECT.items():
+    for name, harmless in UNSERVED.items():
         if name not in honoured:
             fields.refuse_but(name, harmless)
     in_stream = _stream_options(fields)
@@ -189,8 +136,10 @@ def _thinking(fields: RequestFields) -> AskedThinking | None:
     ):
         if tokens is None or tokens == _UNBOUNDED:
             continue
-        if tokens < 0:
-            raise InvalidField(field, f"must be at least 0, or -1 for no bound, not {tokens}")
+        if not 0 <= tokens <= MAX_THINKING_TOKENS:
+            raise InvalidField(
+                field, f"must be in [0, {MAX_THINKING_TOKENS}], or -1 for no bound, not {tokens}"
+            )
         if found is not None and found.tokens != tokens:
             raise InvalidField(field, f"is another bound than {found.field}: send one of them")
         found = found or AskedThinking(field, tokens)
@@ -259,11 +208,9 @@ def _sampling(
     top_logprobs: int,
     least_new_tokens: int,
 ) -> SamplingParams:
-    limit = "max_completion_tokens"
-    new_tokens = fields.integer(limit)
-    if new_tokens is None:
-        limit = "max_tokens"
-        new_tokens = fields.integer(limit)
+    limit, new_tokens = "max_tokens", fields.integer("max_tokens")
+    if fields.integer("max_completion_tokens") is not None:
+        limit, new_tokens = "max_completion_tokens", fields.integer("max_completion_tokens")
     temperature, top_p, seed = fields.number("temperature"), fields.number("top_p"), _seed(fields)
     top_k = fields.integer("top_k")
     stop_tokens = fields.items("stop_token_ids")

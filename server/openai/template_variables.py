@@ -8,6 +8,7 @@ that it refuses is refused with its words, one that it does not ask for changes 
 from typing import Any
 
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.chats import TAKEN_VARIABLES
 from tasuki.server.replies.reasoning_effort import effort_of_budget
 
 from .request_fields import RequestFields
@@ -16,8 +17,6 @@ _FLAGS = ("enable_thinking", "preserve_thinking")
 _EFFORT = "reasoning_effort"
 _THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
 NO_EFFORT = "none"
-# What a rendering sets itself.
-_TAKEN = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
 
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
@@ -26,15 +25,16 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
     for name in _FLAGS:
         if fields.get(name) is not None:
             variables[name] = fields.flag(name)
+    of_reasoning = _reasoning(fields, variables)
     effort = fields.text(_EFFORT)
     if effort is None:
-        effort = _reasoning(fields, variables)
+        effort = of_reasoning
     if effort == NO_EFFORT:
         variables.setdefault("enable_thinking", False)
     elif effort is not None:
         variables[_EFFORT] = effort
     given = fields.items_by_name("chat_template_kwargs")
-    for name in _TAKEN:
+    for name in TAKEN_VARIABLES:
         if name in given:
             raise InvalidField(f"chat_template_kwargs.{name}", "is set by the request itself")
     return {**variables, **given}

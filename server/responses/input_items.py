@@ -37,7 +37,9 @@ def read_input(value: Any, before: Sequence[ChatMessage], stored: StoredItems) -
         if not isinstance(item, dict):
             raise InvalidField(place, "must be an object")
         # The type of a message may be left out.
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = item.get("type")
+        if kind is None and "role" in item:
+            kind = "message"
         if kind == _REFERENCE:
             item = _referred(item, place, stored)
             kind = item["type"]

@@ -35,7 +35,8 @@ class AskedPage:
     def of(query: Mapping[str, str]) -> "AskedPage":
         """Raises InvalidField."""
         limit = query.get("limit", str(_DEFAULT))
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= _MOST):
+        is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
+        if not is_short or not 1 <= int(limit) <= _MOST:
             raise InvalidField("limit", f"must be in [1, {_MOST}], not {limit:.20}")
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):

@@ -15,11 +15,20 @@ from aiohttp import web
 
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField, PromptTooLong
+from tasuki.server.fields.accounts import MAX_ID
+from tasuki.server.fields.responses import (
+    AS_IT_IS,
+    ENCRYPTED,
+    INCLUDED,
+    LOGPROBS,
+    OF_RESPONSES,
+    PRESERVES,
+)
 from tasuki.server.http.auth import http_request_context
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openai.answer_format import read_format
 from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
-from tasuki.server.openai.request_fields import MAX_ID, RequestFields, check_account_fields
+from tasuki.server.openai.request_fields import RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
 from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
@@ -50,41 +59,6 @@ _SAMPLING = (
     *_PENALTIES,
 )
 _VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
-_HONOURED = frozenset(
-    {
-        *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
-        *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
-        *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority", "top_logprobs"),
-        *(*_SAMPLING, *_VARIABLES),
-    }
-)
-_WITHOUT_EFFECT_ON_ANSWERS = frozenset(
-    {
-        *("user", "safety_identifier", "service_tier", "client_metadata", "access_programs"),
-        # Of a cache's lifetime, of padding that hides lengths, of calls of OpenAI's own tools.
-        *("prompt_cache_retention", "prompt_cache_options", "stream_options", "max_tool_calls"),
-    }
-)
-# Field to the values that ask for what is done anyway.
-_AS_IT_IS: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "truncation": ("disabled",),
-    "context_management": ([],),
-}
-_KNOWN = _HONOURED | _WITHOUT_EFFECT_ON_ANSWERS | _AS_IT_IS.keys()
-
-_ENCRYPTED = "reasoning.encrypted_content"
-_LOGPROBS = "message.output_text.logprobs"
-# Of items that no answer here has.
-_ABSENT = (
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-)
-_PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
 
 
 @dataclass(frozen=True)
@@ -160,10 +134,10 @@ def _read(
         {**_plain_fields(model, fields), **_sampled(options), "store": is_stored},
         _echoed(fields),
         wants_hit(request),
-        carries_reasoning=_ENCRYPTED in _include(fields),
+        carries_reasoning=ENCRYPTED in _include(fields),
     )
     parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
-    shown = options.sampling.top_logprobs or _LOGPROBS in _include(fields)
+    shown = options.sampling.top_logprobs or LOGPROBS in _include(fields)
     logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
     writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
@@ -211,8 +185,8 @@ def _previous(
 
 
 def _refuse_unserved(fields: RequestFields) -> None:
-    fields.refuse_unknown(_KNOWN)
-    for name, harmless in _AS_IT_IS.items():
+    fields.refuse_unknown(OF_RESPONSES)
+    for name, harmless in AS_IT_IS.items():
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
     fields.integer("max_tool_calls")
@@ -233,9 +207,9 @@ def _format(fields: RequestFields) -> AskedGrammar | None:
 def _include(fields: RequestFields) -> list[Any]:
     wanted = fields.items("include")
     for name in wanted:
-        if name not in (_ENCRYPTED, _LOGPROBS, *_ABSENT):
+        if name not in INCLUDED:
             raise InvalidField(
-                "include", f"may not hold {name!r:.60}: only {_ENCRYPTED} and {_LOGPROBS}"
+                "include", f"may not hold {name!r:.60}: only {ENCRYPTED} and {LOGPROBS}"
             )
     return wanted
 
@@ -244,11 +218,11 @@ def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, An
     """As chats name them. Summaries of reasoning are not made: its text is shown."""
     reasoning = fields.fields("reasoning")
     context = reasoning.text("context")
-    if context not in _PRESERVES:
+    if context not in PRESERVES:
         raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
     asked = {name: fields.get(name) for name in _VARIABLES}
     if asked["preserve_thinking"] is None:
-        asked["preserve_thinking"] = _PRESERVES[context]
+        asked["preserve_thinking"] = PRESERVES[context]
     effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
     if effort is not None and effort != NO_EFFORT:
         effort = effort_of_template(codec, "reasoning.effort", effort)

@@ -10,8 +10,9 @@ from typing import Any
 
 from tasuki.model.grammar.grammar import GrammarKind
 from tasuki.server.errors import InvalidField
+from tasuki.server.fields.response_items import MAX_NAMESPACE
 from tasuki.server.openai.messages import read_allowed_tools
-from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.request_fields import RequestFields, is_among
 from tasuki.server.text.chat_renderer import MAX_TOOLS
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
 from tasuki.server.text.grammars.offered_tool import OfferedTool
@@ -19,9 +20,6 @@ from tasuki.server.text.grammars.tool_choice import ToolChoice
 
 CUSTOM_INPUT = "input"
 """The one parameter by which a template is shown a tool of free text."""
-
-MAX_NAMESPACE = 256
-"""Characters of its name."""
 
 _FUNCTION = "function"
 _NULLABLE = ("description", "parameters", "strict")
@@ -143,7 +141,7 @@ def _add(
         for index, item in enumerate(inner):
             _add(item, f"{place}.tools[{index}]", name, offered, names)
         return
-    if tool.get("defer_loading"):
+    if not is_among(tool.get("defer_loading"), (None, False)):
         raise InvalidField(f"{place}.defer_loading", "must be false: nothing searches for tools")
     if len(offered) >= MAX_TOOLS:
         raise InvalidField("tools", f"may hold at most {MAX_TOOLS}")
@@ -187,7 +185,7 @@ def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 def _input_grammar(tool: dict[str, Any], place: str) -> AskedGrammar | None:
     """What the text of a custom tool follows. Raises InvalidField."""
-    form = tool.get("format") or {"type": "text"}
+    form = {"type": "text"} if tool.get("format") is None else tool["format"]
     if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
         raise InvalidField(f"{place}.format", "must be text or a grammar")
     if form["type"] == "text":

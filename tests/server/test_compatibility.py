@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.server.openai.fields.known_fields import OF_CHATS, OF_COMPLETIONS
+from tasuki.server.fields.chats import OF_CHATS
+from tasuki.server.fields.completions import OF_COMPLETIONS
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
@@ -383,7 +384,7 @@ def test_no_field_is_silently_ignored(front: AgentFront, path: str, name: str) -
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_no_known_field_is_named_as_unknown(path: str) -> None:
     known = OF_CHATS if path == CHAT else OF_COMPLETIONS
-    assert OF[path].keys() <= known
+    assert OF[path].keys() <= known.keys()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -196,9 +196,10 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         ),
     }
     opened = {path for (_, path), needs in HTTP.items() if suffices(needs, None)}
-    assert opened == {"/health", "/healthz", "/ping", "/ready", "/", "/page/{name}"}
+    assert opened == {"/health", "/healthz", "/ping", "/ready", "/", "/page/{name}", "/docs"}
     granted = {path for (_, path), needs in HTTP.items() if suffices(needs, plain)} - opened
     assert granted == {
+        "/openapi.json",
         *("/version", "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"),
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{name}"),
         *("/v1/{path}", "/tokenize", "/detokenize", "/tokenizer_info"),

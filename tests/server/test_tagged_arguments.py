@@ -12,6 +12,7 @@ import pytest
 from tasuki.model.grammar.constraint import allows
 from tasuki.model.grammar.grammar import Grammar, GrammarError
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.held_schema import MOST_HELD_LETTERS
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.answer_parts import CallArguments
@@ -164,7 +165,8 @@ def test_a_value_follows_all_keywords_of_its_schema(
 
 
 def test_a_string_that_reads_as_another_value_is_written_in_quotes() -> None:
-    parameters = {"$defs": {"T": A}, "$ref": "#/$defs/T"}
+    # The reader knows no type of a parameter that no schema names.
+    parameters = {"type": "object", "required": ["a"], "additionalProperties": STRING}
     for text in ("12", "null", "[x", '"12'):
         assert not accepted(parameters, call(a=text))
         assert accepted(parameters, call(a=json.dumps(text)))
@@ -175,7 +177,7 @@ def test_a_reference_to_the_whole_is_followed() -> None:
     assert accepted(node, call(a='[{"a": []}]')) and not accepted(node, call(a='[{"a": 1}]'))
 
 
-@pytest.mark.parametrize("most", [1000, 3000, 100_000])
+@pytest.mark.parametrize("most", [1000, 3000, MOST_HELD_LETTERS])
 def test_a_string_of_a_high_bound_comes_to_its_end(most: int) -> None:
     text = call(a="x</p> a < b\n</para")
     constraint = GRAMMARS.constraint(grammar_of(required({**STRING, "maxLength": most})), ())

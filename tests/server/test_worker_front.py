@@ -16,6 +16,7 @@ from tasuki.server.auth.surfaces import GRPC, HTTP
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import Probes
+from tasuki.server.openapi.routes import ApiDescription
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.workers.forwarding import HttpForwarding
 from tasuki.server.workers.port_claim import PortClaim
@@ -62,7 +63,8 @@ def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
 
     # The page of many nodes is no node's.
     asked = {path for _, path in HTTP if "{path}" not in path and not path.startswith("/fleet/")}
-    probes = {route.path for route in Probes(lambda: None).routes()}
+    each = [*Probes(lambda: None).routes(), *ApiDescription().routes()]
+    probes = {route.path for route in each}
     own = {path for path in asked if path.startswith(("/v1/", "/token", "/detokenize"))}
     forwarded = asyncio.run(handed_on())
     assert forwarded - own == asked - own - probes

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tasuki.model.grammar.unfinished_tokens import MOST_LACKING
 
+MAX_THINKING_TOKENS = 2**31 - 1
 MAX_CLOSING_TOKENS = 32
 
 
@@ -21,8 +22,10 @@ class ThinkingBudget:
     opening: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.most < 2**31:
-            raise ValueError(f"thinking must have a budget in [0, {2**31 - 1}], not {self.most}")
+        if not 0 <= self.most <= MAX_THINKING_TOKENS:
+            raise ValueError(
+                f"thinking must have a budget in [0, {MAX_THINKING_TOKENS}], not {self.most}"
+            )
         if not 1 <= len(self.closing) <= MAX_CLOSING_TOKENS:
             raise ValueError(
                 f"thinking must be closed by 1 to {MAX_CLOSING_TOKENS} tokens, not "

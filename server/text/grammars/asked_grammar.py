@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.engine.messages import Tokens
+from tasuki.model.grammar.formats import ignored_formats
 from tasuki.model.grammar.grammar import (
     MAX_SOURCE_BYTES,
     Grammar,
@@ -32,12 +33,14 @@ _SLASH = re.compile(r"(?<!\\)/")
 @dataclass(frozen=True)
 class AskedGrammar:
     """field: of the request, as errors name it. parts: grammars of the request that this one
-    contains. Each is tried alone first, so that an error names its field."""
+    contains. Each is tried alone first, so that an error names its field. ignored: formats of its
+    schemas that it does not hold, as ignored_formats() has them."""
 
     field: str
     kind: GrammarKind
     source: str
     parts: tuple["AskedGrammar", ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def of_schema(field: str, schema: Any) -> AskedGrammar:
@@ -46,7 +49,8 @@ def of_schema(field: str, schema: Any) -> AskedGrammar:
         schema = parsed(field, schema)
     if not isinstance(schema, dict) and schema is not True:
         raise InvalidField(field, "must be a JSON schema: an object, or true")
-    return AskedGrammar(field, GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    ignored = ignored_formats(schema)
+    return AskedGrammar(field, GrammarKind.JSON_SCHEMA, json.dumps(schema), ignored=ignored)
 
 
 def parsed(field: str, text: str) -> Any:

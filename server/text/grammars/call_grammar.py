@@ -8,11 +8,13 @@ as JSON Schema has it, and is not enforced; every other keyword is, or is refuse
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
+from itertools import chain, islice
 from typing import Any
 
 from tasuki.model.grammar.compiled_grammar import with_options
+from tasuki.model.grammar.formats import MOST_IGNORED, ignored_formats
 from tasuki.model.grammar.grammar import MAX_SOURCE_BYTES, GrammarError, GrammarKind
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.parsing.call_reader import CLOSE, OPEN
@@ -35,12 +37,14 @@ _AROUND_CALLS = (
 @dataclass(frozen=True)
 class CallGrammar:
     """tools: those that may be called. in_tags: the template writes arguments between tags, not as
-    JSON. many: more than one call may follow another. field: of the request, as errors name it."""
+    JSON. many: more than one call may follow another. field: of the request, as errors name it.
+    ignored: formats of the schemas that are not held, once the rules are made."""
 
     field: str
     tools: Sequence[OfferedTool]
     in_tags: bool
     many: bool
+    ignored: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def forced(self) -> AskedGrammar:
         """The answer is calls. Raises InvalidField."""
@@ -50,7 +54,9 @@ class CallGrammar:
         """The answer is calls, or what `answer` asks for, a JSON schema. Raises InvalidField."""
         body = _json(answer.field, json.loads(answer.source))
         rules = ["start: calls | answer", f"answer: {body}"]
-        return self._asked(answer.field, chain(rules, self._calls()))
+        asked = self._asked(answer.field, chain(rules, self._calls()))
+        ignored = dict.fromkeys((*answer.ignored, *asked.ignored))
+        return replace(asked, ignored=tuple(islice(ignored, MOST_IGNORED)))
 
     def among_text(self) -> AskedGrammar:
         """The answer is any text with calls in it, or without; only strict tools' arguments follow
@@ -70,7 +76,8 @@ class CallGrammar:
                     field, f"makes a grammar of over {MAX_SOURCE_BYTES} bytes: send shorter schemas"
                 )
         parts = tuple(tool.input for tool in self.tools if tool.input is not None)
-        return AskedGrammar(field, GrammarKind.LARK, "\n".join(made), parts)
+        ignored = tuple(islice(self.ignored, MOST_IGNORED))
+        return AskedGrammar(field, GrammarKind.LARK, "\n".join(made), parts, ignored)
 
     def _calls(self) -> Iterator[str]:
         more = f' ("\\n" call){{0,{MAX_CALLS - 1}}}' if self.many else ""
@@ -100,9 +107,10 @@ class CallGrammar:
 
     def _call_in_json(self, number: int, tool: OfferedTool) -> Iterator[str]:
         schema = _parameters(tool.function)
+        self.ignored.update(dict.fromkeys(ignored_formats(schema)))
         if tool.input is not None:
             schema = _with_input(schema, tool.input)
-        arguments = _json(self.field, schema)
+        arguments = _json(self.field, schema, f"{tool.name:.80}: ")
         closing = literal(f"}}\n{CLOSE}")
         yield f"call_{number}: {self._opening(tool.name)} {arguments} {closing}"
 
@@ -112,6 +120,7 @@ class CallGrammar:
         if tool.input is None:
             arguments = TaggedArguments(self.field, f"call_{number}", tool.function, parameters)
             yield from arguments.rules(opening, closing)
+            self.ignored.update(dict.fromkeys((*ignored_formats(parameters), *arguments.ignored)))
         else:
             (key,) = parameters["properties"]
             yield from _input(f"p_{number}", key, tool.input)
@@ -147,8 +156,9 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", **parameters} if isinstance(parameters, dict) else {"type": "object"}
 
 
-def _json(field: str, schema: Any) -> str:
+def _json(field: str, schema: Any, of: str = "") -> str:
+    """of: begins what an error says. Raises InvalidField."""
     try:
         return f"%json {json.dumps(with_options(schema))}"
     except GrammarError as error:
-        raise InvalidField(field, f"cannot be followed: {error}") from error
+        raise InvalidField(field, f"cannot be followed: {of}{error}") from error

@@ -9,9 +9,11 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from tasuki.model.grammar.compiled_grammar import with_options
+from tasuki.model.grammar.formats import MOST_IGNORED, ignored_formats
 from tasuki.model.grammar.grammar import GrammarError, GrammarKind
 from tasuki.server.errors import InvalidField
 
@@ -36,7 +38,8 @@ def of_structural_tag(field: str, tag: Any) -> AskedGrammar:
         place, form = field, _from_legacy(tag, field)
     rules = _Rules()
     rules.lines.insert(0, f"start: {rules.of(form, place, is_last=True)}")
-    return AskedGrammar(field, GrammarKind.LARK, "\n".join(rules.lines))
+    ignored = tuple(islice(rules.ignored, MOST_IGNORED))
+    return AskedGrammar(field, GrammarKind.LARK, "\n".join(rules.lines), ignored=ignored)
 
 
 def _from_legacy(tag: Mapping[str, Any], field: str) -> dict[str, Any]:
@@ -57,8 +60,11 @@ def _from_legacy(tag: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 class _Rules:
+    """ignored: formats of the schemas that are not held."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.ignored: dict[str, None] = {}
 
     def of(self, form: Any, place: str, *, is_last: bool) -> str:
         """A rule's name, or what may stand in a rule. is_last: nothing follows it in the answer."""
@@ -70,6 +76,7 @@ class _Rules:
                 return literal(_text(form, place, "value"))
             case "json_schema":
                 _refuse_others(form, place, ("type", "json_schema", "style"))
+                self.ignored.update(dict.fromkeys(ignored_formats(form.get("json_schema"))))
                 return _schema(form, place)
             case "regex":
                 _refuse_others(form, place, ("type", "pattern"))

@@ -42,13 +42,20 @@ class TaggedArguments:
         try:
             self._root = rooted(held_schema(parameters))
         except GrammarError as error:
-            raise InvalidField(field, f"cannot be followed: {error}") from error
+            complaint = f"cannot be followed: {self._name:.80}: {error}"
+            raise InvalidField(field, complaint) from error
         visits = SchemaVisits(field)
         self._branches = ObjectBranches(field, self._root, visits)
         self._shapes = ShapeReader(field, self._root, visits)
         # By name and schemas: a rule; None where the parameter has no value.
         self._rules: dict[tuple[str, tuple[int, ...]], str | None] = {}
         self._counts = 0
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Return the formats of strings that stand without quotes, once their rules are made: no
+        rule holds them."""
+        return tuple(self._shapes.formats)
 
     def rules(self, opening: str, closing: str) -> Iterator[str]:
         """Yield the rules of a call. opening, closing: around its arguments, as they stand in a

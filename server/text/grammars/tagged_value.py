@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, NoReturn
 
 from tasuki.model.grammar.held_schema import referred
@@ -42,6 +43,8 @@ _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"),
     "unevaluatedProperties",
 )
+MOST_ASKED_LETTERS = 1 << 11
+"""That a string is to have at least."""
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$$")
 _TAGS = re.compile("</(parameter|function|tool_call)>")
 
@@ -119,12 +122,13 @@ def joined(terms: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ShapeReader:
-    """field: of the request, as errors name it. root: for references into it. One grammar, one
-    thread."""
+    """field: of the request, as errors name it. root: for references into it. formats: those of
+    strings that were met. One grammar, one thread."""
 
     field: str
     root: Mapping[str, Any]
     visits: SchemaVisits
+    formats: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def of(self, place: str, schema: Any, read_as: frozenset[str], depth: int = 0) -> Shape:
         """place: of the parameter, as errors name it. read_as: the types that a reader takes its
@@ -168,6 +172,8 @@ class ShapeReader:
         for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
             if isinstance(values, list):
                 found = found.both(_of_values(values, read_as))
+        if found.strings is not None and isinstance(schema.get("format"), str):
+            self.formats[schema["format"]] = None
         return found
 
     def _terms(self, place: str, schema: Mapping[str, Any]) -> Iterable[str]:
@@ -177,6 +183,11 @@ class ShapeReader:
             elif keyword in ("minLength", "maxLength"):
                 if type(value) is not int or value < 0:
                     self._refuse(f"{keyword} of {place} must be an integer that is not negative")
+                if keyword == "minLength" and value > MOST_ASKED_LETTERS:
+                    self._refuse(
+                        f"minLength of {place} is {value}: between tags at most "
+                        f"{MOST_ASKED_LETTERS} letters can be asked for"
+                    )
                 bounds = f"{value}," if keyword == "minLength" else f"0,{value}"
                 yield f"/(?s:.{{{bounds}}})/"
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from tasuki.model.grammar.held_schema import referred
 from tasuki.server.text.json_bounds import JsonDepth, is_json, nested_too_deeply
 
 ANY = frozenset({"string", "null", "boolean", "integer", "number", "array", "object"})
@@ -32,6 +33,8 @@ _MAX_DEPTH = 8
 _MOST_LOOKED_AT = 1024
 """Parts of a parameter's schema. References may lead to each of them many times."""
 _LONGEST_REFERENCE = 1024
+_MOST_SCHEMAS = 256
+"""Of a tool's objects, wherever they are said."""
 # Python's own reader of literals is slow and not bounded by their length.
 _LONGEST_LITERAL = 1 << 11
 # Objects of Python for each value would hold the event loop.
@@ -49,10 +52,79 @@ def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[
         parameters = function.get("parameters")
         if not isinstance(parameters, Mapping):
             return {}
-        properties = parameters.get("properties")
-        named = properties if isinstance(properties, Mapping) else {}
-        return {**named, _DEFINITIONS: parameters}
+        return {**_Objects(parameters).properties(parameters), _DEFINITIONS: parameters}
     return {}
+
+
+class _Objects:
+    """The objects that a tool's schema takes, whether it says so itself, by a reference or by
+    branches. One schema; it ends after _MOST_SCHEMAS."""
+
+    def __init__(self, root: Any) -> None:
+        """root: the whole schema, for references into it."""
+        self._root = root
+        self._left = _MOST_SCHEMAS
+        self._around: list[int] = []
+        """The schemas that are looked at: one that leads to itself says nothing new."""
+
+    def properties(self, schema: Any) -> dict[str, Any]:
+        """Return by name a schema of the property's values: in every branch that names it."""
+        found: dict[str, Any] = {}
+        if not self._enters(schema):
+            return found
+        own = schema.get("properties")
+        found.update(own if isinstance(own, Mapping) else {})
+        for inner in self._all_of(schema):
+            for name, item in self.properties(inner).items():
+                found[name] = {"allOf": [found[name], item]} if name in found else item
+        for union in self._unions(schema):
+            either: dict[str, list[Any]] = {}
+            for inner in union:
+                for name, item in self.properties(inner).items():
+                    either.setdefault(name, []).append(item)
+            for name, items in either.items():
+                item = items[0] if len(items) == 1 else {"anyOf": items}
+                found[name] = {"allOf": [found[name], item]} if name in found else item
+        self._around.pop()
+        return found
+
+    def lacks(self, schema: Any, names: Collection[str]) -> bool:
+        """Return whether an object with these properties alone lacks a required one."""
+        if not self._enters(schema):
+            return False
+        required = schema.get("required")
+        listed = required if isinstance(required, list) else []
+        found = (
+            any(isinstance(name, str) and name not in names for name in listed)
+            or any(self.lacks(inner, names) for inner in self._all_of(schema))
+            or any(
+                all(self.lacks(inner, names) for inner in union)
+                for union in self._unions(schema)
+                if union
+            )
+        )
+        self._around.pop()
+        return found
+
+    def _enters(self, schema: Any) -> bool:
+        if not isinstance(schema, Mapping) or id(schema) in self._around:
+            return False
+        self._left -= 1
+        if self._left < 0 or len(self._around) >= _MAX_DEPTH:
+            return False
+        self._around.append(id(schema))
+        return True
+
+    def _all_of(self, schema: Mapping[str, Any]) -> list[Any]:
+        """The schemas of which the same value follows all."""
+        inner = schema.get("allOf")
+        target = [_referred(schema["$ref"], self._root)] if "$ref" in schema else []
+        return [*target, *(inner if isinstance(inner, list) else [])]
+
+    def _unions(self, schema: Mapping[str, Any]) -> list[list[Any]]:
+        """Lists of schemas, of each of which it follows one."""
+        listed = [schema.get(keyword) for keyword in ("anyOf", "oneOf")]
+        return [items for items in listed if isinstance(items, list)]
 
 
 class ParameterTypes:
@@ -77,10 +149,7 @@ class ParameterTypes:
     def lacks(self, function: str, parameters: Collection[str]) -> bool:
         """Return whether these lack a required parameter of the function."""
         whole = self._schemas_of(function).get(_DEFINITIONS)
-        required = whole.get("required") if isinstance(whole, Mapping) else None
-        if not isinstance(required, list):
-            return False
-        return any(isinstance(name, str) and name not in parameters for name in required)
+        return _Objects(whole).lacks(whole, parameters)
 
     @property
     def _tools_by_name(self) -> Mapping[str, Mapping[str, Any]]:
@@ -225,14 +294,11 @@ def _refuse(constant: str) -> None:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """Return what a reference into the whole schema names; None where it names nothing in it."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
+    """Return what a reference into the whole schema names, as a grammar follows it; None where it
+    names nothing in it."""
+    if not isinstance(reference, str) or len(reference) > _LONGEST_REFERENCE:
         return None
-    if len(reference) > _LONGEST_REFERENCE:
-        return None
-    for name in reference.removeprefix("#/").split("/"):
-        root = root.get(name) if isinstance(root, Mapping) else None
-    return root
+    return referred(reference, root)
 
 
 def _named(kinds: list[Any]) -> frozenset[str]:

@@ -376,6 +376,20 @@ def _schemas() -> Mapping[str, Input]:
         properties = {name: {"$ref": "#/$defs/d0", "x": 1} for name in names}
         return {"$defs": {**chain, "d4": {"type": "integer"}}, "properties": properties}
 
+    def formats(size: int) -> Any:
+        names = [f"k{number}" for number in range(size // 40)]
+        return {"properties": {name: {"type": "integer", "format": name} for name in names}}
+
+    def lengths(size: int) -> Any:
+        names = [f"k{number}" for number in range(size // 60)]
+        return {"properties": {name: {"type": "string", "maxLength": 9} for name in names}}
+
+    def behind(size: int) -> Any:
+        names = [f"k{number}" for number in range(size // 30)]
+        inner = {"properties": {name: {"type": "string"} for name in names}, "required": names[:1]}
+        branches = [{"$ref": "#/$defs/d"}, {"properties": {"a": {}}}]
+        return {"$defs": {"d": inner}, "allOf": [{"anyOf": branches}, {"$ref": "#/$defs/d"}]}
+
     def path(size: int) -> Any:
         return {"properties": {"a": {"$ref": "#" + "/a" * (size // 2)}}}
 
@@ -392,6 +406,9 @@ def _schemas() -> Mapping[str, Input]:
         "references that double": doubling,
         "references to itself": itself,
         "references to one fan": shared,
+        "formats": formats,
+        "lengths": lengths,
+        "properties behind references": behind,
         "a reference's path": path,
     }
     return _growing({name: forced(make) for name, make in grown.items()})

@@ -22,6 +22,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
     _TRIED: (
         "model/grammar/compiled_grammar.py:_Tokenizer.__call__",
         "model/grammar/compiled_grammar.py:compiled",
+        "model/grammar/grammar_compiler.py:_timed",
         "model/grammar/compiled_grammar.py:_source",
         "model/grammar/compiled_grammar.py:_schema",
         "model/grammar/constraint.py:Constraint.__init__",
@@ -33,6 +34,8 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
     ),
     _SOURCE: (
         "model/grammar/grammar_compiler.py:GrammarCompiler._advance",
+        "model/grammar/grammar_compiler.py:GrammarCompiler._fresh",
+        "model/grammar/grammar_compiler.py:GrammarCompiler._renewals",
         "model/grammar/grammar_compiler.py:GrammarCompiler.constraint",
         "model/grammar/grammar_compiler.py:GrammarCompiler.give_up",
         "model/grammar/grammar_compiler.py:GrammarCompiler.ready",

@@ -1,0 +1,95 @@
+"""Fields of POST /v1/responses and /v1/responses/input_tokens: the schemas of what
+server/responses/response_request.py reads. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .accounts import ACCOUNTS, MAX_ID
+from .chats import VARIABLES
+from .grammars import TEXT_FORMAT
+from .response_items import INPUT, TOOL_CHOICE, TOOLS
+from .sampling import DRAWS, PENALTIES, PRIORITY, SALT, STOP_TOKENS, TOP_LOGPROBS
+from .shapes import (
+    ANY,
+    FLAG,
+    NULL,
+    TEXT,
+    Fields,
+    Schema,
+    array,
+    integer,
+    object_of,
+    one_of,
+    or_null,
+    text,
+)
+from .unserved import unserved
+
+ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (
+    *(ENCRYPTED, LOGPROBS, "file_search_call.results", "web_search_call.results"),
+    *("web_search_call.action.sources", "message.input_image.image_url"),
+    *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+)
+"""What is not of the first two is of items that no answer here has."""
+PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
+"""By the context of reasoning: as chats' preserve_thinking."""
+AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "context_management": ([],),
+}
+"""By field: the values that ask for what is done anyway."""
+_IGNORED: Fields = dict.fromkeys(
+    (
+        *("service_tier", "client_metadata", "access_programs"),
+        # Of a cache's lifetime, and of padding that hides lengths.
+        *("prompt_cache_retention", "prompt_cache_options", "stream_options"),
+    ),
+    ANY,
+)
+_VERBOSITY: Fields = {"verbosity": one_of([None, "medium"])}
+_REASONING: Fields = {"context": one_of(PRESERVES), "effort": text(MAX_ID)}
+_PROMPT: Fields = {
+    "model": TEXT,
+    "input": INPUT,
+    "instructions": TEXT,
+    "tools": TOOLS,
+    "tool_choice": TOOL_CHOICE,
+    "parallel_tool_calls": FLAG,
+    "previous_response_id": text(MAX_ID),
+    "include": array(one_of(INCLUDED)),
+    "reasoning": or_null(object_of(_REASONING)),
+    "top_logprobs": TOP_LOGPROBS,
+    "max_tool_calls": integer(),
+    "cache_salt": SALT,
+    **VARIABLES,
+    **ACCOUNTS,
+    **unserved(AS_IT_IS),
+}
+_ANSWER: Fields = {
+    **DRAWS,
+    **PENALTIES,
+    **STOP_TOKENS,
+    "max_output_tokens": integer(1),
+    "stream": FLAG,
+    "store": FLAG,
+    "priority": PRIORITY,
+}
+OF_RESPONSES: Fields = {
+    **_IGNORED,
+    **_PROMPT,
+    **_ANSWER,
+    "text": or_null(object_of({**_VERBOSITY, "format": TEXT_FORMAT})),
+}
+"""Any other is refused."""
+OF_INPUT_TOKENS: Fields = {
+    **_IGNORED,
+    **_PROMPT,
+    **dict.fromkeys(_ANSWER, ANY),
+    "text": or_null(object_of(_VERBOSITY)),
+}
+"""The same, where only the prompt is read."""
+RESPONSE: Schema = object_of(OF_RESPONSES, ["input"], NULL)
+COUNTED_RESPONSE: Schema = object_of(OF_INPUT_TOKENS, ["input"], NULL)

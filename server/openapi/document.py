@@ -1,0 +1,141 @@
+"""The document of OpenAPI 3.1 that describes the routes of a node. Pure.
+
+Made of the table of operations, the tables of fields, and the table of surfaces: what a route
+needs, what it takes and what it may answer.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tasuki.server.auth.surfaces import HTTP, Unscoped
+from tasuki.server.fields.shapes import STRING, Schema
+
+from .answers import ANTHROPIC_ERROR, ERROR
+from .operations import EVENTS, JSON, OPERATIONS, Operation, Surface
+
+_VERSION = "3.1.0"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_COUNTED_PATHS = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
+_ANTHROPIC_PATH = "/v1/messages"
+_STATUSES: Mapping[int, str] = {
+    400: "A field is missing, malformed or beyond its bounds",
+    401: "The API key is missing or wrong",
+    403: "The API key lacks the scope that the call needs",
+    404: "What the path or the body names is not here",
+    408: "The body stopped on its way",
+    409: "The request was ended by somebody else, or its id is in flight",
+    413: "The body is too large",
+    415: "The body is not JSON, or it is encoded",
+    417: "Nobody does what Expect asks for",
+    421: "The Host is not served here",
+    429: "The caller has asked for as much as it may",
+    500: "Something failed here: see the node's log",
+    503: "The node is busy or draining",
+    529: "The node is busy or draining",
+}
+_ALWAYS = (400, 415, 417, 421, 500, 503)
+_OF_BODIES = (408, 409, 413)
+_HEADERS: Mapping[str, str] = {"x-request-id": "Of the request, for logs"}
+_HEADERS_OF_ANSWERS: Mapping[str, str] = {
+    "x-tasuki-unknown-fields": "Fields that are not known here",
+    "x-tasuki-ignored-formats": "Formats of schemas that are not held",
+}
+
+
+def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[str, Any]:
+    """Return the document of these routes, those that are no operation left out. keyed: the node
+    asks for keys."""
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Schema] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+    for surface in sorted(set(served) & OPERATIONS.keys(), key=_place):
+        method, path = surface
+        operation = OPERATIONS[surface]
+        name = _operation_id(surface)
+        if operation.body is not None:
+            schemas[f"{name}_body"] = operation.body
+        paths.setdefault(path, {})[method.lower()] = _described(surface, operation, keyed)
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+    return {
+        "openapi": _VERSION,
+        "info": {
+            "title": "tasuki",
+            "version": version,
+            "description": "The HTTP routes of this node. A field that is null counts as absent.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": schemes},
+    }
+
+
+def _place(surface: Surface) -> int:
+    """The order of the table."""
+    return list(OPERATIONS).index(surface)
+
+
+def _operation_id(surface: Surface) -> str:
+    method, path = surface
+    words = re.findall(r"[a-z0-9_]+", path)
+    return "_".join((method.lower(), *words))
+
+
+def _described(surface: Surface, operation: Operation, keyed: bool) -> dict[str, Any]:
+    path = surface[1]
+    found: dict[str, Any] = {
+        "operationId": _operation_id(surface),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "security": _security(surface) if keyed else [],
+        "responses": {"200": _success(operation), **_refusals(surface, operation)},
+    }
+    parameters = [
+        *(
+            {"name": name, "in": "path", "required": True, "schema": {**STRING, "minLength": 1}}
+            for name in _PARAMETER.findall(path)
+        ),
+        *({"name": name, "in": "query", "schema": s} for name, s in operation.query.items()),
+    ]
+    if parameters:
+        found["parameters"] = parameters
+    if operation.body is not None:
+        reference = {"$ref": f"#/components/schemas/{_operation_id(surface)}_body"}
+        found["requestBody"] = {"required": True, "content": {JSON: {"schema": reference}}}
+    return found
+
+
+def _security(surface: Surface) -> list[dict[str, list[str]]]:
+    """Of clients' keys; none where the route asks for nothing."""
+    return [] if HTTP[surface] is Unscoped.OPEN else [{"bearer": []}, {"key": []}]
+
+
+def _success(operation: Operation) -> dict[str, Any]:
+    content = {kind: {"schema": schema} for kind, schema in operation.answers.items()}
+    is_generated = operation.body is not None and EVENTS in operation.answers
+    said = {**_HEADERS, **(_HEADERS_OF_ANSWERS if is_generated else {})}
+    headers = {name: {"description": text, "schema": STRING} for name, text in said.items()}
+    return {"description": "What was asked for", "headers": headers, "content": content}
+
+
+def _refusals(surface: Surface, operation: Operation) -> dict[str, Any]:
+    path = surface[1]
+    statuses = {*_ALWAYS}
+    if HTTP[surface] is not Unscoped.OPEN:
+        statuses |= {401, 403}
+    if operation.finds:
+        statuses |= {404}
+    if operation.body is not None:
+        statuses |= {*_OF_BODIES}
+    if path.startswith(_COUNTED_PATHS) or "stream" in path or "events" in path:
+        statuses |= {429}
+    anthropic = path.startswith(_ANTHROPIC_PATH)
+    if anthropic:
+        statuses |= {529}
+    error = "AnthropicError" if anthropic else "Error"
+    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{error}"}}}
+    return {
+        str(status): {"description": _STATUSES[status], "content": content}
+        for status in sorted(statuses)
+    }

@@ -1,0 +1,276 @@
+"""The declared schema of every field and what its reader takes are one: each reader gets values of
+every type in each field, and refuses what the schema refuses."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest.mock import Mock
+
+import jsonschema
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+
+from tasuki.engine.messages import RequestId
+from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
+from tasuki.server.errors import InvalidRequest
+from tasuki.server.fields.chats import CHAT, OF_CHATS
+from tasuki.server.fields.completions import COMPLETION, OF_COMPLETIONS
+from tasuki.server.fields.grammars import FORMATS
+from tasuki.server.fields.messages import COUNTED_MESSAGE, MESSAGE, OF_COUNTS, OF_MESSAGES
+from tasuki.server.fields.responses import (
+    COUNTED_RESPONSE,
+    OF_INPUT_TOKENS,
+    OF_RESPONSES,
+    RESPONSE,
+)
+from tasuki.server.fields.shapes import Fields, Schema
+from tasuki.server.fields.tokens import DETOKENIZE, OF_DETOKENIZE, OF_TOKENIZE, TOKENIZE
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.request_ids import rename_request
+from tasuki.server.model_api.tokens import detokenized, tokenized
+from tasuki.server.openai.chat import read_chat
+from tasuki.server.openai.completions import read_completion
+from tasuki.server.openai.generation import ServedModel
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.responses.response_request import count_response_tokens, read_response_request
+from tasuki.server.responses.stored_responses import ResponseStore
+from tasuki.server.text.text_codec import TextCodec
+from tests.harness.agent_front import agent_codec
+
+USER = [{"role": "user", "content": "it was"}]
+PARAMETERS = {"type": "object", "properties": {"days": {"type": "integer"}}}
+FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, COUNTS = "/v1/messages", "/v1/messages/count_tokens"
+RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
+TABLES: Mapping[str, tuple[Fields, Schema, dict[str, Any]]] = {
+    CHATS: (OF_CHATS, CHAT, {"messages": USER}),
+    COMPLETIONS: (OF_COMPLETIONS, COMPLETION, {"prompt": "it was"}),
+    MESSAGES: (OF_MESSAGES, MESSAGE, {"messages": USER, "max_tokens": 50}),
+    COUNTS: (OF_COUNTS, COUNTED_MESSAGE, {"messages": USER}),
+    RESPONSES: (OF_RESPONSES, RESPONSE, {"input": "it was"}),
+    INPUT_TOKENS: (OF_INPUT_TOKENS, COUNTED_RESPONSE, {"input": "it was"}),
+    "/tokenize": (OF_TOKENIZE, TOKENIZE, {"prompt": "it was"}),
+    "/detokenize": (OF_DETOKENIZE, DETOKENIZE, {"tokens": [7]}),
+}
+# What a field needs beside it.
+_STREAM = {"stream_options": {"stream": True}}
+BESIDE: Mapping[str, Mapping[str, dict[str, Any]]] = {
+    CHATS: {**_STREAM, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [FUNCTION]}},
+    COMPLETIONS: _STREAM,
+    MESSAGES: {"tool_choice": {"tools": [{"name": "weather", "input_schema": PARAMETERS}]}},
+    RESPONSES: {"tool_choice": {"tools": [{"type": "function", "name": "weather"}]}},
+}
+PLAIN: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 1.0, 0.5, -0.5, 101, 1e3, -1e3, 2**31, 2**63, 1e300),
+    *("", "a", " ", "a" * 65, "a" * 300, "b" * 1025, "auto", "none", "text", "required"),
+    *([], [1], [2], [-1], [1.5], [True], ["a"], [""], [[]], [["a"]], [None], [{}], ["a"] * 20),
+    *({}, {"a": 1}, {"a": None}, {"1": 1}, {"1": True}, {"1": 200}, {"a": "b"}, {"a": "b" * 513}),
+    *({"type": "text"}, {"type": "json_object"}, {"type": "json_schema"}, {"type": "enabled"}),
+    *({"type": "disabled"}, {"type": "any"}, {"type": "ephemeral"}, {"type": "odd"}, {"type": 1}),
+    *({"include_usage": True}, {"include_usage": 1}, {"effort": "low"}, {"effort": 1}),
+]
+SHAPED: list[Any] = [
+    {"type": "json_schema", "json_schema": {"name": "a", "schema": PARAMETERS}},
+    {"type": "json_schema", "json_schema": {"schema": 1}},
+    {"type": "json_schema", "schema": PARAMETERS},
+    {"format": {"type": "json_schema", "schema": PARAMETERS}},
+    {"format": {"type": "json_schema"}},
+    {"format": {"type": "text"}, "verbosity": "medium"},
+    {"verbosity": "high"},
+    {"type": "structural_tag", "format": {"type": "any_text"}},
+    {"json": PARAMETERS},
+    {"regex": ""},
+    {"choice": ["a", "b"]},
+    {"json_object": True},
+    {"json_object": 1},
+    {"a" * 65: "b"},
+    {str(number): "b" for number in range(17)},
+    {"type": "content", "content": "it was"},
+    {"type": "content", "content": [{"type": "text", "text": "it"}]},
+    {"type": "content", "content": 1},
+    {"type": "enabled", "budget_tokens": 5},
+    {"type": "enabled", "budget_tokens": 0},
+    {"type": "adaptive", "display": "omitted"},
+    {"type": "adaptive", "display": "odd"},
+    {"messages": 1},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    {"edits": [{"type": "odd"}]},
+    {"user_id": "a" * 257},
+    {"task_budget": 1},
+    {"context": "all_turns"},
+    {"context": "odd"},
+    [FUNCTION],
+    [{**FUNCTION, "type": None}],
+    [{**FUNCTION, "type": "odd"}],
+    [{"function": {"name": "a", "strict": 1}}],
+    [{"function": {"name": 1}}],
+    [{"name": "weather", "input_schema": PARAMETERS}],
+    [{"name": "weather", "input_schema": 1}],
+    [{"name": "weather", "input_schema": PARAMETERS, "defer_loading": True}],
+    [{"name": "weather", "input_schema": PARAMETERS, "defer_loading": 0}],
+    [{"type": "function", "name": "weather", "parameters": PARAMETERS}],
+    [{"type": "function", "name": "weather", "parameters": [], "strict": True}],
+    [{"type": "custom", "name": "a", "format": {"type": "text"}}],
+    [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "odd"}}],
+    [{"type": "custom", "name": "a", "format": 0}],
+    [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "a"}]}],
+    [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m"}]}],
+    [{"type": "web_search", "external_web_access": False}],
+    [{"type": "web_search"}],
+    {"type": "function", "function": {"name": "weather"}},
+    {"type": "function", "name": "weather"},
+    {"type": "tool", "name": "weather"},
+    {"type": "tool"},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [FUNCTION]}},
+    {"type": "allowed_tools", "allowed_tools": {"mode": "odd", "tools": [FUNCTION]}},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+    {"type": "auto", "disable_parallel_tool_use": True},
+    {"type": "auto", "disable_parallel_tool_use": 1},
+    USER,
+    [{"role": "odd", "content": "it was"}],
+    [{"role": "user"}],
+    [{"role": "user", "content": 1}],
+    [{"role": "user", "content": [{"type": "text", "text": "it"}]}],
+    [{"role": "user", "content": [{"type": "text", "text": 1}]}],
+    [{"role": "user", "content": [{"type": "image"}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "it", "citations": [1]}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "it", "citations": 0}]}],
+    [{"role": "user", "content": [{"type": "text", "text": "it", "cache_control": 1}]}],
+    [{"role": "user", "content": "it was", "tool_calls": [{"function": {"name": "a"}}]}],
+    [{"role": "user", "content": "it was", "tool_calls": 0}],
+    [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}, {"role": "tool"}],
+    [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}, *USER],
+    [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 0}}]}],
+    [*USER, {"role": "assistant", "content": "a", "reasoning": 1, "reasoning_content": "b"}, *USER],
+    [*USER, {"role": "assistant", "content": [{"type": "tool_use", "name": "a", "input": 1}]}],
+    [{"type": "message", "role": "user", "content": "it was"}],
+    [{"type": "", "role": "user", "content": "it was"}],
+    [{"type": "function_call", "name": "a", "arguments": 1}],
+    [{"type": "function_call_output", "output": {"a": 1}}, *USER],
+    [{"type": "reasoning", "summary": 1}],
+    [{"type": "odd"}],
+    ["it was", "it"],
+    [[5, 6], "it was"],
+    [5, 6, 7],
+    [5, "a"],
+]
+
+Read = Callable[[ServedModel, web.Request, RequestFields], object]
+
+
+def readers() -> Mapping[str, Read]:
+    store = ResponseStore(lambda: 0.0, 1 << 20, 0, 1.0)
+
+    def of_store(read: Callable[..., object]) -> Read:
+        return lambda model, request, fields: read(model, store, request, fields)
+
+    return {
+        CHATS: read_chat,
+        COMPLETIONS: read_completion,
+        MESSAGES: read_message_request,
+        COUNTS: count_message_tokens,
+        RESPONSES: of_store(read_response_request),
+        INPUT_TOKENS: of_store(count_response_tokens),
+        "/tokenize": tokenized,
+        "/detokenize": lambda model, _, fields: detokenized(model.codec, fields),
+    }
+
+
+READERS = readers()
+# By field: what the complaint about a value of its shape may say.
+RULES: Mapping[str, str] = {
+    "best_of": "beside n",
+    "min_tokens": "the most tokens of the answer",
+    "continue_final_message": "needs ",
+    "previous_response_id": "is not stored here",
+    "allowed_token_ids": "outside",
+}
+# Of every field: what a text in it says is no part of a schema.
+TEXTS_OF_GRAMMARS = (
+    "is not supported here",
+    "is not JSON",
+    "must be a JSON schema",
+    "must be an object",
+    "cannot be followed",
+)
+
+
+@pytest.fixture(scope="module")
+def model(codec: TextCodec) -> ServedModel:
+    return ServedModel("tiny", 0, 1 << 15, agent_codec(codec))
+
+
+def refusal(model: ServedModel, path: str, body: dict[str, Any]) -> str | None:
+    """What a reader complains of; None: nothing."""
+    request = make_mocked_request("POST", path, app=Mock())
+    rename_request(request, RequestId("a"))
+    try:
+        fields = RequestFields(body)
+        model.named(fields.text("model"))
+        READERS[path](model, request, fields)
+    except (InvalidRequest, HttpRefusal) as error:
+        return str(error)
+    return None
+
+
+def declared() -> list[tuple[str, str]]:
+    return [(path, name) for path, (fields, _, _) in TABLES.items() for name in fields]
+
+
+def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
+    beside = BESIDE.get(path, {}).get(name, {})
+    return {**TABLES[path][2], **beside, name: value}
+
+
+def values_for(schema: Schema) -> list[Any]:
+    """A few will do of what is ignored, or is no more than a number or a text."""
+    if not schema:
+        return PLAIN[::5]
+    shaped = {"anyOf", "items", "properties", "enum"} & schema.keys()
+    return [*PLAIN, *SHAPED] if shaped else PLAIN
+
+
+@pytest.mark.parametrize(("path", "name"), declared())
+def test_a_reader_refuses_what_the_schema_refuses(model: ServedModel, path: str, name: str) -> None:
+    fields, schema, _ = TABLES[path]
+    whole = {"type": "object", "properties": {name: fields[name]}}
+    validator = jsonschema.Draft202012Validator(whole)
+    assert schema.get("properties", fields)[name] == fields[name]
+    taken = []
+    for value in values_for(fields[name]):
+        body = body_of(path, name, value)
+        complaint = refusal(model, path, body)
+        if not validator.is_valid(body):
+            assert complaint is not None, value
+        elif complaint is None:
+            taken.append(value)
+        else:
+            assert is_of_another_rule(name, value, complaint), (value, complaint)
+    assert taken
+
+
+def is_of_another_rule(name: str, value: Any, complaint: str) -> bool:
+    """Whether a value of the right shape may be refused all the same."""
+    if name == "model":
+        return "is not served here" in complaint
+    if isinstance(value, str | dict) and any(text in complaint for text in TEXTS_OF_GRAMMARS):
+        return name in FORMATS
+    return RULES.get(name, "\0") in complaint
+
+
+def test_required_fields_are_missed(model: ServedModel) -> None:
+    for path, (_, schema, base) in TABLES.items():
+        assert refusal(model, path, base) is None
+        assert not jsonschema.Draft202012Validator(dict(schema)).is_valid({})
+        assert refusal(model, path, {}) is not None
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNTS, RESPONSES, INPUT_TOKENS])
+def test_unknown_fields_are_refused_as_the_schema_says(model: ServedModel, path: str) -> None:
+    _, schema, base = TABLES[path]
+    validator = jsonschema.Draft202012Validator(dict(schema))
+    for value, is_taken in ((1, False), (None, True)):
+        body = {**base, "temprature": value}
+        assert validator.is_valid(body) is is_taken
+        assert (refusal(model, path, body) is None) is is_taken
