@@ -14,7 +14,9 @@ from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.json_bounds import holds_too_many_values
 
-from .reasoning_text import read_reasoning
+from .carried.compaction_item import KIND as COMPACTION
+from .carried.compaction_item import read_compaction
+from .carried.reasoning_text import read_reasoning
 from .stored_items import StoredItems
 from .tools import CUSTOM_INPUT, template_name
 
@@ -126,6 +128,10 @@ def _reasoning(item: dict[str, Any], place: str, builder: ConversationBuilder) -
     builder.reasoning(read_reasoning(item, place))
 
 
+def _compaction(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
+    builder.user(read_compaction(item, place))
+
+
 _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = {
     "message": _message,
     "function_call": _call,
@@ -133,4 +139,5 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = 
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _output,
     "reasoning": _reasoning,
+    COMPACTION: _compaction,
 }

@@ -49,13 +49,14 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos"),
     *_PENALTIES,
 )
-_VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
+VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
+"""Fields that set variables of the template, beside `reasoning`."""
 _HONOURED = frozenset(
     {
         *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
         *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
         *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority", "top_logprobs"),
-        *(*_SAMPLING, *_VARIABLES),
+        *(*_SAMPLING, *VARIABLES),
     }
 )
 _WITHOUT_EFFECT_ON_ANSWERS = frozenset(
@@ -181,22 +182,23 @@ def _read_turn(
     fields: RequestFields,
     tools: ResponseTools,
 ) -> _AskedTurn:
-    previous = _previous(store, request, fields)
+    previous = previous_response(store, request, fields)
     before = None if previous is None else previous.turn
     old = () if before is None else before.messages()
     stored = StoredItems(store, http_request_context(request))
     messages = read_input(fields.get("input"), old, stored)
     settings = PromptSettings(
-        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
+        fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
     )
     salt = prompt_salt(request, fields)
     prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
     return _AskedTurn(messages, settings, prompt)
 
 
-def _previous(
+def previous_response(
     store: Responses, request: web.Request, fields: RequestFields
 ) -> StoredResponse | None:
+    """Return the one that the request goes on from, if any. Raises HttpRefusal."""
     name = fields.text("previous_response_id")
     if name is None:
         return None
@@ -240,13 +242,13 @@ def _include(fields: RequestFields) -> list[Any]:
     return wanted
 
 
-def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
-    """As chats name them. Summaries of reasoning are not made: its text is shown."""
+def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
+    """Return them as chats name them. Summaries of reasoning are not made: its text is shown."""
     reasoning = fields.fields("reasoning")
     context = reasoning.text("context")
     if context not in _PRESERVES:
         raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
-    asked = {name: fields.get(name) for name in _VARIABLES}
+    asked = {name: fields.get(name) for name in VARIABLES}
     if asked["preserve_thinking"] is None:
         asked["preserve_thinking"] = _PRESERVES[context]
     effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")

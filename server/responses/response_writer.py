@@ -105,7 +105,7 @@ class ResponseWriter:
             "completed_at": int(time.time()),
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "usage": self._usage(self._parser.ending(ending)),
+            "usage": response_usage(self._parser.ending(ending), with_hit=self._head.with_hit),
         }
         if self._record is not None and self._store is not None:
             body = msgspec.json.encode(self._whole())
@@ -208,22 +208,24 @@ class ResponseWriter:
         place = {"output_index": len(self._output)}
         return b"".join([self._event({**body, **place}) for body in bodies])
 
-    def _usage(self, end: ChatEnding) -> dict[str, Any]:
-        usage = end.ending.usage
-        hit = usage.hit
-        details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
-        if self._head.with_hit and hit is not None:
-            details["hybrid"] = hybrid_hit(hit)
-        completion = end.ending.completion_tokens
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": details,
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + completion,
-        }
-
 
 def _not_ended(status: str) -> dict[str, Any]:
     nothing = ("completed_at", "error", "incomplete_details", "usage")
     return {"status": status, **dict.fromkeys(nothing)}
+
+
+def response_usage(end: ChatEnding, *, with_hit: bool) -> dict[str, Any]:
+    """Return a reply's usage. with_hit: it explains the hit."""
+    usage = end.ending.usage
+    hit = usage.hit
+    details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
+    if with_hit and hit is not None:
+        details["hybrid"] = hybrid_hit(hit)
+    completion = end.ending.completion_tokens
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": details,
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + completion,
+    }

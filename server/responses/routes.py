@@ -11,6 +11,7 @@ from tasuki.server.http.event_stream import EventStream
 from tasuki.server.http.json_reply import send_json
 from tasuki.server.openai.generation import ServedModel, answer_with
 
+from .compaction.compact_request import read_compact_request
 from .listed_items import AskedPage, listed_items
 from .response_request import TooLongResponse, count_response_tokens, read_response_request
 from .stored_responses import Responses, ResponseStore
@@ -37,6 +38,7 @@ def answering_routes(engine: Answering, model: ServedModel, store: Responses) ->
     handlers = ResponseHandlers(engine, model, store)
     return [
         web.post("/v1/responses", handlers.create),
+        web.post("/v1/responses/compact", handlers.compact),
         web.post("/v1/responses/input_tokens", handlers.count_tokens),
     ]
 
@@ -55,6 +57,16 @@ class ResponseHandlers:
             if isinstance(asked, TooLongResponse):
                 hold.resize(0)
                 return await _told_in_a_stream(request, asked)
+            hold.resize(asked.kept_bytes)
+            return await answer_with(
+                *(self._engine, model, request, hold), asked.submit, asked.options, asked.writer
+            )
+
+    async def compact(self, request: web.Request) -> web.StreamResponse:
+        model = self._model
+        with model.hold(request) as hold:
+            read = partial(read_compact_request, model, self._store, request)
+            asked = await model.read(request, hold, read)
             hold.resize(asked.kept_bytes)
             return await answer_with(
                 *(self._engine, model, request, hold), asked.submit, asked.options, asked.writer

@@ -22,6 +22,8 @@ from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion, read_prompt
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
+from tasuki.server.responses.carried.compaction_item import compaction_item
+from tasuki.server.responses.compaction.compact_request import read_compact_request
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
 from tasuki.server.responses.turn_prompt import PromptSettings
@@ -95,6 +97,9 @@ def bodies(served: Served) -> list[Entry]:
     def counted_response(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
         return count_response_tokens(model, store, request, fields)
 
+    def compacted(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return read_compact_request(model, store, request, fields)
+
     response = _reader(of_response, served.in_tags)
     chats = "server/openai/chat.py:read_chat"
     return [
@@ -148,6 +153,12 @@ def bodies(served: Served) -> list[Entry]:
             ("server/responses/response_request.py:read_response_request",),
             {**_filled(_JSON, _function_call), **_items(), **_response_tools()},
             response,
+        ),
+        Whole(
+            "response, compacted",
+            ("server/responses/compaction/compact_request.py:read_compact_request",),
+            {**_filled(some("one word", "emoji"), _function_call), **_items()},
+            _reader(compacted, served.in_tags),
         ),
         Whole(
             "response, counted",
@@ -685,6 +696,10 @@ def _items() -> Mapping[str, Input]:
             "users": items(role="user", content="?"),
             "reasoning": items(type="reasoning", summary=[{"type": "summary_text", "text": "so"}]),
             "custom calls": items(type="custom_tool_call", name="f", input="so"),
+            "compactions": items(**compaction_item("cmp_1", "so")),
+            "a long compaction": lambda size: {
+                "input": [compaction_item("cmp_1", "a" * size), user]
+            },
             "references": items(type="item_reference", id="msg_" + "a" * 32 + "_0"),
             "parts": lambda size: {
                 "input": [
