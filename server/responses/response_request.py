@@ -5,12 +5,13 @@ fields about accounts and routing are ignored.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
@@ -39,7 +40,7 @@ from .message_logprobs import MessageLogprobs
 from .response_head import ResponseHead
 from .response_writer import ResponseWriter
 from .stored_items import StoredItems
-from .stored_responses import Responses, StoredResponse
+from .stored_responses import NO_CONTEXT, Responses, StoredResponse
 from .tools import ResponseTools, echoed_tools, read_response_tools
 from .turn_prompt import PromptSettings, turn_prompt
 from .turn_record import TurnRecord
@@ -156,23 +157,57 @@ def _read(
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model)
-    is_stored = fields.get("store") is None or fields.flag("store")
-    head = ResponseHead.of(
-        {**_plain_fields(model, fields), **_sampled(options), "store": is_stored},
-        _echoed(fields),
-        wants_hit(request),
-        carries_reasoning=_ENCRYPTED in _include(fields),
-    )
+    head = _head(model, request, fields, options)
     parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
     shown = options.sampling.top_logprobs or _LOGPROBS in _include(fields)
     logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
     writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
-    if is_stored:
+    keep = _keeper(store, request, fields)
+    if keep is not None:
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
-        writer.keep(record, partial(store.put, http_request_context(request)))
+        writer.keep(record, keep)
         kept += record.kept_bytes
     return AskedResponse(submit, options, writer, kept)
+
+
+def read_empty_response(
+    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
+) -> ResponseWriter:
+    """Return the writer of a response without input, of which nothing is asked. Raises as
+    read_response_request()."""
+    _refuse_unserved(fields)
+    tools = read_response_tools(fields)
+    options = _read_options(model, fields, model.max_tokens)
+    head = _head(model, request, fields, options)
+    writer = ResponseWriter(head, AnswerParser(Thinking.NEVER, ()), tools)
+    keep = _keeper(store, request, fields)
+    if keep is not None:
+        writer.keep(TurnRecord(np.empty(0, dtype=np.int32), (), NO_CONTEXT), keep)
+    return writer
+
+
+def _head(
+    model: ServedModel, request: web.Request, fields: RequestFields, options: AnswerOptions
+) -> ResponseHead:
+    return ResponseHead.of(
+        {**_plain_fields(model, fields), **_sampled(options), "store": _is_stored(fields)},
+        _echoed(fields),
+        wants_hit(request),
+        carries_reasoning=_ENCRYPTED in _include(fields),
+    )
+
+
+def _keeper(
+    store: Responses, request: web.Request, fields: RequestFields
+) -> Callable[[StoredResponse], None] | None:
+    """Return what keeps the response at its end, if anything does."""
+    keep = store.put if _is_stored(fields) else store.unstored
+    return None if keep is None else partial(keep, http_request_context(request))
+
+
+def _is_stored(fields: RequestFields) -> bool:
+    return fields.get("store") is None or fields.flag("store")
 
 
 def _read_turn(
@@ -187,12 +222,27 @@ def _read_turn(
     old = () if before is None else before.messages()
     stored = StoredItems(store, http_request_context(request))
     messages = read_input(fields.get("input"), old, stored)
+    if before is not None:
+        _check_outputs(messages, len(old))
     settings = PromptSettings(
         fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
     )
     salt = prompt_salt(request, fields)
     prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
     return _AskedTurn(messages, settings, prompt)
+
+
+def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
+    """Raises InvalidField where a tool's output behind a stored turn answers no call: what is sent
+    whole may have lost its calls, a turn has all of them. old: messages of that turn."""
+    waiting = 0
+    for place, message in enumerate(messages):
+        if message.role == "tool":
+            waiting -= 1
+            if waiting < 0 and place >= old:
+                raise InvalidField("input", "holds an output that answers no call: send the call")
+            waiting = max(0, waiting)
+        waiting += len(message.tool_calls)
 
 
 def previous_response(

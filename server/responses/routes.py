@@ -15,6 +15,7 @@ from .compaction.compact_request import read_compact_request
 from .listed_items import AskedPage, listed_items
 from .response_request import TooLongResponse, count_response_tokens, read_response_request
 from .stored_responses import Responses, ResponseStore
+from .websocket.response_socket import ResponseSockets
 
 STORED_PATH = "/v1/responses/{name}"
 STORED_ROUTE = r"/v1/responses/{name:(?!(?:compact|input_tokens)$)[^/]+}"
@@ -38,6 +39,7 @@ def answering_routes(engine: Answering, model: ServedModel, store: Responses) ->
     handlers = ResponseHandlers(engine, model, store)
     return [
         web.post("/v1/responses", handlers.create),
+        web.get("/v1/responses", ResponseSockets(engine, model, store).open),
         web.post("/v1/responses/compact", handlers.compact),
         web.post("/v1/responses/input_tokens", handlers.count_tokens),
     ]

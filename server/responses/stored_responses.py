@@ -23,6 +23,9 @@ from .stored_messages import read_messages, written_messages
 _ENTRY_BYTES = 1500
 """Of a response's objects, and of its places in the store's tables."""
 
+NO_CONTEXT = b""
+"""No digest is: nothing goes on from such a turn's tokens."""
+
 _Owner = tuple[str, str | None]
 
 
@@ -70,14 +73,24 @@ class _Held:
     until: float
 
 
-class Responses(Protocol):
-    """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's."""
+Keep = Callable[[RequestContext, StoredResponse], None]
+"""Takes a response at its end."""
 
+
+class Responses(Protocol):
+    """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's.
+
+    unstored: what else keeps each response, also one that is not to be stored; None: nothing."""
+
+    @property
+    def unstored(self) -> Keep | None: ...
     def put(self, context: RequestContext, response: StoredResponse) -> None: ...
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None: ...
 
 
 class ResponseStore:
+    unstored: Keep | None = None
+
     def __init__(
         self, clock: Callable[[], float], capacity: int, per_key: int, seconds: float
     ) -> None:

@@ -14,6 +14,7 @@ from aiohttp.test_utils import make_mocked_request
 from tasuki.engine.messages import RequestId
 from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
 from tasuki.server.auth.caller import NOBODY
+from tasuki.server.auth.held_bytes import HeldBytes, Hold
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import HttpRefusal
@@ -28,6 +29,8 @@ from tasuki.server.responses.response_request import count_response_tokens, read
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
 from tasuki.server.responses.turn_prompt import PromptSettings
 from tasuki.server.responses.turn_record import TurnRecord
+from tasuki.server.responses.websocket.create_message import read_create
+from tasuki.server.responses.websocket.socket_turns import SocketTurns
 from tasuki.server.text.answer_parts import Content
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_template import ChatTemplate
@@ -100,6 +103,11 @@ def bodies(served: Served) -> list[Entry]:
     def compacted(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
         return read_compact_request(model, store, request, fields)
 
+    turns = SocketTurns(store, Hold(HeldBytes(), NOBODY))
+
+    def of_message(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return read_create(model, turns, request, fields)
+
     response = _reader(of_response, served.in_tags)
     chats = "server/openai/chat.py:read_chat"
     return [
@@ -159,6 +167,12 @@ def bodies(served: Served) -> list[Entry]:
             ("server/responses/compaction/compact_request.py:read_compact_request",),
             {**_filled(some("one word", "emoji"), _function_call), **_items()},
             _reader(compacted, served.in_tags),
+        ),
+        Whole(
+            "message on a socket",
+            ("server/responses/websocket/create_message.py:read_create",),
+            _messages_on_sockets(),
+            _reader(of_message, served.in_tags),
         ),
         Whole(
             "response, counted",
@@ -712,6 +726,23 @@ def _items() -> Mapping[str, Input]:
             "a long reference": lambda size: {
                 "input": [{"type": "item_reference", "id": "a" * size}]
             },
+        }
+    )
+
+
+def _messages_on_sockets() -> Mapping[str, Input]:
+    create = {"type": "response.create"}
+    return _growing(
+        {
+            "create": lambda size: {**create, "input": "a" * size},
+            "a prompt beforehand": lambda size: {**create, "generate": False, "input": "a" * size},
+            "nothing yet": lambda size: {**create, "generate": False, "instructions": "a" * size},
+            "behind a stored one": lambda size: {
+                **create,
+                "input": "a" * size,
+                "previous_response_id": _STORED,
+            },
+            "another type": lambda size: {"type": "a" * size},
         }
     )
 

@@ -89,6 +89,10 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/session_service.py:SessionService.*",
         "server/smg/service.py:GatewayService.*",
         "server/smg/request_reader.py:has_grammar",
+        "server/openai/generation.py:ServedModel.read.<locals>.of_this_model",
+        "server/openai/generation.py:ServedModel.take_apart",
+        "server/responses/websocket/response_socket.py:*",
+        "server/responses/websocket/socket_reply.py:SocketReply.*",
     ),
     _CROSSES: (
         "server/grpc/loop_bridge.py:*",
@@ -102,11 +106,15 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/request_reader.py:read_targets",
         "server/responses/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",
+        "server/responses/websocket/socket_turns.py:SocketTurns.drop",
         "server/responses/stored_responses.py:ResponseStore._drop",
     ),
     "reads values of over 16 KiB, which small inputs are not; test_growth.py has larger ones": (
         "server/text/json_bounds.py:is_json",
         "server/text/parsing/parameter_types.py:_long_holder",
+    ),
+    "looks at the roles of messages, and halves their number": (
+        "server/responses/compaction/compact_request.py:_newer_half",
     ),
     "hands a stored call's text to read_arguments, which has an entry": (),
     "makes a stored turn of messages that an entry reads; only tests call it": (
