@@ -70,6 +70,7 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
     ("POST", _CALLER, "/v1/chat/completions /v1/completions"),
     ("POST", _CALLER, "/v1/messages /v1/messages/count_tokens /v1/responses"),
     ("POST", _CALLER, "/v1/responses/input_tokens /v1/responses/compact"),
+    ("POST", _CALLER, "/v1/responses/{name}/cancel"),
     ("GET", _CALLER, "/v1/responses /v1/responses/{name} /v1/responses/{name}/input_items"),
     ("DELETE", _CALLER, "/v1/responses/{name}"),
     ("GET", _CALLER, "/v1/models /v1/models/{name}"),

@@ -55,7 +55,15 @@ VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
 _HONOURED = frozenset(
     {
         *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
-        *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
+        *(
+            "background",
+            "max_output_tokens",
+            "stream",
+            "store",
+            "previous_response_id",
+            "include",
+            "text",
+        ),
         *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority", "top_logprobs"),
         *(*_SAMPLING, *VARIABLES),
     }
@@ -69,7 +77,6 @@ _WITHOUT_EFFECT_ON_ANSWERS = frozenset(
 )
 # Field to the values that ask for what is done anyway.
 _AS_IT_IS: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
     "truncation": ("disabled",),
     "context_management": ([],),
 }
@@ -92,12 +99,13 @@ _PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True
 @dataclass(frozen=True)
 class AskedResponse:
     """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
-    the reply's end."""
+    the reply's end. in_background: no client need wait for it."""
 
     submit: Submit
     options: AnswerOptions
     writer: ResponseWriter
     kept_bytes: int
+    in_background: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ def _read(
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
         writer.keep(record, keep)
         kept += record.kept_bytes
-    return AskedResponse(submit, options, writer, kept)
+    return AskedResponse(submit, options, writer, kept, fields.flag("background"))
 
 
 def read_empty_response(
@@ -267,6 +275,8 @@ def _refuse_unserved(fields: RequestFields) -> None:
     for name, harmless in _AS_IT_IS.items():
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
+    if fields.flag("background") and not _is_stored(fields):
+        raise InvalidField("store", "must not be false beside background: nobody could fetch it")
     fields.integer("max_tool_calls")
     read_top_logprobs(fields, "top_logprobs")
     text = fields.fields("text")
@@ -328,7 +338,7 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         "object": "response",
         "created_at": int(time.time()),
         "model": model.named(fields.text("model")),
-        "background": False,
+        "background": fields.flag("background"),
         "max_output_tokens": fields.integer("max_output_tokens"),
         "max_tool_calls": fields.integer("max_tool_calls"),
         "parallel_tool_calls": True if parallel is None else bool(parallel),

@@ -140,6 +140,16 @@ class ResponseWriter:
         self._end = {**_not_ended("failed"), "error": failed}
         return self._whole_event("response.failed")
 
+    def cancellation(self) -> bytes:
+        """In place of the ending: nobody wants it any more."""
+        self._end = _not_ended("cancelled")
+        return self._whole_event("response.cancelled")
+
+    def keep_without_answer(self) -> None:
+        """Have a response that failed or was cancelled stored as it is."""
+        if self._record is not None:
+            self._keep(self._record.unanswered())
+
     def keep_alive(self) -> bytes:
         """Some clients wait for events, and count no comments as such. This one is short, whatever
         the request and the answer so far are: it has no echoes and no items."""
@@ -147,8 +157,12 @@ class ResponseWriter:
         return self._event({"type": "response.in_progress", "response": response})
 
     def whole(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self._whole()))
+        found: dict[str, Any] = msgspec.json.decode(self.body())
         return found
+
+    def body(self) -> bytes:
+        """Return the response as it stands, as JSON."""
+        return msgspec.json.encode(self._whole())
 
     def _whole(self) -> dict[str, Any]:
         """Return what whole() does, with the request's echoes as msgspec.Raw."""
@@ -156,8 +170,7 @@ class ResponseWriter:
 
     def _keep(self, turn: StoredTurn) -> None:
         if self._store is not None:
-            body = msgspec.json.encode(self._whole())
-            self._store(StoredResponse(self.id, body, turn))
+            self._store(StoredResponse(self.id, self.body(), turn))
 
     def _usage(self, end: ChatEnding) -> dict[str, Any]:
         return response_usage(end, with_hit=self._head.with_hit)

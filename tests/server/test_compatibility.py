@@ -263,7 +263,7 @@ OF: dict[str, Fields] = {
         "reasoning": ({"effort": "none"}, HONOURED),
         "include": (["message.output_text.logprobs"], HONOURED),
         "truncation": ("auto", REFUSED),
-        "background": (True, REFUSED),
+        "background": (True, HONOURED),
         "top_logprobs": (2, HONOURED),
         "context_management": ([{"type": "compaction"}], REFUSED),
         "top_k": (5, HONOURED),

@@ -614,7 +614,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "store"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 21}, "top_logprobs"),

@@ -203,7 +203,7 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{name}"),
         *("/v1/{path}", "/tokenize", "/detokenize", "/tokenizer_info"),
         *("/v1/responses/input_tokens", "/v1/responses/{name}/input_items"),
-        "/v1/responses/compact",
+        *("/v1/responses/compact", "/v1/responses/{name}/cancel"),
     }
 
 

@@ -49,6 +49,7 @@ def read_create(
     if fields.get("stream") is not None and not fields.flag("stream"):
         raise InvalidField("stream", "must be left out: a socket has every response as events")
     is_asked = fields.get("generate") is None or fields.flag("generate")
+    fields.refuse_but("background", (False,))
     model.named(fields.text("model"))
     body = fields.changed(type=None, generate=None, stream=True)
     if is_asked:
