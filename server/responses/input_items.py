@@ -24,18 +24,20 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFERENCE = "item_reference"
 
 
-def read_input(value: Any, before: Sequence[ChatMessage], stored: StoredItems) -> list[ChatMessage]:
-    """The conversation: what stands before, and what the input adds. stored: items that it may
-    name. Raises InvalidField, PromptTooLong."""
+def read_input(
+    value: Any, before: Sequence[ChatMessage], stored: StoredItems, field: str = "input"
+) -> list[ChatMessage]:
+    """Return the conversation: what stands before, and what the input adds. stored: items that it
+    may name. field: in errors. Raises InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
-        raise InvalidField("input", "must be a string or a list of items")
+        raise InvalidField(field, "must be a string or a list of items")
     if len(value) > MAX_MESSAGES:
-        raise PromptTooLong(f"input has {len(value)} items: send at most {MAX_MESSAGES}")
+        raise PromptTooLong(f"{field} has {len(value)} items: send at most {MAX_MESSAGES}")
     builder = ConversationBuilder(before)
     for index, item in enumerate(value):
-        place = f"input[{index}]"
+        place = f"{field}[{index}]"
         if not isinstance(item, dict):
             raise InvalidField(place, "must be an object")
         # The type of a message may be left out.

@@ -35,6 +35,9 @@ from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
+from .conversations.conversation import Conversation
+from .conversations.conversation_items import given_items
+from .conversations.conversation_store import ConversationStore
 from .input_items import read_input
 from .message_logprobs import MessageLogprobs
 from .response_head import ResponseHead
@@ -55,16 +58,9 @@ VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
 _HONOURED = frozenset(
     {
         *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
-        *(
-            "background",
-            "max_output_tokens",
-            "stream",
-            "store",
-            "previous_response_id",
-            "include",
-            "text",
-        ),
+        *("max_output_tokens", "stream", "store", "previous_response_id", "include", "text"),
         *("reasoning", "metadata", "prompt_cache_key", "cache_salt", "priority", "top_logprobs"),
+        *("background", "conversation"),
         *(*_SAMPLING, *VARIABLES),
     }
 )
@@ -118,11 +114,12 @@ class TooLongResponse:
 
 @dataclass(frozen=True)
 class _AskedTurn:
-    """messages: the whole conversation."""
+    """messages: the whole conversation. named: that which the client named, if any."""
 
     messages: Sequence[ChatMessage]
     settings: PromptSettings
     prompt: RenderedPrompt
+    named: Conversation | None
 
 
 def read_response_request(
@@ -171,7 +168,7 @@ def _read(
     logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
     writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
-    keep = _keeper(store, request, fields)
+    keep = _keeper(store, request, fields, turn.named)
     if keep is not None:
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
         writer.keep(record, keep)
@@ -189,7 +186,7 @@ def read_empty_response(
     options = _read_options(model, fields, model.max_tokens)
     head = _head(model, request, fields, options)
     writer = ResponseWriter(head, AnswerParser(Thinking.NEVER, ()), tools)
-    keep = _keeper(store, request, fields)
+    keep = _keeper(store, request, fields, None)
     if keep is not None:
         writer.keep(TurnRecord(np.empty(0, dtype=np.int32), (), NO_CONTEXT), keep)
     return writer
@@ -207,11 +204,43 @@ def _head(
 
 
 def _keeper(
-    store: Responses, request: web.Request, fields: RequestFields
-) -> Callable[[StoredResponse], None] | None:
-    """Return what keeps the response at its end, if anything does."""
-    keep = store.put if _is_stored(fields) else store.unstored
-    return None if keep is None else partial(keep, http_request_context(request))
+    store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
+) -> Callable[[StoredResponse], object] | None:
+    """Return what keeps the response at its end, if anything does. named: what it is added to."""
+    context = http_request_context(request)
+    if not _is_stored(fields):
+        return None if store.unstored is None else partial(store.unstored, context)
+    if named is None or store.values is None:
+        return partial(store.put, context)
+    conversations = ConversationStore(store.values)
+    given = given_items(fields.get("input"), StoredItems(store, context))
+
+    def keep(response: StoredResponse) -> None:
+        store.put(context, response)
+        conversations.add_response(context, named, given, response)
+
+    return keep
+
+
+def _named(store: Responses, request: web.Request, fields: RequestFields) -> Conversation | None:
+    """Return the conversation that the request names, if any. Raises InvalidField, HttpRefusal."""
+    name = _conversation_id(fields)
+    if name is None:
+        return None
+    if fields.get("previous_response_id") is not None:
+        raise InvalidField("conversation", "must not stand beside previous_response_id")
+    if store.values is None:
+        raise InvalidField("conversation", "needs a node without --front-workers: leave it out")
+    return ConversationStore(store.values).get(http_request_context(request), name)
+
+
+def _conversation_id(fields: RequestFields) -> str | None:
+    """Raises InvalidField."""
+    given = fields.get("conversation")
+    name = given.get("id") if isinstance(given, dict) else given
+    if given is not None and not isinstance(name, str):
+        raise InvalidField("conversation", "must be an id, or an object with an id")
+    return name
 
 
 def _is_stored(fields: RequestFields) -> bool:
@@ -225,11 +254,14 @@ def _read_turn(
     fields: RequestFields,
     tools: ResponseTools,
 ) -> _AskedTurn:
-    previous = previous_response(store, request, fields)
+    previous, named = previous_response(store, request, fields), _named(store, request, fields)
     before = None if previous is None else previous.turn
+    if named is not None:
+        before = named.turn
     old = () if before is None else before.messages()
     stored = StoredItems(store, http_request_context(request))
-    messages = read_input(fields.get("input"), old, stored)
+    begun = old if named is None else read_input(named.uncovered, old, stored, "conversation")
+    messages = read_input(fields.get("input"), begun, stored)
     if before is not None:
         _check_outputs(messages, len(old))
     settings = PromptSettings(
@@ -237,7 +269,7 @@ def _read_turn(
     )
     salt = prompt_salt(request, fields)
     prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
-    return _AskedTurn(messages, settings, prompt)
+    return _AskedTurn(messages, settings, prompt, named)
 
 
 def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
@@ -333,6 +365,7 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
     _refuse_unserved() let the request pass."""
     parallel = fields.get("parallel_tool_calls")
     effort = fields.fields("reasoning").text("effort")
+    conversation = _conversation_id(fields)
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",
@@ -353,6 +386,7 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         **dict.fromkeys(_PENALTIES, 0.0),
         "truncation": "disabled",
         "user": fields.get("user"),
+        **({} if conversation is None else {"conversation": {"id": f"{conversation:.{MAX_ID}}"}}),
     }
 
 

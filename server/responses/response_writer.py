@@ -67,7 +67,7 @@ class ResponseWriter:
         self._logprobs = logprobs
         self._record: TurnRecord | None = None
         """None where the response is not stored."""
-        self._store: Callable[[StoredResponse], None] | None = None
+        self._store: Callable[[StoredResponse], object] | None = None
         self._is_answered = True
         self._number = 0
         self._kept_bytes = 0
@@ -75,7 +75,7 @@ class ResponseWriter:
         self._open: OutputItem | None = None
         self._end: dict[str, Any] = _not_ended("in_progress")
 
-    def keep(self, record: TurnRecord, store: Callable[[StoredResponse], None]) -> None:
+    def keep(self, record: TurnRecord, store: Callable[[StoredResponse], object]) -> None:
         """Have the response stored at its end. record: of its turn, before the answer. REQUIRES:
         nothing of the answer came."""
         self._record, self._store = record, store

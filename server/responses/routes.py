@@ -21,6 +21,7 @@ from .background.handlers import (
     not_in_background,
 )
 from .compaction.compact_request import read_compact_request
+from .conversations.routes import conversation_routes
 from .listed_items import AskedPage, listed_items
 from .response_request import (
     AskedResponse,
@@ -45,6 +46,7 @@ def response_routes(
     stored = StoredHandlers(store, model, background)
     return [
         *answering_routes(engine, model, store, background),
+        *conversation_routes(model, store),
         web.post(CANCEL_PATH, stored.cancel),
         web.get(STORED_ROUTE, stored.retrieve),
         web.delete(STORED_ROUTE, stored.delete),
@@ -197,7 +199,8 @@ class StoredHandlers:
         name = request.match_info["name"]
         context = http_request_context(request)
         was_running = await self._background.delete(context, name)
-        if not self._store.delete(context, name) and not was_running:
+        is_stored = self._store.get(context, name) is not None
+        if not (is_stored and self._store.delete(context, name)) and not was_running:
             raise _not_found(name)
         return web.json_response({"id": name, "object": "response", "deleted": True})
 

@@ -258,7 +258,7 @@ OF: dict[str, Fields] = {
         "tool_choice": ("required", REFUSED),
         "previous_response_id": ("resp_none", REFUSED),
         "store": (False, HONOURED),
-        "conversation": ("conv", REFUSED),
+        "conversation": (7, REFUSED),
         "text": ({"format": {"type": "json_object"}}, HONOURED),
         "reasoning": ({"effort": "none"}, HONOURED),
         "include": (["message.output_text.logprobs"], HONOURED),

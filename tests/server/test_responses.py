@@ -568,7 +568,7 @@ def test_the_tokens_of_a_prompt_are_counted_before_it_is_asked(front: AgentFront
         made(front, **fields)
         count = len(front.submits()[-1].prompt)
         assert told == {"object": "response.input_tokens", "input_tokens": count}
-    for fields in ({"conversation": "c"}, {"input": []}, {"input": "x" * 2**20}):
+    for fields in ({"conversation": 7}, {"input": []}, {"input": "x" * 2**20}):
         assert counted(**fields).status == 400
     assert counted(model="huge").refusal == (404, "model_not_found")
 
@@ -615,7 +615,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "auto"}, "truncation"),
         ({"background": True, "store": False}, "store"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": 7}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["message.output_text.logits"]}, "include"),

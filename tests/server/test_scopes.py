@@ -204,6 +204,8 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         *("/v1/{path}", "/tokenize", "/detokenize", "/tokenizer_info"),
         *("/v1/responses/input_tokens", "/v1/responses/{name}/input_items"),
         *("/v1/responses/compact", "/v1/responses/{name}/cancel"),
+        *("/v1/conversations", "/v1/conversations/{name}", "/v1/conversations/{name}/items"),
+        "/v1/conversations/{name}/items/{item}",
     }
 
 

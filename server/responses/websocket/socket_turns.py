@@ -8,7 +8,7 @@ caller, none is.
 from tasuki.server.auth.held_bytes import Hold
 from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.errors import ServerError
-from tasuki.server.responses.stored_responses import Responses, StoredResponse
+from tasuki.server.responses.stored_responses import Responses, StoredResponse, StoredValues
 
 
 class SocketTurns:
@@ -19,6 +19,10 @@ class SocketTurns:
         self._store = store
         self._hold = hold
         self._last: StoredResponse | None = None
+
+    @property
+    def values(self) -> StoredValues | None:
+        return self._store.values
 
     def put(self, context: RequestContext, response: StoredResponse) -> None:
         self._store.put(context, response)

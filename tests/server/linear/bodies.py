@@ -15,7 +15,7 @@ from tasuki.engine.messages import RequestId
 from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
 from tasuki.server.auth.caller import NOBODY
 from tasuki.server.auth.held_bytes import HeldBytes, Hold
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.request_ids import rename_request
@@ -25,7 +25,10 @@ from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
 from tasuki.server.responses.carried.compaction_item import compaction_item
 from tasuki.server.responses.compaction.compact_request import read_compact_request
+from tasuki.server.responses.conversations.conversation import Conversation
+from tasuki.server.responses.conversations.conversation_items import checked_items
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
+from tasuki.server.responses.stored_items import StoredItems
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
 from tasuki.server.responses.turn_prompt import PromptSettings
 from tasuki.server.responses.turn_record import TurnRecord
@@ -46,6 +49,7 @@ _CONTEXT = 1 << 18
 Body: TypeAlias = Mapping[str, Any]
 
 _STORED = "resp_" + "a" * 32
+_NAMED = "conv_a"
 _NOTHING = PromptSettings(None, [], {})
 _ASKED: Body = {"messages": [{"role": "user", "content": "?"}]}
 # Shapes that are hard in any field, whatever reads it.
@@ -103,6 +107,12 @@ def bodies(served: Served) -> list[Entry]:
     def compacted(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
         return read_compact_request(model, store, request, fields)
 
+    def of_items(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return checked_items(fields.get("input"), StoredItems(store, RequestContext(NOBODY)))
+
+    kept = checked_items([{"role": "user", "content": "?"}] * 2, StoredItems(store, ANONYMOUS))
+    named = Conversation(_NAMED, 0, {"a": "b"}, kept)
+    store.put(RequestContext(NOBODY), named)
     turns = SocketTurns(store, Hold(HeldBytes(), NOBODY))
 
     def of_message(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
@@ -173,6 +183,18 @@ def bodies(served: Served) -> list[Entry]:
             ("server/responses/websocket/create_message.py:read_create",),
             _messages_on_sockets(),
             _reader(of_message, served.in_tags),
+        ),
+        Whole(
+            "items of a conversation",
+            ("server/responses/conversations/conversation_items.py:checked_items",),
+            _items(),
+            _reader(of_items, served.in_tags),
+        ),
+        Whole(
+            "response of a conversation",
+            ("server/responses/response_request.py:read_response_request",),
+            _growing({"texts": lambda size: {"input": "a" * size, "conversation": _NAMED}}),
+            response,
         ),
         Whole(
             "response, counted",

@@ -20,6 +20,7 @@ from tasuki.server.grpc.session_input import read_session_input
 from tasuki.server.replies.named_events import named_event
 from tasuki.server.responses.background.event_log import EventLog
 from tasuki.server.responses.background.handlers import is_of_background
+from tasuki.server.responses.conversations.conversation_items import output_items
 from tasuki.server.responses.listed_items import AskedPage, listed_items
 from tasuki.server.responses.stored_responses import StoredResponse, StoredTurn
 from tasuki.server.sessions.session_store import Tail
@@ -225,6 +226,9 @@ def _in_background() -> list[Entry]:
     def stored(size: int) -> bytes:
         return json.dumps({"output": ["a" * (size // 2)] * 2, "background": True}).encode()
 
+    def outputs(size: int) -> bytes:
+        return json.dumps({"output": [{"id": "a", "text": "a" * 20}] * (size // 40)}).encode()
+
     events = repeated("event: a\ndata: {}\n\n")
     return [
         Whole(
@@ -235,6 +239,12 @@ def _in_background() -> list[Entry]:
                 "one": lambda size: named_event({"type": "a", "text": "a" * size}),
             },
             lambda made: EventLog().add(made),
+        ),
+        Whole(
+            "a response's items for its conversation",
+            ("server/responses/conversations/conversation_items.py:output_items",),
+            {"many": outputs},
+            lambda body: [*output_items(body)],
         ),
         Whole(
             "a stored response's kind",
