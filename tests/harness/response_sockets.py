@@ -81,8 +81,11 @@ class ResponseClient:
         code: int = message.data
         return code
 
-    def close(self) -> None:
-        self._run(self.socket.close())
+    def cut(self) -> None:
+        """The connection is lost."""
+        connection = self.socket._response.connection
+        assert connection is not None and connection.transport is not None
+        self.loop.call_soon_threadsafe(connection.transport.abort)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_SECONDS)

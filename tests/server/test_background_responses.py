@@ -10,6 +10,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
+from tasuki.server.http.server import HttpServer
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
@@ -191,7 +192,9 @@ def test_a_drain_waits_for_it_and_an_end_of_the_server_ends_it(codec: TextCodec)
         with pytest.raises(TimeoutError):
             front.http.front.run(asyncio.wait_for(client.calls.over(), 0.3))
         loop = front.http.front.loop
-        drained = asyncio.run_coroutine_threadsafe(front.http.server.drain(), loop)
+        server = front.http.server
+        assert isinstance(server, HttpServer)
+        drained = asyncio.run_coroutine_threadsafe(server.drain(), loop)
         front.http.engine.wait_for(m.Abort)
         drained.result(10)
         front.http.front.run(asyncio.wait_for(client.calls.over(), 10))

@@ -85,6 +85,7 @@ def test_the_client_of_openai_keeps_a_conversation(front: AgentFront) -> None:
         *("user", "assistant", "user", "user", "reasoning", "assistant")
     ]
     last = client.conversations.items.list(made.id).data[0]
+    assert last.id is not None
     assert client.conversations.items.retrieve(last.id, conversation_id=made.id) == last
     client.conversations.items.delete(last.id, conversation_id=made.id)
     with pytest.raises(openai.NotFoundError):

@@ -16,6 +16,7 @@ from tasuki.server.auth.caller import ANYBODY
 from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.auth.request_context import ANONYMOUS
 from tasuki.server.config import ServerConfig
+from tasuki.server.http.server import HttpServer
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse, StoredTurn
 from tasuki.server.responses.websocket import response_socket as served
 from tasuki.server.responses.websocket.socket_turns import SocketTurns
@@ -115,7 +116,10 @@ def test_a_turn_that_fails_takes_the_one_before_with_it(
     front: AgentFront, client: ResponseClient
 ) -> None:
     missing = (400, "previous_response_not_found")
-    for wrong in ({"input": [RESULT]}, {"top_p": 9}, {"input": []}, {"model": "huge"}):
+    failing: list[dict[str, Any]] = [
+        *({"input": [RESULT]}, {"top_p": 9}, {"input": []}, {"model": "huge"})
+    ]
+    for wrong in failing:
         name = client.response(store=False)["id"]
         status, _ = client.refusal(store=False, previous_response_id=name, **wrong)
         assert status in (400, 404)
@@ -437,7 +441,7 @@ def test_a_client_that_leaves_ends_its_response(front: AgentFront) -> None:
             client.create()
             front.http.engine.wait_for(m.Submit, before + 1)
             if leave == "cut":
-                client.loop.call_soon_threadsafe(client.socket._response.connection.transport.abort)
+                client.cut()
         front.http.engine.wait_for(m.Abort, before + 1)
     until(lambda: front.held.total == 0, lambda: front.held.total)
 
@@ -464,7 +468,9 @@ def test_an_end_of_the_server_closes_idle_sockets_at_once(codec: TextCodec) -> N
     ):
         answered.response()
         loop = front.http.front.loop
-        drained = asyncio.run_coroutine_threadsafe(front.http.server.drain(), loop)
+        server = front.http.server
+        assert isinstance(server, HttpServer)
+        drained = asyncio.run_coroutine_threadsafe(server.drain(), loop)
         assert (idle.closed(), answered.closed()) == (1001, 1001)
         drained.result(10)
 
