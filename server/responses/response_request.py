@@ -5,47 +5,32 @@ fields about accounts and routing are ignored.
 """
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 from aiohttp import web
 
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField, PromptTooLong
-from tasuki.server.http.auth import http_request_context
-from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.openai.answer_format import read_format
-from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
+from tasuki.server.openai.generation import ServedModel, read_submit
 from tasuki.server.openai.request_fields import MAX_ID, RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
-from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
-from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.replies.token_logprobs import TokenNames
-from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
-from .conversations.conversation import Conversation
-from .conversations.conversation_items import given_items
-from .conversations.conversation_store import ConversationStore
-from .input_items import read_input
+from .asked_turn import VARIABLES, conversation_id, is_stored, keeper, read_turn
 from .message_logprobs import MessageLogprobs
 from .response_head import ResponseHead
 from .response_writer import ResponseWriter
-from .stored_items import StoredItems
-from .stored_responses import NO_CONTEXT, Responses, StoredResponse
+from .stored_responses import Responses
 from .tools import ResponseTools, echoed_tools, read_response_tools
-from .turn_prompt import PromptSettings, turn_prompt
 from .turn_record import TurnRecord
 
 _PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -53,8 +38,6 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos"),
     *_PENALTIES,
 )
-VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
-"""Fields that set variables of the template, beside `reasoning`."""
 _HONOURED = frozenset(
     {
         *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
@@ -89,7 +72,6 @@ _ABSENT = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
 
 
 @dataclass(frozen=True)
@@ -112,16 +94,6 @@ class TooLongResponse:
     writer: ResponseWriter
 
 
-@dataclass(frozen=True)
-class _AskedTurn:
-    """messages: the whole conversation. named: that which the client named, if any."""
-
-    messages: Sequence[ChatMessage]
-    settings: PromptSettings
-    prompt: RenderedPrompt
-    named: Conversation | None
-
-
 def read_response_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
@@ -142,33 +114,33 @@ def count_response_tokens(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> int:
     """Return how many tokens the request's prompt has. Raises as read_response_request()."""
-    _refuse_unserved(fields)
+    refuse_unserved(fields)
     model.named(fields.text("model"))
-    turn = _read_turn(model, store, request, fields, read_response_tools(fields))
-    return len(turn.prompt.tokens)
+    turn = read_turn(model, store, request, fields, read_response_tools(fields))
+    return len(turn.prompt(model.codec).tokens)
 
 
 def _read(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse:
-    _refuse_unserved(fields)
+    refuse_unserved(fields)
     tools = read_response_tools(fields)
-    turn = _read_turn(model, store, request, fields, tools)
-    rendered = turn.prompt
+    turn = read_turn(model, store, request, fields, tools)
+    rendered = turn.prompt(model.codec)
     room = max(1, model.max_tokens - len(rendered.tokens))
-    options = _read_options(model, fields, room)
+    options = read_response_options(model, fields, room)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model)
-    head = _head(model, request, fields, options)
+    head = response_head(model, request, fields, options)
     parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
     shown = options.sampling.top_logprobs or _LOGPROBS in _include(fields)
     logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
     writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
-    keep = _keeper(store, request, fields, turn.named)
+    keep = keeper(store, request, fields, turn.named)
     if keep is not None:
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
         writer.keep(record, keep)
@@ -176,138 +148,23 @@ def _read(
     return AskedResponse(submit, options, writer, kept, fields.flag("background"))
 
 
-def read_empty_response(
-    model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
-) -> ResponseWriter:
-    """Return the writer of a response without input, of which nothing is asked. Raises as
-    read_response_request()."""
-    _refuse_unserved(fields)
-    tools = read_response_tools(fields)
-    options = _read_options(model, fields, model.max_tokens)
-    head = _head(model, request, fields, options)
-    writer = ResponseWriter(head, AnswerParser(Thinking.NEVER, ()), tools)
-    keep = _keeper(store, request, fields, None)
-    if keep is not None:
-        writer.keep(TurnRecord(np.empty(0, dtype=np.int32), (), NO_CONTEXT), keep)
-    return writer
-
-
-def _head(
+def response_head(
     model: ServedModel, request: web.Request, fields: RequestFields, options: AnswerOptions
 ) -> ResponseHead:
     return ResponseHead.of(
-        {**_plain_fields(model, fields), **_sampled(options), "store": _is_stored(fields)},
+        {**_plain_fields(model, fields), **_sampled(options), "store": is_stored(fields)},
         _echoed(fields),
         wants_hit(request),
         carries_reasoning=_ENCRYPTED in _include(fields),
     )
 
 
-def _keeper(
-    store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
-) -> Callable[[StoredResponse], object] | None:
-    """Return what keeps the response at its end, if anything does. named: what it is added to."""
-    context = http_request_context(request)
-    if not _is_stored(fields):
-        return None if store.unstored is None else partial(store.unstored, context)
-    if named is None or store.values is None:
-        return partial(store.put, context)
-    conversations = ConversationStore(store.values)
-    given = given_items(fields.get("input"), StoredItems(store, context))
-
-    def keep(response: StoredResponse) -> None:
-        store.put(context, response)
-        conversations.add_response(context, named, given, response)
-
-    return keep
-
-
-def _named(store: Responses, request: web.Request, fields: RequestFields) -> Conversation | None:
-    """Return the conversation that the request names, if any. Raises InvalidField, HttpRefusal."""
-    name = _conversation_id(fields)
-    if name is None:
-        return None
-    if fields.get("previous_response_id") is not None:
-        raise InvalidField("conversation", "must not stand beside previous_response_id")
-    if store.values is None:
-        raise InvalidField("conversation", "needs a node without --front-workers: leave it out")
-    return ConversationStore(store.values).get(http_request_context(request), name)
-
-
-def _conversation_id(fields: RequestFields) -> str | None:
-    """Raises InvalidField."""
-    given = fields.get("conversation")
-    name = given.get("id") if isinstance(given, dict) else given
-    if given is not None and not isinstance(name, str):
-        raise InvalidField("conversation", "must be an id, or an object with an id")
-    return name
-
-
-def _is_stored(fields: RequestFields) -> bool:
-    return fields.get("store") is None or fields.flag("store")
-
-
-def _read_turn(
-    model: ServedModel,
-    store: Responses,
-    request: web.Request,
-    fields: RequestFields,
-    tools: ResponseTools,
-) -> _AskedTurn:
-    previous, named = previous_response(store, request, fields), _named(store, request, fields)
-    before = None if previous is None else previous.turn
-    if named is not None:
-        before = named.turn
-    old = () if before is None else before.messages()
-    stored = StoredItems(store, http_request_context(request))
-    begun = old if named is None else read_input(named.uncovered, old, stored, "conversation")
-    messages = read_input(fields.get("input"), begun, stored)
-    if before is not None:
-        _check_outputs(messages, len(old))
-    settings = PromptSettings(
-        fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
-    )
-    salt = prompt_salt(request, fields)
-    prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
-    return _AskedTurn(messages, settings, prompt, named)
-
-
-def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
-    """Raises InvalidField where a tool's output behind a stored turn answers no call: what is sent
-    whole may have lost its calls, a turn has all of them. old: messages of that turn."""
-    waiting = 0
-    for place, message in enumerate(messages):
-        if message.role == "tool":
-            waiting -= 1
-            if waiting < 0 and place >= old:
-                raise InvalidField("input", "holds an output that answers no call: send the call")
-            waiting = max(0, waiting)
-        waiting += len(message.tool_calls)
-
-
-def previous_response(
-    store: Responses, request: web.Request, fields: RequestFields
-) -> StoredResponse | None:
-    """Return the one that the request goes on from, if any. Raises HttpRefusal."""
-    name = fields.text("previous_response_id")
-    if name is None:
-        return None
-    found = store.get(http_request_context(request), name)
-    if found is None:
-        raise HttpRefusal(
-            400,
-            "previous_response_not_found",
-            f"previous_response_id {name!r:.100} is not stored here: send the whole conversation",
-        )
-    return found
-
-
-def _refuse_unserved(fields: RequestFields) -> None:
+def refuse_unserved(fields: RequestFields) -> None:
     fields.refuse_unknown(_KNOWN)
     for name, harmless in _AS_IT_IS.items():
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
-    if fields.flag("background") and not _is_stored(fields):
+    if fields.flag("background") and not is_stored(fields):
         raise InvalidField("store", "must not be false beside background: nobody could fetch it")
     fields.integer("max_tool_calls")
     read_top_logprobs(fields, "top_logprobs")
@@ -334,22 +191,7 @@ def _include(fields: RequestFields) -> list[Any]:
     return wanted
 
 
-def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
-    """Return them as chats name them. Summaries of reasoning are not made: its text is shown."""
-    reasoning = fields.fields("reasoning")
-    context = reasoning.text("context")
-    if context not in _PRESERVES:
-        raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
-    asked = {name: fields.get(name) for name in VARIABLES}
-    if asked["preserve_thinking"] is None:
-        asked["preserve_thinking"] = _PRESERVES[context]
-    effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
-    if effort is not None and effort != NO_EFFORT:
-        effort = effort_of_template(codec, "reasoning.effort", effort)
-    return read_template_variables(RequestFields({**asked, EFFORT: effort}))
-
-
-def _read_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
+def read_response_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
     asked = {name: fields.get(name) for name in (*_SAMPLING, "stream")}
     wanted = fields.integer("max_output_tokens")
     if wanted is not None and wanted < 1:
@@ -362,10 +204,10 @@ def _read_options(model: ServedModel, fields: RequestFields, room: int) -> Answe
 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
     """Return a response's fields that are short whatever the request is. REQUIRES:
-    _refuse_unserved() let the request pass."""
+    refuse_unserved() let the request pass."""
     parallel = fields.get("parallel_tool_calls")
     effort = fields.fields("reasoning").text("effort")
-    conversation = _conversation_id(fields)
+    conversation = conversation_id(fields)
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",

@@ -136,28 +136,41 @@ def test_a_turn_that_fails_takes_the_one_before_with_it(
 
 
 def test_a_prompt_is_computed_beforehand(front: AgentFront, client: ResponseClient) -> None:
-    asked: dict[str, Any] = {"tools": [TOOL], "instructions": "be brief", "store": False}
-    empty = client.response(**asked, input=[], generate=False)
-    assert (empty["status"], empty["output"], empty["usage"]["input_tokens"]) == (
-        "completed",
-        [],
-        0,
-    )
-    assert not front.submits()
+    """As far as any question leaves it, and in a conversation that has none yet too."""
+    asked: dict[str, Any] = {"tools": [TOOL], "store": False}
     front.http.engine.answer = lambda submit: []
-    warm = client.response(
-        **asked, input="it was", generate=False, previous_response_id=empty["id"]
-    )
-    assert (warm["status"], warm["output"]) == ("completed", [])
-    submit = front.submits()[-1]
-    assert submit.sampling.max_new_tokens == 0
-    assert warm["usage"]["input_tokens"] == len(submit.prompt) > 0 == warm["usage"]["output_tokens"]
+    developer = {"role": "developer", "content": "be brief"}
+    name: str | None = None
+    for given in ([developer], "it was"):
+        warm = client.response(**asked, input=given, generate=False, previous_response_id=name)
+        assert (warm["status"], warm["output"]) == ("completed", [])
+        submit = front.submits()[-1]
+        assert submit.sampling.max_new_tokens == 0
+        usage = warm["usage"]
+        assert usage["input_tokens"] == len(submit.prompt) > 0 == usage["output_tokens"]
+        name = warm["id"]
+    computed = [submit.prompt.tolist() for submit in front.submits()]
+    assert computed[1][: len(computed[0])] == computed[0]
+    assert front.text(computed[0]).endswith("be brief<|im_end|>\n<|im_start|>user\n")
+    assert front.text(computed[1]).endswith("it was<|im_end|>\n")
     front.say(f"{THOUGHT}fine")
-    client.response(**asked, input="so", previous_response_id=warm["id"])
-    anew = {"input": [{"role": "user", "content": text} for text in ("it was", "so")]}
-    front.http.post("/v1/responses", {**asked, **anew})
+    client.response(**asked, input="so", previous_response_id=name)
+    anew = [developer, *({"role": "user", "content": text} for text in ("it was", "so"))]
+    front.http.post("/v1/responses", {**asked, "input": anew})
     ours, theirs = front.submits()[-2:]
     assert ours.prompt.tolist() == theirs.prompt.tolist()
+    assert ours.prompt[: len(computed[1])].tolist() == computed[1]
+
+
+def test_where_there_is_nothing_to_compute_nothing_is(
+    front: AgentFront, client: ResponseClient
+) -> None:
+    for fields in ({"input": []}, {"input": None}):
+        empty = client.response(**fields, store=False, generate=False)
+        assert (empty["status"], empty["output"]) == ("completed", [])
+        assert empty["usage"]["total_tokens"] == 0 and not front.submits()
+    told = client.response(store=False, previous_response_id=empty["id"])
+    assert told["output"] and front.prompt.startswith("<|im_start|>user\nit was")
 
 
 def test_each_response_has_a_name_of_its_own(front: AgentFront) -> None:

@@ -19,13 +19,13 @@ from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submi
 from tasuki.server.openai.request_fields import RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
-from tasuki.server.responses.carried.compaction_item import SUMMARY_LEAD
-from tasuki.server.responses.input_items import read_input
-from tasuki.server.responses.response_request import (
+from tasuki.server.responses.asked_turn import (
     VARIABLES,
     previous_response,
     template_variables,
 )
+from tasuki.server.responses.carried.compaction_item import SUMMARY_LEAD
+from tasuki.server.responses.input_items import read_input
 from tasuki.server.responses.stored_items import StoredItems, item_id
 from tasuki.server.responses.stored_responses import Responses, StoredTurn
 from tasuki.server.responses.tools import read_response_tools

@@ -3,8 +3,6 @@
 On any thread.
 """
 
-from dataclasses import dataclass, replace
-
 from aiohttp import web
 
 from tasuki.server.errors import InvalidField
@@ -13,21 +11,13 @@ from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.responses.response_request import (
     AskedResponse,
     TooLongResponse,
-    read_empty_response,
     read_response_request,
 )
-from tasuki.server.responses.response_writer import ResponseWriter
 
 from .socket_turns import SocketTurns
+from .warm_up import EmptyResponse, read_warm_up
 
 _CREATE = "response.create"
-
-
-@dataclass(frozen=True)
-class EmptyResponse:
-    """There is nothing to compute yet."""
-
-    writer: ResponseWriter
 
 
 Asked = AskedResponse | TooLongResponse | EmptyResponse
@@ -54,13 +44,4 @@ def read_create(
     body = fields.changed(type=None, generate=None, stream=True)
     if is_asked:
         return read_response_request(model, turns, request, body)
-    if not fields.get("input") and previous_id(fields) is None:
-        return EmptyResponse(read_empty_response(model, turns, request, body))
-    asked = read_response_request(model, turns, request, body)
-    if isinstance(asked, TooLongResponse):
-        return asked
-    sampling = replace(asked.submit.sampling, max_new_tokens=0, min_tokens=0, grammar=None)
-    options = replace(asked.options, asked=None, sampling=sampling)
-    submit = replace(asked.submit, sampling=sampling)
-    asked.writer.leave_unanswered()
-    return replace(asked, submit=submit, options=options)
+    return read_warm_up(model, turns, request, body)

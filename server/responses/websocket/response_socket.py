@@ -27,9 +27,10 @@ from tasuki.server.request_checks import MAX_REQUEST_ID
 from tasuki.server.responses.response_request import TooLongResponse
 from tasuki.server.responses.stored_responses import Responses
 
-from .create_message import Asked, EmptyResponse, previous_id, read_create
+from .create_message import Asked, previous_id, read_create
 from .socket_reply import SocketReply, error_message
 from .socket_turns import SocketTurns
+from .warm_up import EmptyResponse
 
 log = logging.getLogger(__name__)
 
