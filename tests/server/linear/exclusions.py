@@ -114,6 +114,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/responses/conversations/conversation.py:Conversation.named",
         "server/responses/conversations/conversation.py:Conversation.without",
         "server/responses/conversations/conversation_store.py:ConversationStore.delete",
+        "server/responses/websocket/create_message.py:previous_id",
         "server/responses/websocket/socket_turns.py:SocketTurns.drop",
         "server/responses/stored_responses.py:ResponseStore._drop",
     ),
