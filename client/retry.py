@@ -12,7 +12,7 @@ from .errors import ClientError
 _TRANSIENT_KINDS = frozenset(
     {
         *("draining", "unknown_session", "not_served_here"),
-        *("session_limit", "request_limit", "watcher_limit"),
+        *("session_limit", "request_limit", "watcher_limit", "socket_limit"),
     }
 )
 # A node that stops cancels calls that come meanwhile. A call that its caller cancels is not

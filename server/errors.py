@@ -151,6 +151,12 @@ class WatcherLimit(
     """As many watch the node as it allows, or as it allows to one API key."""
 
 
+class SocketLimit(
+    ServerError, status=StatusCode.RESOURCE_EXHAUSTED, kind="socket_limit", retry=Retry.LATER
+):
+    """As many WebSockets are open as the node allows, or as it allows to one API key."""
+
+
 class DuplicateRequest(ServerError, status=StatusCode.ALREADY_EXISTS, kind="duplicate_request"):
     """A request of that id is in flight."""
 

@@ -49,8 +49,12 @@ _ITEM: Schema = either(
     _item("custom_tool_call_output", {"output": _OUTPUT}, ["output"]),
     _item("reasoning", {"content": _TEXTS, "summary": _TEXTS}, []),
     _item("item_reference", {"id": STRING}, ["id"]),
+    _item("compaction", {"encrypted_content": STRING}, ["encrypted_content"]),
 )
 INPUT: Schema = either(STRING, nonnull_array(_ITEM, least=1, most=MAX_MESSAGES))
+MOST_NEW_ITEMS = 20
+"""Of a conversation, at once, as OpenAI's."""
+NEW_ITEMS: Schema = nonnull_array(_ITEM, least=1, most=MOST_NEW_ITEMS)
 _NAMED: Fields = {"name": STRING, "description": TEXT}
 _OFFERED: Fields = {**_NAMED, "strict": FLAG, "defer_loading": one_of([None, False])}
 _GRAMMAR: Schema = object_of(

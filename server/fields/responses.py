@@ -1,5 +1,5 @@
-"""Fields of POST /v1/responses and /v1/responses/input_tokens: the schemas of what
-server/responses/response_request.py reads. Pure."""
+"""Fields of POST /v1/responses, /v1/responses/input_tokens, /v1/responses/compact and
+/v1/conversations: the schemas of what server/responses reads. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,16 +7,18 @@ from typing import Any
 from .accounts import ACCOUNTS, MAX_ID
 from .chats import VARIABLES
 from .grammars import TEXT_FORMAT
-from .response_items import INPUT, TOOL_CHOICE, TOOLS
+from .response_items import INPUT, NEW_ITEMS, TOOL_CHOICE, TOOLS
 from .sampling import DRAWS, PENALTIES, PRIORITY, SALT, STOP_TOKENS, TOP_LOGPROBS
 from .shapes import (
     ANY,
     FLAG,
     NULL,
+    STRING,
     TEXT,
     Fields,
     Schema,
     array,
+    either,
     integer,
     object_of,
     one_of,
@@ -36,7 +38,6 @@ INCLUDED = (
 PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
 """By the context of reasoning: as chats' preserve_thinking."""
 AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
-    "background": (False,),
     "truncation": ("disabled",),
     "context_management": ([],),
 }
@@ -51,7 +52,7 @@ _IGNORED: Fields = dict.fromkeys(
 )
 _VERBOSITY: Fields = {"verbosity": one_of([None, "medium"])}
 _REASONING: Fields = {"context": one_of(PRESERVES), "effort": text(MAX_ID)}
-_PROMPT: Fields = {
+_TURN: Fields = {
     "model": TEXT,
     "input": INPUT,
     "instructions": TEXT,
@@ -59,13 +60,18 @@ _PROMPT: Fields = {
     "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": FLAG,
     "previous_response_id": text(MAX_ID),
-    "include": array(one_of(INCLUDED)),
     "reasoning": or_null(object_of(_REASONING)),
-    "top_logprobs": TOP_LOGPROBS,
-    "max_tool_calls": integer(),
     "cache_salt": SALT,
     **VARIABLES,
     **ACCOUNTS,
+}
+_PROMPT: Fields = {
+    **_TURN,
+    "background": FLAG,
+    "conversation": either(STRING, object_of({"id": STRING}, ["id"]), NULL),
+    "include": array(one_of(INCLUDED)),
+    "top_logprobs": TOP_LOGPROBS,
+    "max_tool_calls": integer(),
     **unserved(AS_IT_IS),
 }
 _ANSWER: Fields = {
@@ -93,3 +99,27 @@ OF_INPUT_TOKENS: Fields = {
 """The same, where only the prompt is read."""
 RESPONSE: Schema = object_of(OF_RESPONSES, ["input"], NULL)
 COUNTED_RESPONSE: Schema = object_of(OF_INPUT_TOKENS, ["input"], NULL)
+OF_COMPACT: Fields = {
+    **dict.fromkeys(
+        (
+            *("text", "include", "service_tier", "client_metadata"),
+            *("prompt_cache_retention", "prompt_cache_options"),
+        ),
+        ANY,
+    ),
+    **_TURN,
+    "input": either(INPUT, NULL),
+    "priority": PRIORITY,
+}
+"""Any other is refused."""
+COMPACTED: Schema = {
+    **object_of(OF_COMPACT, [], NULL),
+    "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}],
+}
+_METADATA = ACCOUNTS["metadata"]
+OF_NEW_CONVERSATION: Fields = {"items": either(NEW_ITEMS, NULL), "metadata": _METADATA}
+OF_NEW_ITEMS: Fields = {"items": NEW_ITEMS, "metadata": _METADATA, "include": ANY}
+OF_CHANGED_CONVERSATION: Fields = {"metadata": _METADATA}
+NEW_CONVERSATION: Schema = object_of(OF_NEW_CONVERSATION, [], NULL)
+NEW_CONVERSATION_ITEMS: Schema = object_of(OF_NEW_ITEMS, ["items"], NULL)
+CHANGED_CONVERSATION: Schema = object_of(OF_CHANGED_CONVERSATION, [], NULL)

@@ -46,6 +46,15 @@ class HttpConnections:
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)
 
+    def count_received(
+        self, transport: asyncio.BaseTransport | None, wanted: Callable[[int], bool]
+    ) -> None:
+        """From now on `wanted` gets the size of what each read brings, before it is looked at, and
+        says whether it is: what is not wanted is thrown away."""
+        connection = None if transport is None else self._open.get(transport)
+        if connection is not None:
+            connection.wanted = wanted
+
     def enter(self, transport: asyncio.BaseTransport, connection: "_Connection") -> bool:
         """Whether it may stay."""
         peer = transport.get_extra_info("peername")
@@ -81,6 +90,7 @@ class _Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._tail = b""
         self.stranger_at: str | None = None
+        self.wanted: Callable[[int], bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -103,6 +113,8 @@ class _Connection(asyncio.Protocol):
             if _END_OF_HEADER in seen:
                 self._deadline.cancel()
                 self._deadline = None
+        if self.wanted is not None and not self.wanted(len(data)):
+            return
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:

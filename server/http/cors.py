@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from .errors import HttpRefusal
 from .request_ids import REQUEST_ID_HEADER
 
 ANY_ORIGIN = "*"
@@ -28,12 +29,15 @@ class AllowedOrigins:
         self._paths = paths
 
     def middleware(self) -> Middleware:
-        """Answers preflights."""
+        """Answers preflights, and refuses WebSockets of other origins' pages: browsers ask for no
+        leave before they open one, and let the page read it."""
 
         @web.middleware
         async def answer(
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
+            if "websocket" in request.headers.get("Upgrade", "").lower():
+                self._check_socket(request)
             asked = request.headers.get("Access-Control-Request-Method")
             if request.method != "OPTIONS" or asked is None or not self._allows(request):
                 return await handler(request)
@@ -57,6 +61,15 @@ class AllowedOrigins:
             if self._allows(request):
                 response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
                 response.headers["Access-Control-Expose-Headers"] = _EXPOSED
+
+    def _check_socket(self, request: web.Request) -> None:
+        """Raises HttpRefusal. What is no browser mostly sends no origin."""
+        origin = request.headers.get("Origin")
+        own = f"{request.scheme}://{request.host}".lower()
+        if origin is not None and origin.lower() != own and not self._allows(request):
+            raise HttpRefusal(
+                403, "origin_not_allowed", f"Origin {origin:.80} may not: see --allowed-origins"
+            )
 
     def _allows(self, request: web.Request) -> bool:
         origin = request.headers.get("Origin")

@@ -48,6 +48,8 @@ _SERVED = (
     "/v1/models, and its page is /"
 )
 _RETRY_SECONDS = 1
+RETRIED = (429, 503)
+"""Statuses of what may be asked again."""
 
 
 class HttpRefusal(Exception):
@@ -84,7 +86,7 @@ async def typed_errors(
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
-        seconds = _retry_seconds(error)
+        seconds = retry_seconds(error)
         return _response(request, error_status(error), error_body(error), seconds)
     except web.HTTPException as error:
         code = _PLAIN_CODE.get(error.status, "invalid")
@@ -136,16 +138,17 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
 
-def _retry_seconds(error: Exception) -> int:
+def retry_seconds(error: Exception) -> int:
+    """Return after how many seconds to ask again, where that may help."""
     if isinstance(error, ServerError) and error.retry_after is not None:
         return max(_RETRY_SECONDS, math.ceil(error.retry_after))
     return _RETRY_SECONDS
 
 
 def _response(
-    request: web.Request, status: int, body: dict[str, Any], retry_seconds: int = _RETRY_SECONDS
+    request: web.Request, status: int, body: dict[str, Any], seconds: int = _RETRY_SECONDS
 ) -> web.Response:
-    headers = {"Retry-After": str(retry_seconds)} if status in (429, 503) else None
+    headers = {"Retry-After": str(seconds)} if status in RETRIED else None
     if asks_as_anthropic(request):
         body = anthropic_error(status, body, http_request_id(request))
         status = anthropic_status(status)

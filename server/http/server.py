@@ -25,7 +25,7 @@ from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.server.openapi.routes import ApiDescription
 from tasuki.utils.version import package_version
 
-from .auth import http_caller, require_scope
+from .auth import http_caller, require_scope, surface_of
 from .body import (
     BODY_TURNS,
     end_with_unread_bodies,
@@ -42,6 +42,7 @@ from .headers.answer_headers import send_added_headers
 from .host_check import require_host
 from .log import HttpLog
 from .request_ids import http_request_id, name_request, rename_request, send_request_id
+from .sockets.open_sockets import OPEN_SOCKETS, OpenSockets
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,9 @@ _TLS_HANDSHAKE_SECONDS = 10.0
 
 # Requests to these paths count against the caller's limits.
 _CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
+
+_SOCKETS = frozenset({("GET", "/v1/responses")})
+"""Routes of sockets: their messages are calls, they themselves are none that a drain waits for."""
 
 
 Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
@@ -207,6 +211,9 @@ class _Application:
             client_max_size=access.max_message_bytes,
         )
         self._application[BODY_TURNS] = BodyTurns()
+        sockets = OpenSockets(self.connections, most)
+        self._application[OPEN_SOCKETS] = sockets
+        self._application.on_shutdown.append(sockets.end)
         self._application.on_response_prepare.append(send_request_id)
         self._application.on_response_prepare.append(send_added_headers)
         self._application.on_response_prepare.append(origins.mark)
@@ -262,6 +269,8 @@ def _let_in(
         async with admitted(caller, http_request_id(request)) as request_id:
             may_send(request)
             rename_request(request, request_id)
+            if surface_of(request.match_info) in _SOCKETS:
+                return await handler(request)
             with calls.one():
                 return await handler(request)
 

@@ -133,10 +133,24 @@ class ServedModel:
         check_is_json(request)
         body = await read_body(request, hold)
 
-        def work() -> Result:
-            fields = read_fields(body)
+        def of_this_model(fields: RequestFields) -> Result:
             self.named(fields.text("model"))
             return read(fields)
+
+        return await self.take_apart(request, hold, body, of_this_model)
+
+    async def take_apart(
+        self,
+        request: web.Request,
+        hold: Hold,
+        body: bytearray,
+        read: Callable[[RequestFields], Result],
+    ) -> Result:
+        """As read(), of a body that has come, which is emptied, and whichever model it names. hold:
+        has its size."""
+
+        def work() -> Result:
+            return read(read_fields(body))
 
         try:
             line = http_request_context(request).line
@@ -297,12 +311,35 @@ async def answer_all(
 ) -> web.StreamResponse:
     """The same of several prompts, whose choices are one reply's. scored: as of AskedReply."""
     request_context = http_request_context(request)
-    await check_followable(options.asked, model.codec, request_context.line)
+    choices = await asked_choices(engine, model, request, hold, submits, options, writers)
+    # Thousands of scores take longer to write than the loop may be held.
+    work = partial(model.codec.work.run, request_context.line) if any(scored) else None
+    reply: StreamedReply | WholeReply = (
+        StreamedReply(request, choices) if options.stream else WholeReply(request, choices, work)
+    )
+    scores = [None if prompt is None else prompt.take for prompt in scored]
+    async with engine.generate_all(submits, request_context, reply.sinks, scores) as answers:
+        return await reply.send(answers)
+
+
+async def asked_choices(
+    engine: Answering,
+    model: ServedModel,
+    request: web.Request,
+    hold: Hold,
+    submits: Sequence[Submit],
+    options: AnswerOptions,
+    writers: Sequence[AnswerWriter],
+) -> list[Choice]:
+    """Return the choices of a reply, in the order of the writers. Raises InvalidRequest where their
+    grammar cannot be followed."""
+    request_context = http_request_context(request)
+    codec = model.codec
+    await check_followable(options.asked, codec, request_context.line)
     if options.asked is not None and options.asked.ignored:
         add_header(request, IGNORED_FORMATS_HEADER, ", ".join(options.asked.ignored))
-    codec = model.codec
     names = [name for submit in submits for name in submit.answer_ids]
-    choices = [
+    return [
         Choice(
             TextAnswer(
                 codec.naming_detokenizer() if options.names_special else codec.detokenizer(),
@@ -315,11 +352,3 @@ async def answer_all(
         )
         for name, writer in zip(names, writers, strict=True)
     ]
-    # Thousands of scores take longer to write than the loop may be held.
-    work = partial(model.codec.work.run, request_context.line) if any(scored) else None
-    reply: StreamedReply | WholeReply = (
-        StreamedReply(request, choices) if options.stream else WholeReply(request, choices, work)
-    )
-    scores = [None if prompt is None else prompt.take for prompt in scored]
-    async with engine.generate_all(submits, request_context, reply.sinks, scores) as answers:
-        return await reply.send(answers)

@@ -37,6 +37,10 @@ class RequestFields:
         values = self._values
         return [name for name in values if name not in known and values[name] is not None]
 
+    def changed(self, **values: Any) -> "RequestFields":
+        """Return the same fields but for these."""
+        return RequestFields({**self._values, **values})
+
     def get(self, name: str) -> Any:
         return self._values.get(name)
 

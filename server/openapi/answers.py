@@ -126,24 +126,49 @@ _ITEM = object_of(
     },
     ["id", "type"],
 )
+_STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 RESPONSE_REPLY = _all(
     {
         "id": STRING,
         "object": _named("response"),
         "created_at": COUNT,
-        "status": one_of(["completed", "incomplete"]),
+        "status": one_of(_STATUSES),
         "model": STRING,
         "output": nonnull_array(_ITEM),
-        "error": NULL,
+        "error": or_null({"type": "object"}),
         "incomplete_details": OBJECT,
-        "usage": _all({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT}),
+        "usage": or_null(
+            _all({"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT})
+        ),
         "metadata": {"type": "object"},
         "tools": nonnull_array({"type": "object"}),
         "tool_choice": {},
     }
 )
 RESPONSE_TOKENS = _all({"object": _named("response.input_tokens"), "input_tokens": COUNT})
-INPUT_ITEMS = _list_of(object_of({"id": STRING, "type": STRING}, ["id", "type"]))
+COMPACTION = _all(
+    {
+        "id": STRING,
+        "object": _named("response.compaction"),
+        "created_at": COUNT,
+        "output": nonnull_array({"type": "object"}),
+        "usage": {"type": "object"},
+    }
+)
+LISTED_ITEM = object_of({"id": STRING, "type": STRING}, ["id", "type"])
+INPUT_ITEMS = _list_of(LISTED_ITEM)
+ITEMS = INPUT_ITEMS
+CONVERSATION = _all(
+    {
+        "id": STRING,
+        "object": _named("conversation"),
+        "created_at": COUNT,
+        "metadata": {"type": "object"},
+    }
+)
+DELETED_CONVERSATION = _all(
+    {"id": STRING, "object": _named("conversation.deleted"), "deleted": one_of([True])}
+)
 DELETED = _all({"id": STRING, "object": _named("response"), "deleted": one_of([True])})
 MODEL = _all(
     {

@@ -12,12 +12,14 @@ from tasuki.server.auth.surfaces import HTTP, Unscoped
 from tasuki.server.fields.shapes import STRING, Schema
 
 from .answers import ANTHROPIC_ERROR, ERROR
-from .operations import EVENTS, JSON, OPERATIONS, Operation, Surface
+from .operation import EVENTS, JSON, Operation, Surface
+from .operations import OPERATIONS
 
 _VERSION = "3.1.0"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _COUNTED_PATHS = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
 _ANTHROPIC_PATH = "/v1/messages"
+_CONVERSATIONS = "/v1/conversations"
 _STATUSES: Mapping[int, str] = {
     400: "A field is missing, malformed or beyond its bounds",
     401: "The API key is missing or wrong",
@@ -31,6 +33,7 @@ _STATUSES: Mapping[int, str] = {
     421: "The Host is not served here",
     429: "The caller has asked for as much as it may",
     500: "Something failed here: see the node's log",
+    501: "A node with front workers does not serve it",
     503: "The node is busy or draining",
     529: "The node is busy or draining",
 }
@@ -130,6 +133,8 @@ def _refusals(surface: Surface, operation: Operation) -> dict[str, Any]:
         statuses |= {*_OF_BODIES}
     if path.startswith(_COUNTED_PATHS) or "stream" in path or "events" in path:
         statuses |= {429}
+    if path.startswith(_CONVERSATIONS):
+        statuses |= {501}
     anthropic = path.startswith(_ANTHROPIC_PATH)
     if anthropic:
         statuses |= {529}

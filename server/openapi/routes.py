@@ -15,7 +15,7 @@ from aiohttp import web
 from tasuki.utils.version import package_version
 
 from .document import document
-from .operations import Surface
+from .operation import Surface
 
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 

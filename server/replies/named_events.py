@@ -1,6 +1,6 @@
 """Server-sent events with a name, which is their body's type. Pure functions, immutable values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -8,6 +8,13 @@ import msgspec
 
 def named_event(body: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), msgspec.json.encode(body))
+
+
+def bodies_of(events: bytes) -> Iterator[bytes]:
+    """Return the bodies, as JSON, of whole events that named_event() made."""
+    for event in events.split(b"\n\n")[:-1]:
+        # JSON has no line's end outside of its strings, and an escaped one within.
+        yield event.partition(b"\ndata: ")[2]
 
 
 class TextEvent:

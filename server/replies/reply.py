@@ -24,8 +24,9 @@ from tasuki.utils.loops.together import together
 
 log = logging.getLogger(__name__)
 
-# How long a stream's headers may wait for a refusal by the engine, which then has its own status.
-_FIRST_LOOK_SECONDS = 0.5
+FIRST_LOOK_SECONDS = 0.5
+"""How long a stream's headers may wait for a refusal by the engine, which then has its own
+status."""
 
 _COUNTED_AT_ONCE = 1 << 14
 """Bytes of an answer: less is part of what each answer is counted with."""
@@ -178,7 +179,7 @@ class StreamedReply:
         """answers: of each choice."""
         stream, first = self._stream, self._choices[0].writer
         last = b""
-        async with first_looks(answers, _FIRST_LOOK_SECONDS) as looked:
+        async with first_looks(answers, FIRST_LOOK_SECONDS) as looked:
             await stream.prepare()
             try:
                 await stream.write(b"".join([choice.writer.opening() for choice in self._choices]))

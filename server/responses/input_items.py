@@ -14,7 +14,9 @@ from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.json_bounds import holds_too_many_values
 
-from .reasoning_text import read_reasoning
+from .carried.compaction_item import KIND as COMPACTION
+from .carried.compaction_item import read_compaction
+from .carried.reasoning_text import read_reasoning
 from .stored_items import StoredItems
 from .tools import CUSTOM_INPUT, template_name
 
@@ -22,18 +24,20 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFERENCE = "item_reference"
 
 
-def read_input(value: Any, before: Sequence[ChatMessage], stored: StoredItems) -> list[ChatMessage]:
-    """The conversation: what stands before, and what the input adds. stored: items that it may
-    name. Raises InvalidField, PromptTooLong."""
+def read_input(
+    value: Any, before: Sequence[ChatMessage], stored: StoredItems, field: str = "input"
+) -> list[ChatMessage]:
+    """Return the conversation: what stands before, and what the input adds. stored: items that it
+    may name. field: in errors. Raises InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
-        raise InvalidField("input", "must be a string or a list of items")
+        raise InvalidField(field, "must be a string or a list of items")
     if len(value) > MAX_MESSAGES:
-        raise PromptTooLong(f"input has {len(value)} items: send at most {MAX_MESSAGES}")
+        raise PromptTooLong(f"{field} has {len(value)} items: send at most {MAX_MESSAGES}")
     builder = ConversationBuilder(before)
     for index, item in enumerate(value):
-        place = f"input[{index}]"
+        place = f"{field}[{index}]"
         if not isinstance(item, dict):
             raise InvalidField(place, "must be an object")
         # The type of a message may be left out.
@@ -128,6 +132,10 @@ def _reasoning(item: dict[str, Any], place: str, builder: ConversationBuilder) -
     builder.reasoning(read_reasoning(item, place))
 
 
+def _compaction(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
+    builder.user(read_compaction(item, place))
+
+
 _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = {
     "message": _message,
     "function_call": _call,
@@ -135,4 +143,5 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = 
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _output,
     "reasoning": _reasoning,
+    COMPACTION: _compaction,
 }

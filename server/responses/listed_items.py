@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.chat_message import ChatMessage
 
@@ -49,23 +51,32 @@ def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
     # The last message is the answer.
     messages = response.turn.messages()[:-1]
     items = _items(response.id, messages)
-    if page.newest_first:
-        items.reverse()
+    listed = [
+        (item["id"], json.dumps(item, ensure_ascii=False).encode(errors="replace"))
+        for item in items
+    ]
+    return page_of(response.id, listed, page)
+
+
+def page_of(owner: str, items: Sequence[tuple[str, bytes]], page: AskedPage) -> bytes:
+    """Return the page of a list as JSON. owner: the id of what the items are of. items: ids, and
+    bodies as JSON. Raises InvalidField."""
+    listed = items[::-1] if page.newest_first else items
     first = 0
     if page.after is not None:
-        places = {item["id"]: place for place, item in enumerate(items)}
+        places = {name: place for place, (name, _) in enumerate(listed)}
         if page.after not in places:
-            raise InvalidField("after", f"{page.after!r:.100} is no input item of {response.id}")
+            raise InvalidField("after", f"{page.after!r:.100} is no item of {owner}")
         first = places[page.after] + 1
-    shown = items[first : first + page.limit]
+    shown = listed[first : first + page.limit]
     body = {
         "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": first + len(shown) < len(items),
+        "data": [msgspec.Raw(content) for _, content in shown],
+        "first_id": shown[0][0] if shown else None,
+        "last_id": shown[-1][0] if shown else None,
+        "has_more": first + len(shown) < len(listed),
     }
-    return json.dumps(body, ensure_ascii=False).encode(errors="replace")
+    return msgspec.json.encode(body)
 
 
 def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:

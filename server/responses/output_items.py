@@ -12,7 +12,7 @@ import msgspec
 
 from tasuki.server.replies.growing_text import GrowingText
 
-from .reasoning_text import carried
+from .carried.reasoning_text import carried
 from .tools import CUSTOM_INPUT, ToolName
 
 Body = dict[str, Any]

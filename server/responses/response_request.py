@@ -5,9 +5,7 @@ fields about accounts and routing are ignored.
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -16,41 +14,25 @@ from aiohttp import web
 from tasuki.engine.messages import Submit
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.fields.accounts import MAX_ID
-from tasuki.server.fields.responses import (
-    AS_IT_IS,
-    ENCRYPTED,
-    INCLUDED,
-    LOGPROBS,
-    OF_RESPONSES,
-    PRESERVES,
-)
-from tasuki.server.http.auth import http_request_context
-from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.fields.responses import AS_IT_IS, ENCRYPTED, INCLUDED, LOGPROBS, OF_RESPONSES
 from tasuki.server.openai.answer_format import read_format
-from tasuki.server.openai.generation import ServedModel, prompt_salt, read_submit
+from tasuki.server.openai.generation import ServedModel, read_submit
 from tasuki.server.openai.request_fields import RequestFields, check_account_fields
 from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_logprobs
-from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
-from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.replies.token_logprobs import TokenNames
-from tasuki.server.text.chat_message import ChatMessage
-from tasuki.server.text.chat_template import RenderedPrompt
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
-from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
-from .input_items import read_input
+from .asked_turn import conversation_id, is_stored, keeper, read_turn
 from .message_logprobs import MessageLogprobs
 from .response_head import ResponseHead
 from .response_writer import ResponseWriter
-from .stored_items import StoredItems
-from .stored_responses import Responses, StoredResponse
+from .stored_responses import Responses
 from .tools import ResponseTools, echoed_tools, read_response_tools
-from .turn_prompt import PromptSettings, turn_prompt
 from .turn_record import TurnRecord
 
 _PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -58,18 +40,18 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos"),
     *_PENALTIES,
 )
-_VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
 
 
 @dataclass(frozen=True)
 class AskedResponse:
     """What a request asks, and the writer of its reply. kept_bytes: memory that these take until
-    the reply's end."""
+    the reply's end. in_background: no client need wait for it."""
 
     submit: Submit
     options: AnswerOptions
     writer: ResponseWriter
     kept_bytes: int
+    in_background: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,15 +60,6 @@ class TooLongResponse:
 
     error: PromptTooLong
     writer: ResponseWriter
-
-
-@dataclass(frozen=True)
-class _AskedTurn:
-    """messages: the whole conversation."""
-
-    messages: Sequence[ChatMessage]
-    settings: PromptSettings
-    prompt: RenderedPrompt
 
 
 def read_response_request(
@@ -109,86 +82,58 @@ def count_response_tokens(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> int:
     """Return how many tokens the request's prompt has. Raises as read_response_request()."""
-    _refuse_unserved(fields)
+    refuse_unserved(fields)
     model.named(fields.text("model"))
-    turn = _read_turn(model, store, request, fields, read_response_tools(fields))
-    return len(turn.prompt.tokens)
+    turn = read_turn(model, store, request, fields, read_response_tools(fields))
+    return len(turn.prompt(model.codec).tokens)
 
 
 def _read(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse:
-    _refuse_unserved(fields)
+    refuse_unserved(fields)
     tools = read_response_tools(fields)
-    turn = _read_turn(model, store, request, fields, tools)
-    rendered = turn.prompt
+    turn = read_turn(model, store, request, fields, tools)
+    rendered = turn.prompt(model.codec)
     room = max(1, model.max_tokens - len(rendered.tokens))
-    options = _read_options(model, fields, room)
+    options = read_response_options(model, fields, room)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
     submit = read_submit(request, fields, rendered, options, model)
-    is_stored = fields.get("store") is None or fields.flag("store")
-    head = ResponseHead.of(
-        {**_plain_fields(model, fields), **_sampled(options), "store": is_stored},
-        _echoed(fields),
-        wants_hit(request),
-        carries_reasoning=ENCRYPTED in _include(fields),
-    )
+    head = response_head(model, request, fields, options)
     parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
     shown = options.sampling.top_logprobs or LOGPROBS in _include(fields)
     logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
     writer = ResponseWriter(head, parser, tools, logprobs)
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
-    if is_stored:
+    keep = keeper(store, request, fields, turn.named)
+    if keep is not None:
         record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
-        writer.keep(record, partial(store.put, http_request_context(request)))
+        writer.keep(record, keep)
         kept += record.kept_bytes
-    return AskedResponse(submit, options, writer, kept)
+    return AskedResponse(submit, options, writer, kept, fields.flag("background"))
 
 
-def _read_turn(
-    model: ServedModel,
-    store: Responses,
-    request: web.Request,
-    fields: RequestFields,
-    tools: ResponseTools,
-) -> _AskedTurn:
-    previous = _previous(store, request, fields)
-    before = None if previous is None else previous.turn
-    old = () if before is None else before.messages()
-    stored = StoredItems(store, http_request_context(request))
-    messages = read_input(fields.get("input"), old, stored)
-    settings = PromptSettings(
-        fields.text("instructions"), tools.definitions, _template_variables(model.codec, fields)
+def response_head(
+    model: ServedModel, request: web.Request, fields: RequestFields, options: AnswerOptions
+) -> ResponseHead:
+    return ResponseHead.of(
+        {**_plain_fields(model, fields), **_sampled(options), "store": is_stored(fields)},
+        _echoed(fields),
+        wants_hit(request),
+        carries_reasoning=ENCRYPTED in _include(fields),
     )
-    salt = prompt_salt(request, fields)
-    prompt = turn_prompt(model.codec, settings, messages, before, len(old), salt)
-    return _AskedTurn(messages, settings, prompt)
 
 
-def _previous(
-    store: Responses, request: web.Request, fields: RequestFields
-) -> StoredResponse | None:
-    name = fields.text("previous_response_id")
-    if name is None:
-        return None
-    found = store.get(http_request_context(request), name)
-    if found is None:
-        raise HttpRefusal(
-            400,
-            "previous_response_not_found",
-            f"previous_response_id {name!r:.100} is not stored here: send the whole conversation",
-        )
-    return found
-
-
-def _refuse_unserved(fields: RequestFields) -> None:
+def refuse_unserved(fields: RequestFields) -> None:
     fields.refuse_unknown(OF_RESPONSES)
     for name, harmless in AS_IT_IS.items():
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
+    if fields.flag("background") and not is_stored(fields):
+        raise InvalidField("store", "must not be false beside background: nobody could fetch it")
     fields.integer("max_tool_calls")
     read_top_logprobs(fields, "top_logprobs")
     text = fields.fields("text")
@@ -214,22 +159,7 @@ def _include(fields: RequestFields) -> list[Any]:
     return wanted
 
 
-def _template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
-    """As chats name them. Summaries of reasoning are not made: its text is shown."""
-    reasoning = fields.fields("reasoning")
-    context = reasoning.text("context")
-    if context not in PRESERVES:
-        raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
-    asked = {name: fields.get(name) for name in _VARIABLES}
-    if asked["preserve_thinking"] is None:
-        asked["preserve_thinking"] = PRESERVES[context]
-    effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
-    if effort is not None and effort != NO_EFFORT:
-        effort = effort_of_template(codec, "reasoning.effort", effort)
-    return read_template_variables(RequestFields({**asked, EFFORT: effort}))
-
-
-def _read_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
+def read_response_options(model: ServedModel, fields: RequestFields, room: int) -> AnswerOptions:
     asked = {name: fields.get(name) for name in (*_SAMPLING, "stream")}
     wanted = fields.integer("max_output_tokens")
     if wanted is not None and wanted < 1:
@@ -242,15 +172,16 @@ def _read_options(model: ServedModel, fields: RequestFields, room: int) -> Answe
 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
     """Return a response's fields that are short whatever the request is. REQUIRES:
-    _refuse_unserved() let the request pass."""
+    refuse_unserved() let the request pass."""
     parallel = fields.get("parallel_tool_calls")
     effort = fields.fields("reasoning").text("effort")
+    conversation = conversation_id(fields)
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
         "model": model.named(fields.text("model")),
-        "background": False,
+        "background": fields.flag("background"),
         "max_output_tokens": fields.integer("max_output_tokens"),
         "max_tool_calls": fields.integer("max_tool_calls"),
         "parallel_tool_calls": True if parallel is None else bool(parallel),
@@ -265,6 +196,7 @@ def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
         **dict.fromkeys(_PENALTIES, 0.0),
         "truncation": "disabled",
         "user": fields.get("user"),
+        **({} if conversation is None else {"conversation": {"id": f"{conversation:.{MAX_ID}}"}}),
     }
 
 

@@ -30,7 +30,7 @@ from .message_logprobs import MessageLogprobs
 from .output_items import CustomCallItem, FunctionCallItem, MessageItem, OutputItem, ReasoningItem
 from .response_head import ResponseHead
 from .stored_items import item_id
-from .stored_responses import StoredResponse
+from .stored_responses import StoredResponse, StoredTurn
 from .tools import ResponseTools
 from .turn_record import TurnRecord
 
@@ -39,6 +39,11 @@ _KEPT_OF_LETTER = 6
 _KEPT_OF_TOKEN = 8
 _KEPT_OF_LOGPROB = 4
 """Times: in the message and its events, and while the ending is written."""
+_NO_USAGE: dict[str, Any] = {
+    **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), 0),
+    "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens_details": {"reasoning_tokens": 0},
+}
 _ERROR_CODE = {"internal": "server_error", "rate_limited": "rate_limit_exceeded"}
 
 
@@ -62,17 +67,23 @@ class ResponseWriter:
         self._logprobs = logprobs
         self._record: TurnRecord | None = None
         """None where the response is not stored."""
-        self._store: Callable[[StoredResponse], None] | None = None
+        self._store: Callable[[StoredResponse], object] | None = None
+        self._is_answered = True
         self._number = 0
         self._kept_bytes = 0
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._end: dict[str, Any] = _not_ended("in_progress")
 
-    def keep(self, record: TurnRecord, store: Callable[[StoredResponse], None]) -> None:
+    def keep(self, record: TurnRecord, store: Callable[[StoredResponse], object]) -> None:
         """Have the response stored at its end. record: of its turn, before the answer. REQUIRES:
         nothing of the answer came."""
         self._record, self._store = record, store
+
+    def leave_unanswered(self) -> None:
+        """Have the answer's end be that of a response without an answer. REQUIRES: the engine is
+        asked for no token."""
+        self._is_answered = False
 
     @property
     def complete(self) -> bool:
@@ -95,6 +106,8 @@ class ResponseWriter:
         return b"".join(map(self._add, self._parser.push(piece)))
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
+        if not self._is_answered:
+            return self.unanswered(ending)
         events = self.piece(rest)
         events += b"".join(map(self._add, self._parser.finish(ending)))
         is_cut = ending.reason is FinishReason.LENGTH
@@ -107,10 +120,18 @@ class ResponseWriter:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": self._usage(self._parser.ending(ending)),
         }
-        if self._record is not None and self._store is not None:
-            body = msgspec.json.encode(self._whole())
-            self._store(StoredResponse(self.id, body, self._record.turn()))
+        if self._record is not None:
+            self._keep(self._record.turn())
         return events + self._whole_event(f"response.{status}")
+
+    def unanswered(self, ending: Ending | None) -> bytes:
+        """Return the last event of a response that has no answer, since none was asked for. ending:
+        of the engine's work on the prompt; None: there is no prompt yet."""
+        usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
+        self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
+        if self._record is not None:
+            self._keep(self._record.unanswered())
+        return self._whole_event("response.completed")
 
     def failure(self, error: Exception) -> bytes:
         refusal = error_body(error)["error"]
@@ -119,6 +140,16 @@ class ResponseWriter:
         self._end = {**_not_ended("failed"), "error": failed}
         return self._whole_event("response.failed")
 
+    def cancellation(self) -> bytes:
+        """In place of the ending: nobody wants it any more."""
+        self._end = _not_ended("cancelled")
+        return self._whole_event("response.cancelled")
+
+    def keep_without_answer(self) -> None:
+        """Have a response that failed or was cancelled stored as it is."""
+        if self._record is not None:
+            self._keep(self._record.unanswered())
+
     def keep_alive(self) -> bytes:
         """Some clients wait for events, and count no comments as such. This one is short, whatever
         the request and the answer so far are: it has no echoes and no items."""
@@ -126,12 +157,23 @@ class ResponseWriter:
         return self._event({"type": "response.in_progress", "response": response})
 
     def whole(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self._whole()))
+        found: dict[str, Any] = msgspec.json.decode(self.body())
         return found
+
+    def body(self) -> bytes:
+        """Return the response as it stands, as JSON."""
+        return msgspec.json.encode(self._whole())
 
     def _whole(self) -> dict[str, Any]:
         """Return what whole() does, with the request's echoes as msgspec.Raw."""
         return {**self._head.whole, **self._end, "output": self._output}
+
+    def _keep(self, turn: StoredTurn) -> None:
+        if self._store is not None:
+            self._store(StoredResponse(self.id, self.body(), turn))
+
+    def _usage(self, end: ChatEnding) -> dict[str, Any]:
+        return response_usage(end, with_hit=self._head.with_hit)
 
     def _whole_event(self, kind: str) -> bytes:
         return self._event({"type": kind, "response": self._whole()})
@@ -208,22 +250,24 @@ class ResponseWriter:
         place = {"output_index": len(self._output)}
         return b"".join([self._event({**body, **place}) for body in bodies])
 
-    def _usage(self, end: ChatEnding) -> dict[str, Any]:
-        usage = end.ending.usage
-        hit = usage.hit
-        details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
-        if self._head.with_hit and hit is not None:
-            details["hybrid"] = hybrid_hit(hit)
-        completion = end.ending.completion_tokens
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": details,
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
-            "total_tokens": usage.prompt_tokens + completion,
-        }
-
 
 def _not_ended(status: str) -> dict[str, Any]:
     nothing = ("completed_at", "error", "incomplete_details", "usage")
     return {"status": status, **dict.fromkeys(nothing)}
+
+
+def response_usage(end: ChatEnding, *, with_hit: bool) -> dict[str, Any]:
+    """Return a reply's usage. with_hit: it explains the hit."""
+    usage = end.ending.usage
+    hit = usage.hit
+    details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}
+    if with_hit and hit is not None:
+        details["hybrid"] = hybrid_hit(hit)
+    completion = end.ending.completion_tokens
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": details,
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + completion,
+    }

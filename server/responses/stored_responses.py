@@ -23,6 +23,9 @@ from .stored_messages import read_messages, written_messages
 _ENTRY_BYTES = 1500
 """Of a response's objects, and of its places in the store's tables."""
 
+NO_CONTEXT = b""
+"""No digest is: nothing goes on from such a turn's tokens."""
+
 _Owner = tuple[str, str | None]
 
 
@@ -41,6 +44,11 @@ class StoredTurn:
         """Return the turn of a conversation."""
         return StoredTurn(tokens, written_messages(messages), context)
 
+    @property
+    def size(self) -> int:
+        """Bytes of memory, but for a few objects."""
+        return len(self.conversation) + len(self.context) + self.tokens.nbytes
+
     def messages(self) -> tuple[ChatMessage, ...]:
         """Return the conversation, read anew by each call."""
         return read_messages(self.conversation)
@@ -57,27 +65,55 @@ class StoredResponse:
     @property
     def size(self) -> int:
         """Bytes of memory."""
-        turn = self.turn
-        blocks = len(turn.conversation) + len(turn.context) + turn.tokens.nbytes
-        return _ENTRY_BYTES + len(self.body) + blocks
+        return _ENTRY_BYTES + len(self.body) + self.turn.size
+
+
+class StoredValue(Protocol):
+    """Immutable. size: bytes of memory, the entry's among them."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+class StoredValues(Protocol):
+    """As of ResponseStore, whose bounds are those of all values."""
+
+    def put(self, context: RequestContext, value: StoredValue) -> bool: ...
+    def find(self, context: RequestContext, name: str) -> StoredValue | None: ...
+    def delete(self, context: RequestContext, response_id: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    response: StoredResponse
+    value: StoredValue
     owner: _Owner
     size: int
     until: float
 
 
-class Responses(Protocol):
-    """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's."""
+Keep = Callable[[RequestContext, StoredResponse], object]
+"""Takes a response at its end."""
 
-    def put(self, context: RequestContext, response: StoredResponse) -> None: ...
+
+class Responses(Protocol):
+    """What a call reads and keeps, as of ResponseStore. Any thread, put() the event loop's.
+
+    unstored: what else keeps each response, also one that is not to be stored; None: nothing.
+    values: what is stored beside responses; None: another process has it."""
+
+    @property
+    def unstored(self) -> Keep | None: ...
+    @property
+    def values(self) -> StoredValues | None: ...
+    def put(self, context: RequestContext, response: StoredResponse) -> object: ...
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None: ...
 
 
 class ResponseStore:
+    unstored: Keep | None = None
+
     def __init__(
         self, clock: Callable[[], float], capacity: int, per_key: int, seconds: float
     ) -> None:
@@ -101,41 +137,52 @@ class ResponseStore:
         return len(self._held)
 
     @property
+    def values(self) -> StoredValues:
+        return self
+
+    @property
     def used(self) -> int:
         """Bytes of all responses."""
         return self._used
 
-    def put(self, context: RequestContext, response: StoredResponse) -> None:
-        """Store the response, unless it alone exceeds a bound."""
-        owner, size = _owner(context), response.size
+    def put(self, context: RequestContext, value: StoredValue) -> bool:
+        """Store the value in place of the one of its id, unless it alone exceeds a bound. Return
+        whether it was stored."""
+        owner, size = _owner(context), value.size
         one_of_many = context.caller.is_one_of_many
         most = self._capacity // 2 if one_of_many else self._capacity
         if size > most:
-            return
+            return False
         until = self._clock() + self._seconds
         with self._lock:
             self._drop_ended()
-            if response.id in self._held:
-                self._drop(response.id)
+            if value.id in self._held:
+                self._drop(value.id)
             owner = self._owners.setdefault(owner, owner)
-            self._held[response.id] = _Held(response, owner, size, until)
-            self._of.setdefault(owner, OrderedDict())[response.id] = size
+            self._held[value.id] = _Held(value, owner, size, until)
+            self._of.setdefault(owner, OrderedDict())[value.id] = size
             self._bytes[owner] = self._bytes.get(owner, 0) + size
             self._used += size
             while self._bytes[owner] > most or 0 < self._per_key < len(self._of[owner]):
                 self._drop_oldest(owner)
             while self._used > self._capacity:
                 self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
+            return value.id in self._held
 
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
         """Return the caller's response of that id; None where there is none."""
+        found = self.find(context, response_id)
+        return found if isinstance(found, StoredResponse) else None
+
+    def find(self, context: RequestContext, name: str) -> StoredValue | None:
+        """Return the caller's value of that id, of whichever kind; None where there is none."""
         with self._lock:
             self._drop_ended()
-            held = self._found(context, response_id)
+            held = self._found(context, name)
             if held is None:
                 return None
-            self._of[held.owner].move_to_end(response_id)
-            return held.response
+            self._of[held.owner].move_to_end(name)
+            return held.value
 
     def delete(self, context: RequestContext, response_id: str) -> bool:
         """Drop the caller's response of that id, and return whether there was one."""

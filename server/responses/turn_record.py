@@ -22,7 +22,7 @@ from tasuki.server.text.answer_parts import (
 from tasuki.server.text.chat_message import ChatMessage
 
 from .stored_messages import joined_messages, written_answer, written_messages
-from .stored_responses import StoredTurn
+from .stored_responses import NO_CONTEXT, StoredTurn
 
 
 class TurnRecord:
@@ -68,3 +68,8 @@ class TurnRecord:
         tokens = np.concatenate([self._prompt, np.array(self._tokens, dtype=np.int32)])
         conversation = joined_messages(self._before, answer)
         return StoredTurn(tokens, conversation, self._context)
+
+    def unanswered(self) -> StoredTurn:
+        """Return the turn of a response that has no answer: what goes on from it is rendered
+        anew."""
+        return StoredTurn(self._prompt, self._before, NO_CONTEXT)

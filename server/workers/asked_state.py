@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.responses.stored_responses import StoredResponse
+from tasuki.server.responses.stored_responses import Keep, StoredResponse, StoredValues
 from tasuki.server.sessions.session_store import Tail
 from tasuki.server.sessions.turns import Appended, LogEnd, SessionInput, TurnPrompt
 
@@ -70,6 +70,9 @@ class _AskedTurn:
 
 class AskedResponses:
     """As Responses."""
+
+    unstored: Keep | None = None
+    values: StoredValues | None = None
 
     def __init__(self, link: RegistryLink) -> None:
         """Build it on the link's event loop."""

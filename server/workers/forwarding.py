@@ -19,7 +19,7 @@ from tasuki.server.auth.surfaces import GRPC, HTTP
 from tasuki.server.auth.tenant import TENANT_KEY
 from tasuki.server.errors import CallContext
 from tasuki.server.http.request_ids import REQUEST_ID_HEADER, http_request_id
-from tasuki.server.responses.routes import INPUT_ITEMS_PATH, STORED_PATH, STORED_ROUTE
+from tasuki.server.responses.routes import CANCEL_PATH, INPUT_ITEMS_PATH, STORED_PATH, STORED_ROUTE
 
 _METADATA = frozenset({"authorization", TENANT_KEY, TRACE_HEADER})
 """What this node reads."""
@@ -33,10 +33,10 @@ _OWN_HEADERS = frozenset(
 """Of one connection, or written anew."""
 
 
-_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH})
+_HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH})
 _PATTERN = {"/page/{name}": "/page/{name:.+}", STORED_PATH: STORED_ROUTE}
 """Where a path is not its own route's pattern."""
-_ROUTE = {"GET": web.get, "DELETE": web.delete}
+_ROUTE = {"GET": web.get, "DELETE": web.delete, "POST": web.post}
 
 
 class GrpcForwarding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

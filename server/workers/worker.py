@@ -28,6 +28,7 @@ from tasuki.server.grpc.session_service import TurnService
 from tasuki.server.http.server import HttpServer, start_http_server
 from tasuki.server.model_api.routes import model_routes
 from tasuki.server.openai.routes import openai_routes, served_model
+from tasuki.server.responses.conversations.routes import unserved_conversation_routes
 from tasuki.server.responses.routes import answering_routes
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.error_lines import is_expected, line_of
@@ -193,6 +194,7 @@ class Worker:
             *openai_routes(self._client, model),
             *message_routes(self._client, model),
             *answering_routes(self._client, model, AskedResponses(self._registry)),
+            *unserved_conversation_routes(),
             *model_routes(model),
         ]
 

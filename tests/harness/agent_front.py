@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tasuki.engine import messages as m
+from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.server.config import ServerConfig
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.text.chat_template import ChatTemplate
@@ -31,8 +32,11 @@ SCHEMA = {
 
 @dataclass
 class AgentFront:
+    """held: memory of its requests."""
+
     http: HttpFront
     codec: TextCodec
+    held: HeldBytes = field(default_factory=HeldBytes)
 
     def say(self, *answers: str) -> None:
         """What the engine answers, one after the other, and the last one for ever."""
@@ -87,8 +91,9 @@ def running_agent_front(
         aliases=("other",),
         stop_place=StopPlace(config.stop_strings),
         whole_calls=config.whole_calls,
+        held=HeldBytes.for_messages(config.access.max_message_bytes),
     )
     with running_http(served, config, model=model) as http:
-        front = AgentFront(http, served)
+        front = AgentFront(http, served, model.held)
         front.say("fine")
         yield front

@@ -18,7 +18,9 @@ from tasuki.server.fields.completions import COMPLETION, OF_COMPLETIONS
 from tasuki.server.fields.grammars import FORMATS
 from tasuki.server.fields.messages import COUNTED_MESSAGE, MESSAGE, OF_COUNTS, OF_MESSAGES
 from tasuki.server.fields.responses import (
+    COMPACTED,
     COUNTED_RESPONSE,
+    OF_COMPACT,
     OF_INPUT_TOKENS,
     OF_RESPONSES,
     RESPONSE,
@@ -32,6 +34,7 @@ from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.responses.compaction.compact_request import read_compact_request
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
 from tasuki.server.responses.stored_responses import ResponseStore
 from tasuki.server.text.text_codec import TextCodec
@@ -43,6 +46,7 @@ FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": PA
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, COUNTS = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
+COMPACT = "/v1/responses/compact"
 TABLES: Mapping[str, tuple[Fields, Schema, dict[str, Any]]] = {
     CHATS: (OF_CHATS, CHAT, {"messages": USER}),
     COMPLETIONS: (OF_COMPLETIONS, COMPLETION, {"prompt": "it was"}),
@@ -50,6 +54,7 @@ TABLES: Mapping[str, tuple[Fields, Schema, dict[str, Any]]] = {
     COUNTS: (OF_COUNTS, COUNTED_MESSAGE, {"messages": USER}),
     RESPONSES: (OF_RESPONSES, RESPONSE, {"input": "it was"}),
     INPUT_TOKENS: (OF_INPUT_TOKENS, COUNTED_RESPONSE, {"input": "it was"}),
+    COMPACT: (OF_COMPACT, COMPACTED, {"input": "it was"}),
     "/tokenize": (OF_TOKENIZE, TOKENIZE, {"prompt": "it was"}),
     "/detokenize": (OF_DETOKENIZE, DETOKENIZE, {"tokens": [7]}),
 }
@@ -172,6 +177,7 @@ def readers() -> Mapping[str, Read]:
         COUNTS: count_message_tokens,
         RESPONSES: of_store(read_response_request),
         INPUT_TOKENS: of_store(count_response_tokens),
+        COMPACT: of_store(read_compact_request),
         "/tokenize": tokenized,
         "/detokenize": lambda model, _, fields: detokenized(model.codec, fields),
     }
@@ -184,6 +190,7 @@ RULES: Mapping[str, str] = {
     "min_tokens": "the most tokens of the answer",
     "continue_final_message": "needs ",
     "previous_response_id": "is not stored here",
+    "conversation": "is not stored here",
     "allowed_token_ids": "outside",
 }
 # Of every field: what a text in it says is no part of a schema.

@@ -13,6 +13,7 @@ from tasuki.server.auth.surfaces import ANY_METHOD, HTTP
 from tasuki.server.config import ServerConfig
 from tasuki.server.openapi.document import document
 from tasuki.server.openapi.operations import OPERATIONS
+from tasuki.server.openapi.response_operations import SOCKETS
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, AgentFront, running_agent_front
 from tests.harness.http_calls import Reply
@@ -37,7 +38,7 @@ def described(front: AgentFront) -> dict[str, Any]:
 
 
 def test_every_route_is_an_operation() -> None:
-    assert OPERATIONS.keys() == {surface for surface in HTTP if surface[0] != ANY_METHOD}
+    assert OPERATIONS.keys() == {surface for surface in HTTP if surface[0] != ANY_METHOD} - SOCKETS
 
 
 def test_a_node_describes_the_routes_that_it_serves(described: dict[str, Any]) -> None:

@@ -568,22 +568,19 @@ def test_the_tokens_of_a_prompt_are_counted_before_it_is_asked(front: AgentFront
         made(front, **fields)
         count = len(front.submits()[-1].prompt)
         assert told == {"object": "response.input_tokens", "input_tokens": count}
-    for fields in ({"conversation": "c"}, {"input": []}, {"input": "x" * 2**20}):
+    for fields in ({"conversation": 7}, {"input": []}, {"input": "x" * 2**20}):
         assert counted(**fields).status == 400
     assert counted(model="huge").refusal == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("name", ["compact", "input_tokens"])
 def test_what_openai_has_beside_responses_is_no_response_s_id(
-    front: AgentFront, method: str
+    front: AgentFront, method: str, name: str
 ) -> None:
-    reply = front.http.ask(method, "/v1/responses/compact")
-    assert reply.refusal == (404, "not_found")
-    assert "POST" not in reply.error["message"] or method == "POST"
-    if method != "POST":
-        counted = front.http.ask(method, "/v1/responses/input_tokens")
-        assert counted.refusal == (405, "method_not_allowed")
-        assert "ask by POST" in counted.error["message"]
+    reply = front.http.ask(method, f"/v1/responses/{name}")
+    assert reply.refusal == (405, "method_not_allowed")
+    assert "ask by POST" in reply.error["message"]
     named = front.http.ask("GET", "/v1/responses/compacted")
     assert named.refusal == (404, "response_not_found")
 
@@ -617,8 +614,8 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "store": False}, "store"),
+        ({"conversation": 7}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["message.output_text.logits"]}, "include"),

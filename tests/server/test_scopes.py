@@ -1,6 +1,7 @@
 """Who may do what: every method and route of running nodes, asked with every kind of key."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def test_every_route_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked:
     assert rows <= HTTP.keys(), rows - HTTP.keys()
     for method, pattern in sorted(walked.routes):
         row = ("GET" if method == "HEAD" else method, pattern)
-        path = pattern.replace("{name}", "x").replace("{path}", "x")
+        path = re.sub(r"\{[a-z]+\}", "x", pattern)
         for key, caller in CREDENTIALS:
             asked = "POST" if method == ANY_METHOD else method
             status, body = fetch(walked.node.http_address, asked, path, key)
@@ -204,6 +205,9 @@ def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
         *("/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/{name}"),
         *("/v1/{path}", "/tokenize", "/detokenize", "/tokenizer_info"),
         *("/v1/responses/input_tokens", "/v1/responses/{name}/input_items"),
+        *("/v1/responses/compact", "/v1/responses/{name}/cancel"),
+        *("/v1/conversations", "/v1/conversations/{name}", "/v1/conversations/{name}/items"),
+        "/v1/conversations/{name}/items/{item}",
     }
 
 

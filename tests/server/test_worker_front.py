@@ -69,7 +69,7 @@ def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
     forwarded = asyncio.run(handed_on())
     assert forwarded - own == asked - own - probes
     stored = "/v1/responses/{name}"
-    assert forwarded & own == {stored, f"{stored}/input_items"}
+    assert forwarded & own == {stored, f"{stored}/input_items", f"{stored}/cancel"}
     assert set(GRPC) >= OWN_METHODS
 
 
@@ -101,9 +101,11 @@ def test_http_is_handed_on_with_its_status_and_id() -> None:
         assert reply.refusal == (404, "response_not_found")
         assert reply.headers["x-request-id"] == "mine"
         assert ask(front.http.address, "HEAD", "/v1/responses/none").status == 404
-        # As one front says it: nobody serves that path, by whatever method.
         cancel = ask(front.http.address, "POST", "/v1/responses/none/cancel")
-        assert cancel.refusal == (404, "not_found")
+        assert cancel.refusal == (404, "response_not_found")
+        # As one front says it: nobody serves that path, by whatever method.
+        resume = ask(front.http.address, "POST", "/v1/responses/none/resume")
+        assert resume.refusal == (404, "not_found")
 
 
 def test_a_stored_response_is_gone_on_from_at_any_worker(codec: TextCodec) -> None:

@@ -18,6 +18,7 @@ from tasuki.server.replies.reply import AnswerWriter
 from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.replies.token_ids import TokenIds, prompt_ids
 from tasuki.server.replies.token_logprobs import TokenNames
+from tasuki.server.responses.compaction.compaction_writer import CompactionWriter
 from tasuki.server.responses.message_logprobs import MessageLogprobs
 from tasuki.server.responses.response_head import ResponseHead
 from tasuki.server.responses.response_writer import ResponseWriter
@@ -90,6 +91,11 @@ def answers() -> list[Entry]:
             _scored_response,
         ),
         _written("custom call", "responses/output_items.py:CustomCallItem.grow", _custom),
+        _written(
+            "compaction",
+            "responses/compaction/compaction_writer.py:CompactionWriter.piece",
+            _compaction,
+        ),
         _sent_by_grpc(),
         *_sent_to_gateway(),
     ]
@@ -273,6 +279,12 @@ def _custom() -> AnswerWriter:
 
 def _scored_response() -> AnswerWriter:
     return _response_of(ToolName("f"), MessageLogprobs(_NAMES))
+
+
+def _compaction() -> AnswerWriter:
+    writer = CompactionWriter("resp_" + "a" * 32, [], AnswerParser(Thinking.NEVER, TOOLS))
+    writer.piece(Piece("it was", _TOKEN))
+    return writer
 
 
 def _response_of(tool: ToolName, logprobs: MessageLogprobs | None = None) -> AnswerWriter:

@@ -14,7 +14,8 @@ from aiohttp.test_utils import make_mocked_request
 from tasuki.engine.messages import RequestId
 from tasuki.server.anthropic.message_request import count_message_tokens, read_message_request
 from tasuki.server.auth.caller import NOBODY
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.held_bytes import HeldBytes, Hold
+from tasuki.server.auth.request_context import ANONYMOUS, RequestContext
 from tasuki.server.errors import ServerError
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.request_ids import rename_request
@@ -22,10 +23,17 @@ from tasuki.server.openai.chat import read_chat
 from tasuki.server.openai.completions import read_completion, read_prompt
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.request_fields import RequestFields, read_fields
+from tasuki.server.responses.carried.compaction_item import compaction_item
+from tasuki.server.responses.compaction.compact_request import read_compact_request
+from tasuki.server.responses.conversations.conversation import Conversation
+from tasuki.server.responses.conversations.conversation_items import checked_items
 from tasuki.server.responses.response_request import count_response_tokens, read_response_request
+from tasuki.server.responses.stored_items import StoredItems
 from tasuki.server.responses.stored_responses import ResponseStore, StoredResponse
 from tasuki.server.responses.turn_prompt import PromptSettings
 from tasuki.server.responses.turn_record import TurnRecord
+from tasuki.server.responses.websocket.create_message import read_create
+from tasuki.server.responses.websocket.socket_turns import SocketTurns
 from tasuki.server.text.answer_parts import Content
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_template import ChatTemplate
@@ -41,6 +49,7 @@ _CONTEXT = 1 << 18
 Body: TypeAlias = Mapping[str, Any]
 
 _STORED = "resp_" + "a" * 32
+_NAMED = "conv_a"
 _NOTHING = PromptSettings(None, [], {})
 _ASKED: Body = {"messages": [{"role": "user", "content": "?"}]}
 # Shapes that are hard in any field, whatever reads it.
@@ -95,6 +104,20 @@ def bodies(served: Served) -> list[Entry]:
     def counted_response(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
         return count_response_tokens(model, store, request, fields)
 
+    def compacted(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return read_compact_request(model, store, request, fields)
+
+    def of_items(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return checked_items(fields.get("input"), StoredItems(store, RequestContext(NOBODY)))
+
+    kept = checked_items([{"role": "user", "content": "?"}] * 2, StoredItems(store, ANONYMOUS))
+    named = Conversation(_NAMED, 0, {"a": "b"}, kept)
+    store.put(RequestContext(NOBODY), named)
+    turns = SocketTurns(store, Hold(HeldBytes(), NOBODY))
+
+    def of_message(model: ServedModel, request: web.Request, fields: RequestFields) -> object:
+        return read_create(model, turns, request, fields)
+
     response = _reader(of_response, served.in_tags)
     chats = "server/openai/chat.py:read_chat"
     return [
@@ -147,6 +170,30 @@ def bodies(served: Served) -> list[Entry]:
             "response",
             ("server/responses/response_request.py:read_response_request",),
             {**_filled(_JSON, _function_call), **_items(), **_response_tools()},
+            response,
+        ),
+        Whole(
+            "response, compacted",
+            ("server/responses/compaction/compact_request.py:read_compact_request",),
+            {**_filled(some("one word", "emoji"), _function_call), **_items()},
+            _reader(compacted, served.in_tags),
+        ),
+        Whole(
+            "message on a socket",
+            ("server/responses/websocket/create_message.py:read_create",),
+            _messages_on_sockets(),
+            _reader(of_message, served.in_tags),
+        ),
+        Whole(
+            "items of a conversation",
+            ("server/responses/conversations/conversation_items.py:checked_items",),
+            _items(),
+            _reader(of_items, served.in_tags),
+        ),
+        Whole(
+            "response of a conversation",
+            ("server/responses/response_request.py:read_response_request",),
+            _growing({"texts": lambda size: {"input": "a" * size, "conversation": _NAMED}}),
             response,
         ),
         Whole(
@@ -702,6 +749,10 @@ def _items() -> Mapping[str, Input]:
             "users": items(role="user", content="?"),
             "reasoning": items(type="reasoning", summary=[{"type": "summary_text", "text": "so"}]),
             "custom calls": items(type="custom_tool_call", name="f", input="so"),
+            "compactions": items(**compaction_item("cmp_1", "so")),
+            "a long compaction": lambda size: {
+                "input": [compaction_item("cmp_1", "a" * size), user]
+            },
             "references": items(type="item_reference", id="msg_" + "a" * 32 + "_0"),
             "parts": lambda size: {
                 "input": [
@@ -714,6 +765,23 @@ def _items() -> Mapping[str, Input]:
             "a long reference": lambda size: {
                 "input": [{"type": "item_reference", "id": "a" * size}]
             },
+        }
+    )
+
+
+def _messages_on_sockets() -> Mapping[str, Input]:
+    create = {"type": "response.create"}
+    return _growing(
+        {
+            "create": lambda size: {**create, "input": "a" * size},
+            "a prompt beforehand": lambda size: {**create, "generate": False, "input": "a" * size},
+            "nothing yet": lambda size: {**create, "generate": False, "instructions": "a" * size},
+            "behind a stored one": lambda size: {
+                **create,
+                "input": "a" * size,
+                "previous_response_id": _STORED,
+            },
+            "another type": lambda size: {"type": "a" * size},
         }
     )
 

@@ -92,6 +92,13 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/session_service.py:SessionService.*",
         "server/smg/service.py:GatewayService.*",
         "server/smg/request_reader.py:has_grammar",
+        "server/openai/generation.py:ServedModel.read.<locals>.of_this_model",
+        "server/openai/generation.py:ServedModel.take_apart",
+        "server/responses/background/background_responses.py:*",
+        "server/responses/conversations/routes.py:*",
+        "server/responses/routes.py:StoredHandlers._send",
+        "server/responses/websocket/response_socket.py:*",
+        "server/responses/websocket/socket_reply.py:SocketReply.*",
     ),
     _CROSSES: (
         "server/grpc/loop_bridge.py:*",
@@ -105,6 +112,13 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/request_reader.py:read_targets",
         "server/responses/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",
+        "server/responses/background/handlers.py:not_in_background",
+        "server/responses/conversations/conversation.py:Conversation.found",
+        "server/responses/conversations/conversation.py:Conversation.named",
+        "server/responses/conversations/conversation.py:Conversation.without",
+        "server/responses/conversations/conversation_store.py:ConversationStore.delete",
+        "server/responses/websocket/create_message.py:previous_id",
+        "server/responses/websocket/socket_turns.py:SocketTurns.drop",
         "server/responses/stored_responses.py:ResponseStore._drop",
     ),
     "reads values of over 16 KiB, which small inputs are not; test_growth.py has larger ones": (
@@ -114,6 +128,9 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
     "renders and reads conversations of its own, once for each set of variables": (
         "server/text/rendering/turn_ends.py:TurnEnds._*",
         "server/text/rendering/turn_ends.py:_goes_on*",
+    ),
+    "looks at the roles of messages, and halves their number": (
+        "server/responses/compaction/compact_request.py:_newer_half",
     ),
     "hands a stored call's text to read_arguments, which has an entry": (),
     "makes a stored turn of messages that an entry reads; only tests call it": (

@@ -1,6 +1,7 @@
 """Entries of what comes by other ways: gRPC, the gateway's protocol, links; and of readers that no
 body of bodies.py shows at its worst."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from tasuki.server.grpc import request_reader
 from tasuki.server.grpc.cache_messages import tree_question
 from tasuki.server.grpc.request_reader import read_choices, read_prompt, read_sampling
 from tasuki.server.grpc.session_input import read_session_input
+from tasuki.server.replies.named_events import named_event
+from tasuki.server.responses.background.event_log import EventLog
+from tasuki.server.responses.background.handlers import is_of_background
+from tasuki.server.responses.conversations.conversation_items import output_items
 from tasuki.server.responses.listed_items import AskedPage, listed_items
 from tasuki.server.responses.stored_responses import StoredResponse, StoredTurn
 from tasuki.server.sessions.session_store import Tail
@@ -29,7 +34,7 @@ from tasuki.server.text.text_codec import TextCodec
 
 from .bodies import Served
 from .entries import Entry, Input, Whole, some
-from .shapes import TEXTS
+from .shapes import TEXTS, repeated
 
 _HARD = some("one word", "white space", "emoji", "half names", "digits")
 _JSON = some(
@@ -61,6 +66,7 @@ def readers(served: Served) -> list[Entry]:
             nested_too_deeply,
         ),
         _listed(),
+        *_in_background(),
         _calls_grammar(),
         _options(),
         *_grpc(codec),
@@ -214,6 +220,39 @@ def _listed() -> Entry:
     }
     functions = ("server/responses/listed_items.py:listed_items",)
     return Whole("input items", functions, shapes, listed)
+
+
+def _in_background() -> list[Entry]:
+    def stored(size: int) -> bytes:
+        return json.dumps({"output": ["a" * (size // 2)] * 2, "background": True}).encode()
+
+    def outputs(size: int) -> bytes:
+        return json.dumps({"output": [{"id": "a", "text": "a" * 20}] * (size // 40)}).encode()
+
+    events = repeated("event: a\ndata: {}\n\n")
+    return [
+        Whole(
+            "events kept",
+            ("server/responses/background/event_log.py:EventLog.add",),
+            {
+                "many": lambda size: events(size).encode(),
+                "one": lambda size: named_event({"type": "a", "text": "a" * size}),
+            },
+            lambda made: EventLog().add(made),
+        ),
+        Whole(
+            "a response's items for its conversation",
+            ("server/responses/conversations/conversation_items.py:output_items",),
+            {"many": outputs},
+            lambda body: [*output_items(body)],
+        ),
+        Whole(
+            "a stored response's kind",
+            ("server/responses/background/handlers.py:is_of_background",),
+            {"text": stored},
+            is_of_background,
+        ),
+    ]
 
 
 def _options() -> Entry:

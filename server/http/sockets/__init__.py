@@ -1,0 +1,1 @@
+"""WebSockets: how many are open, and what each may cost."""

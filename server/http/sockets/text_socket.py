@@ -1,0 +1,110 @@
+"""One client's WebSocket: texts come in, events go out.
+
+Owns the connection behind its upgrade, and the count of what has come of a text. One event loop's
+thread. Invariants: nothing is inflated; what has come of a text that is not whole counts against
+its caller; a client that reads slowly is waited for, and one that does not answer pings is cut off.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from tasuki.server.auth.held_bytes import Hold
+from tasuki.server.errors import ServerError
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.headers.answer_headers import add_header
+
+from .open_sockets import OpenSockets
+
+_PING_SECONDS = 40.0
+"""Of silence; the client then has half of it to answer. Proxies end connections after 60 s."""
+_CLOSE_SECONDS = 1.0
+_HIGH_WATER_BYTES = 1 << 14
+"""As of streams (event_stream.py)."""
+_FRAMES_BYTES = 1 << 16
+"""Around a text of the largest size."""
+_TEXTS = (WSMsgType.TEXT, WSMsgType.BINARY)
+
+
+class TextSocket:
+    def __init__(self, request: web.Request, sockets: OpenSockets, inbox: Hold) -> None:
+        """inbox: counts what has come of a text."""
+        self._request = request
+        self._sockets = sockets
+        self._inbox = inbox
+        self.refused: asyncio.Future[ServerError | HttpRefusal] = (
+            asyncio.get_running_loop().create_future()
+        )
+        """Why no more of the text that comes is taken."""
+        self.response = web.WebSocketResponse(
+            timeout=_CLOSE_SECONDS,
+            heartbeat=_PING_SECONDS,
+            compress=False,
+            # What it would refuse itself, a client would not read why.
+            max_msg_size=0,
+            writer_limit=_HIGH_WATER_BYTES,
+            decode_text=False,
+        )
+
+    async def open(self) -> None:
+        """Once, before all else. Afterwards cut() must be called. Raises HttpRefusal."""
+        request = self._request
+        if not self.response.can_prepare(request):
+            add_header(request, "Upgrade", "websocket")
+            raise HttpRefusal(
+                426, "no_websocket", f"GET {request.path} opens a WebSocket: upgrade, or use POST"
+            )
+        await self.response.prepare(request)
+        assert request.transport is not None
+        request.transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        self._sockets.connections.count_received(request.transport, self._wanted)
+
+    async def text(self) -> bytearray | None:
+        """Wait for the next text and return it as UTF-8; None: no more comes. One task waits."""
+        message = await self.response.receive()
+        # The start of a next text may have come with it, which is some KiB.
+        self._inbox.resize(0)
+        return bytearray(message.data) if message.type in _TEXTS else None
+
+    async def send(self, texts: Iterable[bytes]) -> None:
+        """Send each as one message. Waits for a slow client. Raises ConnectionError where it has
+        gone."""
+        for text in texts:
+            await self.response.send_frame(text, WSMsgType.TEXT)
+
+    async def sent(self) -> None:
+        """Return once nearly all has left."""
+        await self._request.writer.drain()
+
+    async def close(self, code: WSCloseCode, reason: str) -> None:
+        """Say goodbye, and wait a moment for the client's. reason: 123 bytes at most."""
+        try:
+            async with asyncio.timeout(2 * _CLOSE_SECONDS):
+                await self.response.close(code=code, message=reason.encode())
+        except TimeoutError:
+            pass
+
+    def cut(self) -> None:
+        """End the connection, whatever waits in it: a client that does not read never takes it."""
+        transport = self._request.transport
+        if isinstance(transport, asyncio.WriteTransport):
+            if transport.get_write_buffer_size():
+                transport.abort()
+            else:
+                transport.close()
+
+    def _wanted(self, received: int) -> bool:
+        """What comes behind a refusal is thrown away, so that the client reads why."""
+        if self.refused.done():
+            return False
+        most = self._request.client_max_size
+        try:
+            self._inbox.grow(received)
+        except ServerError as error:
+            self.refused.set_result(error)
+        else:
+            if self._inbox.size > most + _FRAMES_BYTES:
+                refusal = HttpRefusal(413, "body_too_large", f"send at most {most} bytes at once")
+                self.refused.set_result(refusal)
+        return not self.refused.done()

@@ -1,0 +1,170 @@
+"""The conversation that a Responses request asks to be answered, before it is a prompt.
+
+On any thread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from tasuki.server.errors import InvalidField
+from tasuki.server.fields.accounts import MAX_ID
+from tasuki.server.fields.responses import PRESERVES
+from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.openai.generation import ServedModel, prompt_salt
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.openai.template_variables import NO_EFFORT, read_template_variables
+from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.text_codec import TextCodec
+
+from .conversations.conversation import Conversation
+from .conversations.conversation_items import given_items
+from .conversations.conversation_store import ConversationStore
+from .input_items import read_input
+from .stored_items import StoredItems
+from .stored_responses import Responses, StoredResponse, StoredTurn
+from .tools import ResponseTools
+from .turn_prompt import PromptSettings, turn_prompt
+
+VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
+"""Fields that set variables of the template, beside `reasoning`."""
+
+
+@dataclass(frozen=True)
+class AskedTurn:
+    """messages: the whole conversation, `old` of them the turn's that is gone on from, if any.
+    named: the conversation that the client named, if any."""
+
+    messages: Sequence[ChatMessage]
+    settings: PromptSettings
+    before: StoredTurn | None
+    old: int
+    salt: bytes
+    named: Conversation | None
+
+    def prompt(self, codec: TextCodec, *more: ChatMessage) -> RenderedPrompt:
+        """Return the prompt for an answer to the conversation and these messages. Raises
+        InvalidRequest, PromptTooLong."""
+        messages = [*self.messages, *more]
+        return turn_prompt(codec, self.settings, messages, self.before, self.old, self.salt)
+
+
+def read_turn(
+    model: ServedModel,
+    store: Responses,
+    request: web.Request,
+    fields: RequestFields,
+    tools: ResponseTools,
+) -> AskedTurn:
+    """Raises InvalidField, PromptTooLong, PermissionDenied, HttpRefusal."""
+    previous, named = previous_response(store, request, fields), _named(store, request, fields)
+    before = None if previous is None else previous.turn
+    if named is not None:
+        before = named.turn
+    old = () if before is None else before.messages()
+    stored = StoredItems(store, http_request_context(request))
+    begun = old if named is None else read_input(named.uncovered, old, stored, "conversation")
+    messages = read_input(fields.get("input"), begun, stored)
+    if before is not None:
+        _check_outputs(messages, len(old))
+    settings = PromptSettings(
+        fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
+    )
+    salt = prompt_salt(request, fields)
+    return AskedTurn(messages, settings, before, len(old), salt, named)
+
+
+def previous_response(
+    store: Responses, request: web.Request, fields: RequestFields
+) -> StoredResponse | None:
+    """Return the one that the request goes on from, if any. Raises HttpRefusal."""
+    name = fields.text("previous_response_id")
+    if name is None:
+        return None
+    found = store.get(http_request_context(request), name)
+    if found is None:
+        raise HttpRefusal(
+            400,
+            "previous_response_not_found",
+            f"previous_response_id {name!r:.100} is not stored here: send the whole conversation",
+        )
+    return found
+
+
+def _named(store: Responses, request: web.Request, fields: RequestFields) -> Conversation | None:
+    """Return the conversation that the request names, if any. Raises InvalidField, HttpRefusal."""
+    name = conversation_id(fields)
+    if name is None:
+        return None
+    if fields.get("previous_response_id") is not None:
+        raise InvalidField("conversation", "must not stand beside previous_response_id")
+    if store.values is None:
+        raise InvalidField("conversation", "needs a node without --front-workers: leave it out")
+    return ConversationStore(store.values).get(http_request_context(request), name)
+
+
+def conversation_id(fields: RequestFields) -> str | None:
+    """Return the id of the conversation that the request names, if any. Raises InvalidField."""
+    given = fields.get("conversation")
+    name = given.get("id") if isinstance(given, dict) else given
+    if given is not None and not isinstance(name, str):
+        raise InvalidField("conversation", "must be an id, or an object with an id")
+    return name
+
+
+def keeper(
+    store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
+) -> Callable[[StoredResponse], object] | None:
+    """Return what keeps the response at its end, if anything does. named: what it is added to."""
+    context = http_request_context(request)
+    if not is_stored(fields):
+        return None if store.unstored is None else partial(store.unstored, context)
+    if named is None or store.values is None:
+        return partial(store.put, context)
+    conversations = ConversationStore(store.values)
+    given = given_items(fields.get("input"), StoredItems(store, context))
+
+    def keep(response: StoredResponse) -> None:
+        store.put(context, response)
+        conversations.add_response(context, named, given, response)
+
+    return keep
+
+
+def is_stored(fields: RequestFields) -> bool:
+    """Whether the response is to be stored. Raises InvalidField."""
+    return fields.get("store") is None or fields.flag("store")
+
+
+def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
+    """Raises InvalidField where a tool's output behind a stored turn answers no call: what is sent
+    whole may have lost its calls, a turn has all of them. old: messages of that turn."""
+    waiting = 0
+    for place, message in enumerate(messages):
+        if message.role == "tool":
+            waiting -= 1
+            if waiting < 0 and place >= old:
+                raise InvalidField("input", "holds an output that answers no call: send the call")
+            waiting = max(0, waiting)
+        waiting += len(message.tool_calls)
+
+
+def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
+    """Return them as chats name them. Summaries of reasoning are not made: its text is shown."""
+    reasoning = fields.fields("reasoning")
+    context = reasoning.text("context")
+    if context not in PRESERVES:
+        raise InvalidField("reasoning.context", "must be auto, current_turn or all_turns")
+    asked = {name: fields.get(name) for name in VARIABLES}
+    if asked["preserve_thinking"] is None:
+        asked["preserve_thinking"] = PRESERVES[context]
+    effort = reasoning.short_text("effort", MAX_ID, "reasoning.effort")
+    if effort is not None and effort != NO_EFFORT:
+        effort = effort_of_template(codec, "reasoning.effort", effort)
+    return read_template_variables(RequestFields({**asked, EFFORT: effort}))

@@ -1,0 +1,1 @@
+"""Responses that are made whether or not a client waits for them."""

@@ -1,0 +1,151 @@
+"""Responses in the background (`background: true`): made, fetched, followed, cancelled.
+
+Owns their tasks, and their events until some time behind their ends. One event loop's thread.
+Invariants: each counts as a request in progress and as one of its key's; its memory counts against
+its caller as long as its events are kept; it is its key's and tenant's alone; what ends is stored.
+"""
+
+import asyncio
+import logging
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from tasuki.engine.messages import Finished
+from tasuki.server.auth.held_bytes import Hold
+from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.engine_client import Answering
+from tasuki.server.errors import ServerError
+from tasuki.server.http.auth import http_request_context
+from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.sockets.open_sockets import OPEN_SOCKETS
+from tasuki.server.openai.generation import ServedModel, asked_choices
+from tasuki.server.responses.response_request import AskedResponse
+from tasuki.server.responses.response_writer import ResponseWriter
+
+from .event_log import EventLog
+
+log = logging.getLogger(__name__)
+
+_FOLLOWED_SECONDS = 300.0
+"""Behind its end a response's events can be asked for again."""
+
+
+class BackgroundResponse:
+    """ended: nothing of it is made any more."""
+
+    def __init__(self, context: RequestContext, writer: ResponseWriter) -> None:
+        self.owner = context.caller.name, context.tenant
+        self.writer = writer
+        self.events = EventLog()
+        self.ended = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+
+    async def cancel(self) -> None:
+        """Return once it has ended, as it may have before."""
+        if self.work is not None and not self.ended.is_set():
+            self.work.cancel()
+            await self.ended.wait()
+
+
+class BackgroundResponses:
+    def __init__(self, engine: Answering, model: ServedModel) -> None:
+        self._engine = engine
+        self._model = model
+        self._kept: dict[str, BackgroundResponse] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, request: web.Request, asked: AskedResponse) -> BackgroundResponse:
+        """Have the response made from now on. Raises Busy and InvalidRequest where its memory is
+        too much."""
+        with ExitStack() as stack:
+            hold = stack.enter_context(self._model.hold(request))
+            hold.resize(asked.kept_bytes)
+            response = BackgroundResponse(http_request_context(request), asked.writer)
+            hold.grow(response.events.add(asked.writer.opening()))
+            until_dropped = stack.pop_all()
+        self._kept[asked.writer.id] = response
+        loop = asyncio.get_running_loop()
+        response.work = loop.create_task(self._answer(request, asked, response.events, hold))
+        task = loop.create_task(self._live(request, response, response.work, until_dropped, hold))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return response
+
+    def find(self, context: RequestContext, response_id: str) -> BackgroundResponse | None:
+        """Return the caller's response of that id, while its events are kept."""
+        found = self._kept.get(response_id)
+        is_callers = found is not None and found.owner == (context.caller.name, context.tenant)
+        return found if is_callers else None
+
+    async def delete(self, context: RequestContext, response_id: str) -> bool:
+        """Cancel and drop the caller's response of that id, and return whether there was one."""
+        found = self.find(context, response_id)
+        if found is None:
+            return False
+        await found.cancel()
+        self._kept.pop(response_id, None)
+        return True
+
+    async def _live(
+        self,
+        request: web.Request,
+        response: BackgroundResponse,
+        work: "asyncio.Task[None]",
+        until_dropped: ExitStack,
+        hold: Hold,
+    ) -> None:
+        """Until its events are dropped. work: makes them."""
+        server_ends = asyncio.get_running_loop().create_task(
+            request.app[OPEN_SOCKETS].ending.wait()
+        )
+        try:
+            with until_dropped:
+                with self._engine.calls.one():
+                    await asyncio.wait((work, server_ends), return_when=asyncio.FIRST_COMPLETED)
+                    await _cancelled(work)
+                    _conclude(response, work)
+                hold.resize(min(hold.size, response.events.size))
+                await asyncio.wait((server_ends,), timeout=_FOLLOWED_SECONDS)
+        finally:
+            work.cancel()
+            server_ends.cancel()
+            self._kept.pop(response.writer.id, None)
+
+    async def _answer(
+        self, request: web.Request, asked: AskedResponse, events: EventLog, hold: Hold
+    ) -> None:
+        engine, submits = self._engine, [asked.submit]
+        (choice,) = await asked_choices(
+            *(engine, self._model, request, hold, submits), asked.options, [asked.writer]
+        )
+        context = http_request_context(request)
+        async with engine.generate_all(submits, context, [None], [None]) as (parts,):
+            async for part in parts:
+                if isinstance(part, Finished):
+                    # What is not counted now is, as stored.
+                    events.add(choice.ending(part))
+                    return
+                hold.grow(events.add(choice.written(part)))
+
+
+def _conclude(response: BackgroundResponse, work: "asyncio.Task[None]") -> None:
+    """REQUIRES: the work has ended."""
+    writer, events = response.writer, response.events
+    error = None if work.cancelled() else work.exception()
+    if work.cancelled():
+        events.add(writer.cancellation())
+    elif isinstance(error, Exception):
+        if not isinstance(error, ServerError | HttpRefusal):
+            log.error("%s failed", writer.id, exc_info=error)
+        events.add(writer.failure(error))
+    if work.cancelled() or error is not None:
+        writer.keep_without_answer()
+    events.close()
+    response.ended.set()
+
+
+async def _cancelled(work: "asyncio.Task[None]") -> None:
+    """Return once it has ended."""
+    work.cancel()
+    await asyncio.wait((work,))

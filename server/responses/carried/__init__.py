@@ -1,0 +1,1 @@
+"""Texts that items carry, encoded."""

@@ -1,0 +1,1 @@
+"""A conversation made shorter: what stays of it, and a summary of the rest."""

@@ -1,0 +1,1 @@
+"""Conversations: items under one name, which responses go on from and add to."""

@@ -1,0 +1,85 @@
+"""A prompt that is computed before its answer is asked for (`generate: false`).
+
+On any thread. What is computed is the beginning that the next prompt has whatever comes behind the
+conversation: up to the end of its last message. A template need not take a conversation that has no
+question yet, so it is rendered with one.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from aiohttp import web
+
+from tasuki.server.openai.generation import ServedModel, read_submit
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.replies.kept_bytes import submit_bytes
+from tasuki.server.responses.asked_turn import AskedTurn, keeper, read_turn
+from tasuki.server.responses.response_request import (
+    AskedResponse,
+    read_response_options,
+    refuse_unserved,
+    response_head,
+)
+from tasuki.server.responses.response_writer import ResponseWriter
+from tasuki.server.responses.stored_responses import NO_CONTEXT
+from tasuki.server.responses.tools import read_response_tools
+from tasuki.server.responses.turn_record import TurnRecord
+from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_template import RenderedPrompt
+from tasuki.server.text.parsing.answer_parser import AnswerParser
+from tasuki.server.text.text_codec import TextCodec
+from tasuki.server.text.thinking import Thinking
+
+from .socket_turns import SocketTurns
+
+_QUESTIONS = (ChatMessage("user", "?"), ChatMessage("user", "What"))
+"""Any two that differ from their first letter on."""
+
+
+@dataclass(frozen=True)
+class EmptyResponse:
+    """There is nothing to compute yet."""
+
+    writer: ResponseWriter
+
+
+def read_warm_up(
+    model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
+) -> AskedResponse | EmptyResponse:
+    """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    refuse_unserved(fields)
+    tools = read_response_tools(fields)
+    if fields.get("input") is None:
+        fields = fields.changed(input=[])
+    turn = read_turn(model, turns, request, fields, tools)
+    begun = _beginning(model.codec, turn)
+    options = read_response_options(model, fields, model.max_tokens)
+    sampling = replace(options.sampling, max_new_tokens=0, min_tokens=0)
+    options = replace(options, sampling=sampling)
+    head = response_head(model, request, fields, options)
+    writer = ResponseWriter(head, AnswerParser(Thinking.NEVER, ()), tools)
+    writer.leave_unanswered()
+    size = head.kept_bytes
+    keep = keeper(turns, request, fields, turn.named)
+    if keep is not None:
+        record = TurnRecord(begun.tokens, turn.messages, NO_CONTEXT)
+        writer.keep(record, keep)
+        size += record.kept_bytes
+    if not len(begun.tokens):
+        return EmptyResponse(writer)
+    submit = read_submit(request, fields, begun, options, model)
+    return AskedResponse(submit, options, writer, size + submit_bytes(submit))
+
+
+def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
+    """Return the tokens that prompts with any question begin with, up to the last message's end
+    where that is marked; no tokens where nothing stands before the question."""
+    settings = turn.settings
+    if not turn.messages and settings.instructions is None and not settings.tools:
+        return RenderedPrompt(np.empty(0, dtype=np.int32))
+    first, second = (turn.prompt(codec, question) for question in _QUESTIONS)
+    length = min(len(first.tokens), len(second.tokens))
+    differ = np.flatnonzero(first.tokens[:length] != second.tokens[:length])
+    common = int(differ[0]) if len(differ) else length
+    marks = tuple(mark for mark in first.marks if mark <= common)
+    return RenderedPrompt(first.tokens[: marks[-1] if marks else common], marks)
