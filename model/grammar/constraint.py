@@ -21,10 +21,12 @@ _FEW = 64
 """Tokens that are allowed where the text has to be one, each the beginning of a longer one."""
 
 
-_MOST_READ_AGAIN = 1 << 14
-"""Tokens of an answer that goes on with a fresh lexer, which takes some 80 ms at most."""
+_MOST_READ_AGAIN = 1 << 13
+"""Tokens of an answer that goes on with a fresh lexer: the engine's loop waits some 40 ms at most."""
 _LEAST_GAIN = 64
-"""Tokens since the last fresh one. Another one would be spent as soon."""
+_LEAST_SHARE = 4
+"""Tokens since the last fresh one: so many, and one of so many of the answer. Else another one
+would be spent as soon, and reading again would cost more than the answer's length."""
 
 
 def _never() -> Matcher | None:
@@ -167,7 +169,8 @@ class Constraint:
         """Go on with a fresh lexer where the old one is spent. Return whether it does."""
         count = len(self._read)
         gained = count - self._renewed_at
-        if count > _MOST_READ_AGAIN or gained < _LEAST_GAIN or not is_spent(self._matcher):
+        least = max(_LEAST_GAIN, count // _LEAST_SHARE)
+        if count > _MOST_READ_AGAIN or gained < least or not is_spent(self._matcher):
             return False
         matcher = self._fresh()
         if matcher is None:

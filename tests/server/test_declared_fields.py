@@ -191,6 +191,7 @@ RULES: Mapping[str, str] = {
     "continue_final_message": "needs ",
     "previous_response_id": "is not stored here",
     "conversation": "is not stored here",
+    "input": "is empty",
     "allowed_token_ids": "outside",
 }
 # Of every field: what a text in it says is no part of a schema.
