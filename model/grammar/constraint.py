@@ -22,9 +22,9 @@ _FEW = 64
 
 
 _MOST_READ_AGAIN = 1 << 13
-"""Tokens of an answer that goes on with a fresh lexer: the engine's loop waits some 40 ms at most."""
+"""Tokens of an answer that goes on with a fresh lexer: the engine's loop waits 40 ms at most."""
 _LEAST_GAIN = 64
-_LEAST_SHARE = 4
+_LEAST_SHARE = 8
 """Tokens since the last fresh one: so many, and one of so many of the answer. Else another one
 would be spent as soon, and reading again would cost more than the answer's length."""
 
