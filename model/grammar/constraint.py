@@ -21,7 +21,7 @@ _FEW = 64
 """Tokens that are allowed where the text has to be one, each the beginning of a longer one."""
 
 
-_MOST_READ_AGAIN = 1 << 13
+_MOST_READ_AGAIN = 9000
 """Tokens of an answer that goes on with a fresh lexer: the engine's loop waits 40 ms at most."""
 _LEAST_GAIN = 64
 _LEAST_SHARE = 8
