@@ -99,6 +99,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/auth.py:_values",
     ),
     _SHORT: (
+        "model/grammar/vocabulary.py:name_of_bytes",
         "server/grpc/request_reader.py:read_targets",
         "server/responses/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",
