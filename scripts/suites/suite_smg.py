@@ -8,6 +8,7 @@ from scripts.suites.workplace import STAND_INS, Workplace
 NAME = "smg"
 ORIGIN = "git clone https://github.com/lightseekorg/smg"
 _FOLDERS = ("chat_completions", "completions", "messages", "responses")
+_REPLACED = {"setup_backend.py": "fixtures", "run_eval.py": "infra"}
 _IMAGES = "needs a model that sees images"
 _TOOLS = "needs tools that smg's gateway runs itself"
 LEFT_OUT = {
@@ -27,13 +28,13 @@ def run(place: Workplace) -> list[Outcome]:
     source = place.suite(NAME, ORIGIN)
     root = place.folder / "copy"
     shutil.copytree(source / "e2e_test", root / "e2e_test")
-    shutil.copytree(source / "clients" / "python", root / "clients")
     shutil.copy(source / "pytest.ini", root)
-    shutil.copy(STAND_INS / "smg" / "setup_backend.py", root / "e2e_test" / "fixtures")
+    for file, folder in _REPLACED.items():
+        shutil.copy(STAND_INS / "smg" / file, root / "e2e_test" / folder)
     for file in LEFT_OUT:
         (root / "e2e_test" / file).unlink()
     targets = [f"e2e_test/{folder}" for folder in _FOLDERS]
-    found = place.pytest(root, targets, root / "e2e_test", root / "clients")
+    found = place.pytest(root, targets, root / "e2e_test")
     left_out = [
         Outcome(NAME, f"e2e_test/{file}", "skipped", reason) for file, reason in LEFT_OUT.items()
     ]

@@ -50,21 +50,25 @@ class _Nodes:
             node.stop()
 
 
-@pytest.fixture(scope="session")
-def suite_nodes() -> Iterator[_Nodes]:
-    nodes = _Nodes()
-    yield nodes
-    nodes.stop()
+_NODES = pytest.StashKey[_Nodes]()
+
+
+def _nodes(config: pytest.Config) -> _Nodes:
+    """Return the session's, which end with it."""
+    if _NODES not in config.stash:
+        config.stash[_NODES] = _Nodes()
+        config.add_cleanup(config.stash[_NODES].stop)
+    return config.stash[_NODES]
 
 
 @pytest.fixture(scope="class")
-def setup_backend(request: pytest.FixtureRequest, suite_nodes: _Nodes) -> Iterator[Any]:
+def setup_backend(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Give the backend's name, its model's, a client and the node as the gateway."""
     backend = request.param
     if not isinstance(backend, str) or backend.startswith(("pd_", "epd_")):
         pytest.skip("needs smg's own hand-over between its workers")
     model = str(get_marker_value(request, "model") or DEFAULT_MODEL)
-    url = suite_nodes.url("tool_caller" if model in _THINKING else "tool_caller_quick")
+    url = _nodes(request.config).url("tool_caller" if model in _THINKING else "tool_caller_quick")
     settings = {"api_key": "not-used", "max_retries": 0, "timeout": _CLIENT_SECONDS}
     cloud = THIRD_PARTY_MODELS.get(backend)
     name = str(cloud["model"] if cloud else get_model_spec(model)["model"])
