@@ -11,6 +11,7 @@ from scripts.suites.__main__ import CLASSES, SUITES, concluded
 from scripts.suites.outcome import Outcome, Verdict, failures, read_lines
 from scripts.suites.report import as_json, as_page, dumped
 from scripts.suites.rules import BadRule, Rule, explain, read_rules, stale
+from scripts.suites.suite_schemathesis import read_report
 
 STAND_INS = Path(__file__).parents[2] / "scripts" / "suites" / "stand_ins"
 
@@ -146,6 +147,23 @@ def test_the_later_line_of_a_test_counts(tmp_path: Path) -> None:
         ("b", "passed"),
     ]
     assert read_lines("vllm", tmp_path / "none") == []
+
+
+def test_each_failure_of_an_operation_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "report.xml"
+    file.write_text(
+        "<testsuites><testsuite><testcase name='POST /a'>"
+        "<failure message='1. Server error'/><error message='2. Timed out'/></testcase>"
+        "<testcase name='GET /b'/><testcase name='GET /c'><skipped/></testcase>"
+        "</testsuite></testsuites>"
+    )
+    assert [(each.test, each.verdict, each.message) for each in read_report(file)] == [
+        ("POST /a", "failed", "1. Server error"),
+        ("POST /a", "failed", "2. Timed out"),
+        ("GET /b", "passed", ""),
+        ("GET /c", "skipped", "schemathesis left it out"),
+    ]
+    assert read_report(tmp_path / "none.xml") == []
 
 
 def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) -> None:
