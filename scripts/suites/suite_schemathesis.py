@@ -47,19 +47,25 @@ def run(place: Workplace) -> list[Outcome]:
 
 
 def read_report(file: Path) -> list[Outcome]:
-    """Read a JUnit file: a test is an operation, and each of its failures one of its own."""
+    """Read a JUnit file: a test is an operation, and each kind of its failures one of its own.
+
+    A kind is schemathesis' code, such as ST202; the message has all that it says of it.
+    """
     if not file.exists():
         return []
-    found: list[Outcome] = []
+    found: dict[str, Outcome] = {}
     for case in ElementTree.parse(file).iter("testcase"):
         name = case.get("name", "")
         bad = [*case.findall("failure"), *case.findall("error")]
         if case.find("skipped") is not None:
-            found.append(Outcome(NAME, name, "skipped", "schemathesis left it out"))
+            found[name] = Outcome(NAME, name, "skipped", "schemathesis left it out")
         elif not bad:
-            found.append(Outcome(NAME, name, "passed"))
-        found += [Outcome(NAME, name, "failed", each.get("message") or "") for each in bad]
-    return found
+            found[name] = Outcome(NAME, name, "passed")
+        for each in bad:
+            for kind in (each.get("message") or "error").split(", "):
+                test = f"{name} {kind}"
+                found.setdefault(test, Outcome(NAME, test, "failed", each.text or ""))
+    return list(found.values())
 
 
 def _is_served(schema: str) -> bool:

@@ -149,17 +149,19 @@ def test_the_later_line_of_a_test_counts(tmp_path: Path) -> None:
     assert read_lines("vllm", tmp_path / "none") == []
 
 
-def test_each_failure_of_an_operation_is_one(tmp_path: Path) -> None:
+def test_each_kind_of_an_operation_s_failures_is_one(tmp_path: Path) -> None:
     file = tmp_path / "report.xml"
     file.write_text(
         "<testsuites><testsuite><testcase name='POST /a'>"
-        "<failure message='1. Server error'/><error message='2. Timed out'/></testcase>"
+        "<failure message='ST103, ST202'>[400]</failure><failure message='ST202'>again</failure>"
+        "<error>timed out</error></testcase>"
         "<testcase name='GET /b'/><testcase name='GET /c'><skipped/></testcase>"
         "</testsuite></testsuites>"
     )
     assert [(each.test, each.verdict, each.message) for each in read_report(file)] == [
-        ("POST /a", "failed", "1. Server error"),
-        ("POST /a", "failed", "2. Timed out"),
+        ("POST /a ST103", "failed", "[400]"),
+        ("POST /a ST202", "failed", "[400]"),
+        ("POST /a error", "failed", "timed out"),
         ("GET /b", "passed", ""),
         ("GET /c", "skipped", "schemathesis left it out"),
     ]
