@@ -7,6 +7,17 @@ import pytest
 from vllm import uses
 
 
+_LONG_TESTS = {"test_openapi_stateless": 1500}
+"""Seconds of those that ask every route."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        seconds = _LONG_TESTS.get(item.name.partition("[")[0])
+        if seconds is not None:
+            item.add_marker(pytest.mark.timeout(seconds))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for mark in ("skip_global_cleanup", "slow_test", "core_model", "cpu_test", "optional"):
         config.addinivalue_line("markers", f"{mark}: vLLM's own")
