@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from vllm import uses
 
-
 _LONG_TESTS = {"test_openapi_stateless": 1500}
 """Seconds of those that ask every route."""
 
