@@ -5,7 +5,7 @@ import os
 import subprocess
 
 from scripts.clients.install import FOLDER, install, program
-from scripts.suites.outcome import Outcome
+from scripts.suites.outcome import Outcome, Verdict
 from scripts.suites.workplace import Workplace
 
 NAME = "openresponses"
@@ -27,23 +27,31 @@ def run(place: Workplace) -> list[Outcome]:
         command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", _MODEL]
         if place.chosen:
             command += ["--filter", ",".join(place.chosen)]
-        done = subprocess.run(
-            command,
-            cwd=copied,
-            env={**os.environ, "NODE_OPTIONS": _WEB_SOCKETS},
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-    (place.folder / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    start = done.stdout.find("{")
-    results = json.loads(done.stdout[start:])["results"] if start >= 0 else []
-    return [_outcome(result) for result in results]
+        # Into a file: Node leaves a pipe's rest unwritten as it exits.
+        log = place.folder / "log"
+        with open(log, "w", encoding="utf-8") as written:
+            subprocess.run(
+                command,
+                cwd=copied,
+                env={**os.environ, "NODE_OPTIONS": _WEB_SOCKETS},
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+                check=False,
+            )
+    return read_log(log.read_text(encoding="utf-8"))
+
+
+def read_log(log: str) -> list[Outcome]:
+    """Read the JSON that the suite prints, behind what Node may warn of; nothing where none is."""
+    start = log.find("{\n")
+    results = json.JSONDecoder().raw_decode(log, start)[0]["results"] if start >= 0 else []
+    return sorted(map(_outcome, results), key=lambda outcome: outcome.test)
 
 
 def _outcome(result: dict[str, object]) -> Outcome:
-    verdict = {"passed": "passed", "skipped": "skipped"}.get(str(result["status"]), "failed")
+    told: dict[object, Verdict] = {"passed": "passed", "skipped": "skipped"}
+    verdict = told.get(result["status"], "failed")
     errors = result.get("errors") or []
     assert isinstance(errors, list)
-    return Outcome(NAME, str(result["id"]), verdict, "\n".join(map(str, errors)))  # type: ignore[arg-type]
+    return Outcome(NAME, str(result["id"]), verdict, "\n".join(map(str, errors)))

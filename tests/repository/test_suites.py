@@ -11,6 +11,7 @@ from scripts.suites.__main__ import CLASSES, SUITES, concluded
 from scripts.suites.outcome import Outcome, Verdict, failures, read_lines
 from scripts.suites.report import as_json, as_page, dumped
 from scripts.suites.rules import BadRule, Rule, explain, read_rules, stale
+from scripts.suites.suite_openresponses import read_log
 from scripts.suites.suite_schemathesis import read_report
 
 STAND_INS = Path(__file__).parents[2] / "scripts" / "suites" / "stand_ins"
@@ -166,6 +167,23 @@ def test_each_kind_of_an_operation_s_failures_is_one(tmp_path: Path) -> None:
         ("GET /c", "skipped", "schemathesis left it out"),
     ]
     assert read_report(tmp_path / "none.xml") == []
+
+
+def test_a_log_of_open_responses_is_read_behind_warnings() -> None:
+    results = [
+        {"id": "a", "status": "passed"},
+        {"id": "b", "status": "failed", "errors": ["one", "two"]},
+        {"id": "c", "status": "skipped", "errors": None},
+    ]
+    log = (
+        "(node:7) ExperimentalWarning: {x}\n" + json.dumps({"results": results}, indent=2) + "\nend"
+    )
+    assert [(each.test, each.verdict, each.message) for each in read_log(log)] == [
+        ("a", "passed", ""),
+        ("b", "failed", "one\ntwo"),
+        ("c", "skipped", ""),
+    ]
+    assert read_log("Fatal error") == []
 
 
 def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) -> None:
