@@ -23,7 +23,7 @@ SUITES: Mapping[str, Callable[[Workplace], list[Outcome]]] = {
     "openresponses": suite_openresponses.run,
     "schemathesis": suite_schemathesis.run,
 }
-CLASSES = Path(__file__).parent / "classes"
+TABLES = Path(__file__).parent / "classes"
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
         except MissingSuite as missing:
             print(f"suites: {missing}", file=sys.stderr)
             return 2
-        rules = read_rules(CLASSES, name)
+        rules = read_rules(TABLES, name)
         explained += explain(failures(ran[name]), rules)
         old += stale(ran[name], rules)
     return concluded(ran, explained, old, asked.out)

@@ -11,6 +11,7 @@ from scripts.suites.rules import CLASSES, MEANINGS, Class, Explained
 
 UNKNOWN = "not classified"
 _LETTERS = 200
+_FUNCTIONS = 4
 
 
 def as_json(ran: Mapping[str, Sequence[Outcome]], explained: Sequence[Explained]) -> dict[str, Any]:
@@ -78,14 +79,18 @@ def _row(explained: Explained) -> dict[str, str]:
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows of one function that have one reason are one, with how many there are."""
+    """A function's rows of one reason are one, with how many there are; so are a file's, where more
+    than _FUNCTIONS of its functions have that reason."""
 
-    def group(row: Mapping[str, str]) -> tuple[str, str, str]:
-        return (row["test"].partition("[")[0], row["class"], row["reason"])
+    def in_file(row: Mapping[str, str]) -> tuple[str, str, str]:
+        return (row["test"].partition("::")[0], row["class"], row["reason"])
 
     lines = [_line("test", "failures", "class", "reason"), _line(*["---"] * 4)]
-    for (test, kind, reason), same in groupby(sorted(rows, key=group), group):
-        lines.append(_line(f"`{test}`", len(list(same)), kind, reason))
+    for (file, kind, reason), same in groupby(sorted(rows, key=in_file), in_file):
+        functions = Counter(row["test"].partition("[")[0] for row in same)
+        if len(functions) > _FUNCTIONS:
+            functions = Counter({f"{file}::*": functions.total()})
+        lines += [_line(f"`{test}`", count, kind, reason) for test, count in functions.items()]
     return lines
 
 

@@ -14,11 +14,12 @@ from typing import Literal, get_args
 
 from scripts.suites.outcome import Outcome
 
-Class = Literal["ours", "theirs", "model", "refused"]
+Class = Literal["ours", "theirs", "theirs (internal)", "model", "refused"]
 CLASSES: tuple[Class, ...] = get_args(Class)
 MEANINGS: dict[Class, str] = {
     "ours": "a fault of tasuki's",
-    "theirs": "the test needs that server's own code, flags, words or habits",
+    "theirs": "the test needs that server's own flags, routes, words or habits",
+    "theirs (internal)": "the test calls that project's own code",
     "model": "the small model decides otherwise than the suite's model",
     "refused": "tasuki refuses the field by name, by choice",
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.suites.__main__ import CLASSES, SUITES, concluded
+from scripts.suites.__main__ import SUITES, TABLES, concluded
 from scripts.suites.outcome import Outcome, Verdict, failures, read_lines
 from scripts.suites.report import as_json, as_page, dumped
 from scripts.suites.rules import BadRule, Rule, explain, read_rules, stale
@@ -84,7 +84,7 @@ def test_the_results_have_a_row_a_failure_and_the_page_a_row_a_function(tmp_path
     results = json.loads(out.read_text())
     assert results["suites"]["vllm"] == {
         **{"run": 3, "passed": 1, "failed": 2, "skipped": 1},
-        **{"ours": 0, "theirs": 0, "model": 0, "refused": 2},
+        **{"ours": 0, "theirs": 0, "theirs (internal)": 0, "model": 0, "refused": 2},
     }
     assert [row["test"] for row in results["failures"]] == ["f::t[1]", "f::t[2]"]
     page = out.with_suffix(".md").read_text()
@@ -106,6 +106,15 @@ def test_a_run_of_one_suite_keeps_the_rows_of_the_others(tmp_path: Path) -> None
         ("smg", "b"),
     ]
     assert list(results["suites"]) == ["vllm", "smg"]
+
+
+def test_many_functions_of_one_file_and_reason_are_a_row_of_the_page() -> None:
+    many = [outcome(f"f.py::t{at}[{each}]") for at in range(5) for each in range(2)]
+    explained = explain(many, [rule("f.py*")])
+    page = as_page(as_json({"vllm": many}, explained)).splitlines()
+    assert [line for line in page if line.startswith("| `")] == [
+        "| `f.py::*` | 10 | model | It is so. |"
+    ]
 
 
 def test_a_page_s_table_bears_bars_and_lines_in_a_reason() -> None:
@@ -132,7 +141,7 @@ def test_a_rule_that_cannot_be_meant_is_named(tmp_path: Path, table: str, words:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_table_can_be_read_and_has_nothing_of_ours(suite: str) -> None:
-    assert all(each.kind != "ours" for each in read_rules(CLASSES, suite))
+    assert all(each.kind != "ours" for each in read_rules(TABLES, suite))
 
 
 def test_the_later_line_of_a_test_counts(tmp_path: Path) -> None:
