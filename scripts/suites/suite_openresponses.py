@@ -50,8 +50,8 @@ def read_log(log: str) -> list[Outcome]:
 
 
 def _outcome(result: dict[str, object]) -> Outcome:
-    told: dict[object, Verdict] = {"passed": "passed", "skipped": "skipped"}
-    verdict = told.get(result["status"], "failed")
+    known: dict[object, Verdict] = {"passed": "passed", "skipped": "skipped"}
+    verdict = known.get(result["status"], "failed")
     errors = result.get("errors") or []
     assert isinstance(errors, list)
     return Outcome(NAME, str(result["id"]), verdict, "\n".join(map(str, errors)))
