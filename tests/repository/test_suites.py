@@ -210,6 +210,10 @@ def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) 
         "def test_swallowed():\n"
         "    with pytest.raises(Exception):\n"
         "        Request.validate({})\n"
+        "def test_parts(subtests):\n"
+        "    for each in (1, 2):\n"
+        "        with subtests.test(label=f'GET /{each}'):\n"
+        "            assert each == 1\n"
     )
     outcomes = tmp_path / "outcomes.jsonl"
     subprocess.run(
@@ -221,6 +225,8 @@ def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) 
     )
     found = {each.test.partition("::")[2]: each for each in read_lines("vllm", outcomes)}
     assert found["test_import"].verdict == "passed"
+    assert found["test_parts GET /2"].verdict == "failed"
+    assert found["test_parts"].verdict == "failed"
     for name, own in (("test_used", "Request"), ("test_swallowed", "Request.validate")):
         assert found[name].verdict == "failed"
         assert f"vLLM's own vllm.entrypoints.protocol.{own}" in found[name].message

@@ -19,6 +19,15 @@ def _message(report: Any) -> str:
     return (crash.message if crash else str(report.longrepr))[:_LETTERS]
 
 
+def _name(report: Any) -> str:
+    """Return the test's name; of a part of it, behind that what the part is called by."""
+    part = getattr(report, "context", None)
+    if part is None:
+        return str(report.nodeid)
+    words = [part.msg, *part.kwargs.values()]
+    return " ".join([report.nodeid, *(str(word).strip("'") for word in words if word is not None)])
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note a test's call, or its set-up where that did not pass."""
     if report.when == "call" or (report.when == "setup" and not report.passed):
@@ -26,7 +35,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         message = "" if report.passed else _message(report)
         if report.skipped and isinstance(report.longrepr, tuple):
             message = report.longrepr[2]
-        _write({"test": report.nodeid, "outcome": outcome, "message": message})
+        _write({"test": _name(report), "outcome": outcome, "message": message})
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
