@@ -18,12 +18,12 @@ from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
-from .budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far, start_together
 from .config import BenchConfig
 from .errors import BenchError
-from .gpu_timeline import idle_between_steps, work_of
 from .grammar import GRAMMAR
-from .kernel_rows import add_kernels
+from .steps.budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far, start_together
+from .steps.gpu_timeline import idle_between_steps, work_of
+from .steps.kernel_rows import add_kernels
 from .transformers_peer import decode_seconds
 from .workload import (
     ACCEPTED,

@@ -17,8 +17,8 @@ from tasuki.utils.config.options import option
 
 from .config import BenchConfig
 from .errors import BenchError
-from .gpu_timeline import work_of
-from .kernel_rows import add_kernels
+from .steps.gpu_timeline import work_of
+from .steps.kernel_rows import add_kernels
 from .tick_cost import tick_cost
 from .transformers_peer import prefill_seconds
 from .workload import (

@@ -24,6 +24,9 @@ def _alphabet() -> Mapping[str, int]:
 
 
 _BYTE_OF_CHARACTER = _alphabet()
+_CHARACTER_OF_LATIN = str.maketrans(
+    {chr(byte): character for character, byte in _BYTE_OF_CHARACTER.items()}
+)
 
 
 def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
@@ -33,6 +36,11 @@ def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
         token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
         for name, token in vocabulary.items()
     }
+
+
+def name_of_bytes(content: bytes) -> str:
+    """Return the name of a token of these bytes in a byte-level vocabulary, as `Ġis` for ` is`."""
+    return content.decode("latin-1").translate(_CHARACTER_OF_LATIN)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,17 @@ PACKAGES = {
     ),
     "semantic-kernel": ("semantic-kernel==1.45.0",),
     "agno": ("agno==3.1.10", "openai==3.54.0", "anthropic==2.12.0"),
+    "suites": (
+        *("pytest==9.2.0", "pytest-asyncio==1.5.0", "pytest-timeout==2.4.0", "openai==3.52.0"),
+        *("anthropic==2.12.0", "requests>=2", "jsonschema>=4", "schemathesis==4.32.5", "regex"),
+        *("transformers==5.24.0", "numpy", "pybase64", "fastapi", "httpx", "websockets", "PyYAML"),
+        *("openai-harmony==0.0.8", "mcp<2"),
+    ),
     "inspect-ai": ("inspect-ai==0.3.285", "openai==3.54.0"),
 }
 
 NODE_PACKAGES = {
+    "open-responses": ("tsx@4.23.15", "zod@3.25.76"),
     "qwen-code": ("@qwen-code/qwen-code@0.24.4",),
     "opencode": ("opencode-ai@1.18.33",),
     "codex": ("@openai/codex@0.169.0",),
@@ -60,7 +67,7 @@ NODE_PACKAGES = {
 """By npm, each into a `node_modules` of its own."""
 
 
-BESIDE = frozenset({"docs", "goldens", "ray"})
+BESIDE = frozenset({"docs", "goldens", "ray", "suites"})
 """Those that run our own package: they see it and all it needs, and are held to our versions."""
 
 

@@ -50,9 +50,10 @@ def read_conversation(fields: RequestFields) -> Conversation:
         reader.instructions(fields.get("system"), "system")
     for index, message in enumerate(messages):
         place = f"messages[{index}]"
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in _ROLES:
             raise InvalidField(place, f"must be an object with a role: {', '.join(_ROLES)}")
-        _ROLES[message["role"]](reader, message.get("content"), f"{place}.content")
+        _ROLES[role](reader, message.get("content"), f"{place}.content")
     if reader.messages[-1].role == "assistant":
         raise InvalidField(
             "messages", "must not end with an assistant's: an answer cannot be continued here"

@@ -8,7 +8,16 @@ from .accounts import ACCOUNTS, MAX_ID
 from .chats import VARIABLES
 from .grammars import TEXT_FORMAT
 from .response_items import INPUT, NEW_ITEMS, TOOL_CHOICE, TOOLS
-from .sampling import DRAWS, PENALTIES, PRIORITY, SALT, STOP_TOKENS, TOP_LOGPROBS
+from .sampling import (
+    DRAWS,
+    MIN_P,
+    PENALTIES,
+    PRIORITY,
+    REPETITION_PENALTY,
+    SALT,
+    STOP_TOKENS,
+    TOP_LOGPROBS,
+)
 from .shapes import (
     ANY,
     FLAG,
@@ -78,6 +87,8 @@ _ANSWER: Fields = {
     **DRAWS,
     **PENALTIES,
     **STOP_TOKENS,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION_PENALTY,
     "max_output_tokens": integer(1),
     "stream": FLAG,
     "store": FLAG,

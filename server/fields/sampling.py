@@ -53,6 +53,8 @@ DRAWS: Fields = {
     "top_k": integer(-1),
     "seed": integer(),
 }
+MIN_P = number(0, 1)
+REPETITION_PENALTY = number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
 PENALTIES: Fields = {
     "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
     "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
@@ -77,8 +79,8 @@ _HONOURED: Fields = {
     **DRAWS,
     **PENALTIES,
     **STOP_TOKENS,
-    "min_p": number(0, 1),
-    "repetition_penalty": number(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION_PENALTY,
     "logit_bias": or_null(_BIASES),
     "min_tokens": integer(0),
     "thinking_token_budget": _THINKING_TOKENS,

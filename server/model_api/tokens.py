@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from tasuki.engine.messages import Tokens
+from tasuki.model.grammar.vocabulary import name_of_bytes
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.json_reply import send_json
 from tasuki.server.openai.chat import opens_answer, render_chat
@@ -58,11 +59,9 @@ def tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -
     """Return the reply of POST /tokenize. On any thread: half a million token ids take longer to
     write than the loop may be held."""
     tokens = _tokens(model.codec, request, fields).tolist()
+    named = _names_of(tokens, model.codec) if fields.flag("return_token_strs") else None
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
-    if fields.flag("return_token_strs"):
-        names = _names(model.codec.require_tokenizer())
-        reply["token_strs"] = [_text(token, names, model.codec) for token in tokens]
-    return json.dumps(reply).encode()
+    return json.dumps({**reply, "token_strs": named}).encode()
 
 
 def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
@@ -91,10 +90,11 @@ def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
     return json.dumps({"prompt": content.decode(errors="replace")}).encode()
 
 
-def _text(token: int, names: dict[int, bytes], codec: TextCodec) -> str:
-    """A torn character as U+FFFD."""
-    content = names.get(token) or codec.require_tokenizer().token_bytes(token)
-    return content.decode(errors="replace")
+def _names_of(tokens: list[int], codec: TextCodec) -> list[str]:
+    """Return the tokens as the vocabulary names them, as vLLM does."""
+    tokenizer = codec.require_tokenizer()
+    special = tokenizer.special_names
+    return [special.get(token) or name_of_bytes(tokenizer.token_bytes(token)) for token in tokens]
 
 
 def _names(tokenizer: Tokenizer) -> dict[int, bytes]:

@@ -126,8 +126,11 @@ def read_chat_request(
 
 
 def opens_answer(fields: RequestFields) -> bool:
-    """Whether the prompt ends with what the template begins an answer by."""
-    return fields.get("add_generation_prompt") is None or fields.flag("add_generation_prompt")
+    """Whether the prompt ends with what the template begins an answer by; where nothing is said,
+    unless the last message goes on."""
+    if fields.get("add_generation_prompt") is None:
+        return not fields.flag("continue_final_message")
+    return fields.flag("add_generation_prompt")
 
 
 def render_chat(

@@ -37,8 +37,8 @@ from .turn_record import TurnRecord
 
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 _SAMPLING = (
-    *("temperature", "top_p", "top_k", "seed", "stop_token_ids", "ignore_eos"),
-    *_PENALTIES,
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
+    *("repetition_penalty", *_PENALTIES),
 )
 
 

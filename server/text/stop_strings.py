@@ -39,16 +39,16 @@ NO_STOPS = StopRule()
 
 class StopStrings:
     """The scanner of one answer's text. any: whether there are any to look for. found: the stop
-    string that has come, after which every piece is empty; None: none has."""
+    string that has come, after which every piece is empty; None: none has. is_kept: as given."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
         """stops: not empty strings. is_kept: the one that ends the answer is part of its text."""
         self.any = bool(stops)
+        self.is_kept = is_kept
         self._stops = tuple(stops)
         self._first_letters = frozenset(stop[0] for stop in stops)
         # Built at the first letter that may begin a stop string: most answers hold none.
         self._automaton: StopAutomaton | None = None
-        self._is_kept = is_kept
         self._state = START
         self._held = ""
         self.found: str | None = None
@@ -67,7 +67,7 @@ class StopStrings:
             start = len(self._held) + match.start
             end = start + match.length
             self.found, self._held = whole[start:end], ""
-            return whole[: end if self._is_kept else start]
+            return whole[: end if self.is_kept else start]
         certain = len(whole) - self._automaton.depth(self._state)
         self._held = whole[certain:]
         return whole[:certain]

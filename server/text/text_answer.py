@@ -85,7 +85,7 @@ class TextAnswer:
         """The text that was held back, and the ending. Raises RequestAborted."""
         if end.reason is m.FinishReason.ABORT and not self._stopped:
             raise RequestAborted("the request was aborted before its answer ended")
-        if end.reason is m.FinishReason.STOP and not self._stopped:
+        if end.reason is m.FinishReason.STOP and not self._stopped and not self._stops.is_kept:
             self._detokenizer.leave_out_end()
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
         # What was held back may end in a stop string.

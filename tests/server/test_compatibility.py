@@ -268,7 +268,9 @@ OF: dict[str, Fields] = {
         "top_logprobs": (2, HONOURED),
         "context_management": ([{"type": "compaction"}], REFUSED),
         "top_k": (5, HONOURED),
+        "min_p": (0.5, HONOURED),
         "presence_penalty": (1, HONOURED),
+        "repetition_penalty": (2, HONOURED),
         "frequency_penalty": (1, HONOURED),
         "seed": (5, HONOURED),
         "stop_token_ids": ([9], HONOURED),
@@ -295,7 +297,7 @@ OF: dict[str, Fields] = {
                 *("prompt", "moderation", "image", "logit_bias", "skip_special_tokens"),
                 *("include_stop_str_in_output", "request_id", "mm_processor_kwargs"),
                 *("enable_response_messages", "previous_input_messages", "previous_response"),
-                *("structured_outputs", "repetition_penalty", "stop", "vllm_xargs"),
+                *("structured_outputs", "stop", "vllm_xargs"),
             )
         },
     },

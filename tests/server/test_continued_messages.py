@@ -47,10 +47,19 @@ def test_an_answer_goes_on_at_the_last_token_of_the_message(front: AgentFront) -
     assert all(mark <= len(prompt) for mark in front.submits()[-1].marks)
 
 
+def test_a_message_goes_on_where_no_generation_prompt_is_asked_for(front: AgentFront) -> None:
+    """SGLang's callers send the one field alone."""
+    both = front.http.post("/tokenize", {"messages": ASKED, **GOES_ON}).json["tokens"]
+    alone = {"messages": ASKED, "continue_final_message": True, "add_generation_prompt": None}
+    assert front.http.post("/tokenize", alone).json["tokens"] == both
+    reply = front.http.post(CHAT, {"messages": ASKED, "continue_final_message": True})
+    assert reply.status == 200, reply
+    assert front.submits()[-1].prompt.tolist() == both
+
+
 @pytest.mark.parametrize(
     "fields",
     [
-        {"continue_final_message": True},
         {"continue_final_message": True, "add_generation_prompt": True},
         {**GOES_ON, "messages": ASKED[:1]},
         {

@@ -188,6 +188,10 @@ def test_special_tokens_are_named_where_asked_but_for_the_end(
     last = "" if reason is m.FinishReason.STOP else "<|im_start|>"
     assert told(skip_special_tokens=False) == f"<|im_start|>it\ufffd<|im_start|>{last}"
     assert told(skip_special_tokens=True) == told() == "it\ufffd"
+    for kept in ("include_stop_str_in_output", "no_stop_trim"):
+        named = told(skip_special_tokens=False, **{kept: True})
+        assert named == "<|im_start|>it\ufffd<|im_start|><|im_start|>", "the end too, as its stop"
+        assert told(**{kept: True}) == "it\ufffd"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -186,6 +186,8 @@ def test_tokens_of_a_text_and_back(http: HttpFront, codec: TextCodec) -> None:
     found = tokenized(http, prompt="it was 漢", return_token_strs=True)
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
     assert found["token_strs"][0] == "it"
+    assert "".join(found["token_strs"]) == "itĠwasĠæ¼¢", "the vocabulary's names, as vLLM has them"
+    assert tokenized(http, prompt="it")["token_strs"] is None
     back = http.post("/detokenize", {"tokens": found["tokens"], "model": "tiny"})
     assert back.json == {"prompt": "it was 漢"}
     chat = tokenized(http, messages=[{"role": "user", "content": "it"}])["tokens"]

@@ -71,6 +71,9 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/compiled_grammar.py:_complaint",
     ),
     _ONCE: (
+        "model/grammar/unfinished_tokens.py:UnfinishedTokens.__init__",
+        "model/grammar/unfinished_tokens.py:UnfinishedTokens.of",
+        "model/grammar/unfinished_tokens.py:_lacking",
         "model/grammar/vocabulary.py:bytes_by_id",
         "model/grammar/vocabulary.py:_token_bytes",
         "server/openai/routes.py:served_model",
@@ -109,6 +112,7 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "server/grpc/auth.py:_values",
     ),
     _SHORT: (
+        "model/grammar/vocabulary.py:name_of_bytes",
         "server/grpc/request_reader.py:read_targets",
         "server/responses/routes.py:_not_found",
         "server/responses/stored_responses.py:ResponseStore.delete",

@@ -1,0 +1,1 @@
+"""What a step and a prompt spend their time on."""

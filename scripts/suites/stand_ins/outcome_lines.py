@@ -1,0 +1,48 @@
+"""A pytest plugin: one JSON line a test, in the file that SUITES_OUTCOMES names."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+_LETTERS = 2000
+
+
+def _write(line: dict[str, Any]) -> None:
+    with open(os.environ["SUITES_OUTCOMES"], "a", encoding="utf-8") as outcomes:
+        outcomes.write(json.dumps(line) + "\n")
+
+
+def _message(report: Any) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return (crash.message if crash else str(report.longrepr))[:_LETTERS]
+
+
+def _name(report: Any) -> str:
+    """Return the test's name; of a part of it, behind that what the part is called by."""
+    part = getattr(report, "context", None)
+    if part is None:
+        return str(report.nodeid)
+    words = [part.msg, *part.kwargs.values()]
+    return " ".join([report.nodeid, *(str(word).strip("'") for word in words if word is not None)])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a test's call, or its set-up where that did not pass."""
+    if report.when == "call" or (report.when == "setup" and not report.passed):
+        outcome = "skipped" if report.skipped else report.outcome
+        message = "" if report.passed else _message(report)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            message = report.longrepr[2]
+        _write({"test": _name(report), "outcome": outcome, "message": message})
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Note a file that cannot be read."""
+    if report.failed:
+        _write({"test": report.nodeid, "outcome": "failed", "message": _collected(report)})
+
+
+def _collected(report: pytest.CollectReport) -> str:
+    return "cannot be read: " + str(report.longrepr)[-_LETTERS:]

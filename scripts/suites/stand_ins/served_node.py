@@ -1,0 +1,80 @@
+"""A real `tasuki serve` for a suite that runs in an environment of its own.
+
+The runner says by TASUKI_PROGRAM which command it is, and by SUITES_MODELS which folder has the
+models.
+"""
+
+import json
+import os
+import subprocess
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+READY_SECONDS = 180.0
+END_SECONDS = 60.0
+
+
+class NodeFailed(RuntimeError):
+    """A node ended, or said nothing, before it was ready."""
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of that model. REQUIRES: the runner started this process."""
+    return Path(os.environ["SUITES_MODELS"]) / name
+
+
+def suite_node(model: str, flags: list[str]) -> "ServedNode":
+    """Start a node with that model. Raises NodeFailed. REQUIRES: as model_folder."""
+    return ServedNode(Path(os.environ["TASUKI_PROGRAM"]), model_folder(model), flags)
+
+
+class ServedNode:
+    """A node from its start to `stop`. One thread uses it."""
+
+    def __init__(self, program: Path, model: Path, flags: list[str]) -> None:
+        """Start it and wait until it is ready. model: a checkpoint's folder.
+
+        Raises NodeFailed with its last words.
+        """
+        command = [str(program), "serve", "--model", str(model)]
+        command += ["--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0", "--exit-with-parent"]
+        self._words: deque[str] = deque(maxlen=40)
+        self._process = subprocess.Popen(
+            [*command, *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._listen(self._process.stderr)
+        ready: list[str] = []
+        reader = threading.Thread(target=lambda: ready.append(self._ready_line()), daemon=True)
+        reader.start()
+        reader.join(READY_SECONDS)
+        if not ready or not ready[0]:
+            self.stop()
+            raise NodeFailed("the node did not start: " + " ".join(self._words))
+        self._listen(self._process.stdout)
+        self.url = f"http://{json.loads(ready[0])['http']}"
+
+    def stop(self) -> None:
+        """End it; kill it where it takes longer than END_SECONDS."""
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ready_line(self) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith('{"ready"'):
+                return line
+        return ""
+
+    def _listen(self, stream: IO[str]) -> None:
+        threading.Thread(target=lambda: self._words.extend(stream), daemon=True).start()

@@ -1,0 +1,1 @@
+"""What vLLM's tests import of it: see repo_utils."""

@@ -1,0 +1,1 @@
+"""Helpers that vLLM's tests import."""

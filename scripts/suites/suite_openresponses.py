@@ -1,0 +1,57 @@
+"""Open Responses' compliance tests, as they are, against a node that calls tools."""
+
+import json
+import os
+import subprocess
+
+from scripts.clients.install import FOLDER, install, program
+from scripts.suites.outcome import Outcome, Verdict
+from scripts.suites.workplace import Workplace
+
+NAME = "openresponses"
+ORIGIN = "git clone https://github.com/openresponses/openresponses"
+_PACKAGE = "open-responses"
+_MODEL = "tool_caller"
+_WEB_SOCKETS = "--experimental-websocket"
+"""Node 20 has them so; later ones have them without."""
+_SECONDS = 1200.0
+
+
+def run(place: Workplace) -> list[Outcome]:
+    """Run it. Raises MissingSuite."""
+    install(_PACKAGE)
+    copied = place.copy(place.suite(NAME, ORIGIN), "copy")
+    (copied / "node_modules").symlink_to(FOLDER / _PACKAGE / "node_modules")
+    with place.served(_MODEL) as url:
+        command = [str(program(_PACKAGE, "tsx")), "bin/compliance-test.ts", "--json"]
+        command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", _MODEL]
+        if place.chosen:
+            command += ["--filter", ",".join(place.chosen)]
+        # Into a file: Node leaves a pipe's rest unwritten as it exits.
+        log = place.folder / "log"
+        with open(log, "w", encoding="utf-8") as written:
+            subprocess.run(
+                command,
+                cwd=copied,
+                env={**os.environ, "NODE_OPTIONS": _WEB_SOCKETS},
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                timeout=_SECONDS,
+                check=False,
+            )
+    return read_log(log.read_text(encoding="utf-8"))
+
+
+def read_log(log: str) -> list[Outcome]:
+    """Read the JSON that the suite prints, behind what Node may warn of; nothing where none is."""
+    start = log.find("{\n")
+    results = json.JSONDecoder().raw_decode(log, start)[0]["results"] if start >= 0 else []
+    return sorted(map(_outcome, results), key=lambda outcome: outcome.test)
+
+
+def _outcome(result: dict[str, object]) -> Outcome:
+    known: dict[object, Verdict] = {"passed": "passed", "skipped": "skipped"}
+    verdict = known.get(result["status"], "failed")
+    errors = result.get("errors") or []
+    assert isinstance(errors, list)
+    return Outcome(NAME, str(result["id"]), verdict, "\n".join(map(str, errors)))

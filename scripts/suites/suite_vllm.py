@@ -1,0 +1,26 @@
+"""vLLM's `tests/entrypoints`: a copy whose server fixture starts a real `tasuki serve`."""
+
+import shutil
+
+from scripts.suites.outcome import Outcome, read_lines
+from scripts.suites.workplace import STAND_INS, Workplace
+
+NAME = "vllm"
+_FOLDER = "vllm-0.33.0"
+ORIGIN = "unpack the sdist of vLLM 0.33.0 from PyPI (pip download --no-binary :all: --no-deps)"
+_TARGETS = (
+    *("openai", "anthropic", "serve/tokenize", "serve/middleware"),
+    "serve/instrumentator/test_basic.py",
+)
+
+
+def run(place: Workplace) -> list[Outcome]:
+    """Run it. Raises MissingSuite."""
+    source = place.suite(_FOLDER, ORIGIN) / "tests" / "entrypoints"
+    root = place.folder / "copy"
+    shutil.copytree(STAND_INS / "vllm_tests", root / "tests")
+    (root / "tests" / "__init__.py").touch()
+    shutil.copytree(source, root / "tests" / "entrypoints")
+    targets = [f"tests/entrypoints/{target}" for target in _TARGETS]
+    found = place.pytest(root, targets, root)
+    return read_lines(NAME, found)
