@@ -6,9 +6,8 @@ from random import Random
 
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import Answer, Rig
+from tasuki.bench.workload import BUDGET_RATIO, Point
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
-
-from .workload import BUDGET_RATIO, Point
 
 _SEED = 3
 _CLOSING, _TAG = (198, 248069, 271), 248069

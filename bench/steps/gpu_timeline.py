@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .errors import BenchError
+from tasuki.bench.errors import BenchError
 
 _NAME = re.compile(r"(?:void )?([\w:]+)")
 """Of a kernel without its template's arguments."""
