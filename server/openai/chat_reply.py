@@ -57,6 +57,9 @@ class ChatReply:
         self._index = index
         self._content_choice = TextChoice(lambda text: self._chunk({"content": text}))
         self._reasoning_choice = TextChoice(lambda text: self._chunk(_reasoning(text)))
+        # Of the call that is open.
+        self._arguments_choice = TextChoice(lambda text: self._chunk(_arguments(0, text)))
+        self._arguments_number = 0
         self._parser = parser
         self._names = names
         self._with_logprobs = with_logprobs
@@ -163,6 +166,13 @@ class ChatReply:
             return self._content_choice.holding(item.text)
         if isinstance(item, Reasoning):
             return self._reasoning_choice.holding(item.text)
+        if isinstance(item, CallArguments):
+            if item.number != self._arguments_number:
+                self._arguments_number = item.number
+                self._arguments_choice = TextChoice(
+                    lambda text: self._chunk(_arguments(self._arguments_number, text))
+                )
+            return self._arguments_choice.holding(item.json)
         return to_json(self._chunk(_delta(item)))
 
     def _chunk(
@@ -181,8 +191,12 @@ def _delta(item: AnswerItem) -> dict[str, Any]:
         case CallBegin(number):
             return {"tool_calls": [{"index": number, **_call(item, "")}]}
         case CallArguments(number, text):
-            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+            return _arguments(number, text)
     raise AssertionError(f"{item} has no delta")
+
+
+def _arguments(number: int, text: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
 
 
 def _call(begin: CallBegin, arguments: str) -> dict[str, Any]:

@@ -32,6 +32,11 @@ class CallReader(Protocol):
     left: str
     decided: int
 
+    def letters(self, text: str) -> CallArguments | None:
+        """Take text that is only letters of a string, and return them; None where it may be more,
+        and push() has to look. As push(), at a part of its cost: most tokens of a call are such."""
+        ...
+
     def push(self, text: str) -> list[AnswerItem]:
         """Return the parts of the call that are certain now. REQUIRES: it is READING."""
         ...

@@ -59,6 +59,11 @@ class ClosableJson:
                 break
         return "".join(passed), at
 
+    def takes_letters(self, text: str) -> bool:
+        """Whether the text is only letters of an open string, all to be passed on: nothing of it
+        need be read. REQUIRES: as read(), and that was read as far as it came."""
+        return self._in_string and self._key is None and _PLAIN.fullmatch(text) is not None
+
     def finish(self, was_cut: bool) -> str:
         """Return the last text and the closing letters. was_cut: an open number or word may lack
         letters, and is left out."""

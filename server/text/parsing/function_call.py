@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from io import StringIO
 
-from tasuki.server.text.answer_parts import AnswerItem, CallEnd
+from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallEnd
 from tasuki.server.text.json_bounds import JsonDepth
 
 from .call_reader import FUNCTION_TAG, CallState, call_arguments, call_begin
@@ -57,6 +57,13 @@ class FunctionCall:
         self._key = ""
         self._value = _Value(frozenset(), "")
         self._step: Callable[[list[AnswerItem]], bool] = self._open
+
+    def letters(self, text: str) -> CallArguments | None:
+        # A tag, and a line break before one, is looked at by push().
+        if self._held or "<" in text or text.endswith("\n") or self._step != self._pass_value:
+            return None
+        found = self._value.letters(text)
+        return CallArguments(self._number, found) if found else None
 
     def push(self, text: str) -> list[AnswerItem]:
         self._held += text
@@ -318,6 +325,14 @@ class _Value:
         self._end_of_text = ""
         self.holds_tag = False
         """The value has the beginning of a parameter's tag in it."""
+
+    def letters(self, text: str) -> str:
+        """As push(), of a string that was begun, and of text without a tag's beginning; nothing
+        where it is no such string."""
+        if not self._streaming:
+            return ""
+        self._end_of_text = ""
+        return _letters(text)
 
     def push(self, text: str) -> str:
         if not text:

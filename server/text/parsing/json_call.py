@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from io import StringIO
 
-from tasuki.server.text.answer_parts import AnswerItem, CallEnd
+from tasuki.server.text.answer_parts import AnswerItem, CallArguments, CallEnd
 from tasuki.server.text.json_bounds import MAX_DEPTH, is_json
 
 from .call_reader import CLOSE, LONGEST_NAME, CallState, call_arguments, call_begin
@@ -53,6 +53,12 @@ class JsonCall:
         self._collected = StringIO()
         self._size = 0
         self._step: Callable[[list[AnswerItem]], bool] = self._open
+
+    def letters(self, text: str) -> CallArguments | None:
+        is_open = self._at == len(self._text) and self._step == self._pass_arguments
+        if is_open and self._arguments.takes_letters(text):
+            return CallArguments(self._number, text)
+        return None
 
     def push(self, text: str) -> list[AnswerItem]:
         if not self._begun:

@@ -94,11 +94,24 @@ class ToolCallScanner:
         """Take the next piece of text; return the parts that are certain now, in order."""
         if not self._tools:
             return [Content(text)] if text else []
-        self._text += text
         self._letters += len(text)
+        plain = self._plain(text) if not self._text and text else None
+        if plain is not None:
+            return [plain]
+        self._text += text
         items: list[AnswerItem] = []
         self._read(items)
         return items
+
+    def _plain(self, text: str) -> AnswerItem | None:
+        """Take text that is only letters of an open string, or of content; None where it may be
+        more. REQUIRES: no text is held."""
+        if self._reader is not None:
+            return self._reader.letters(text) if len(text) <= _SLICE else None
+        if self._opened or self._closing or "<" in text or text[-1].isspace() or self.full:
+            return None
+        self._at_line_start = False
+        return Content(self._space.take() + text)
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
         """Return the parts that were held back, after the last piece. was_cut: as of
