@@ -69,6 +69,10 @@ _WAYS_OUT = {
         "lengths and patterns of its strings take too much work together: write smaller lengths, "
         "or leave some out"
     ),
+    "Failed to generate regex for float range": (
+        "minimum and maximum of a number are too large to be compared digit by digit: write "
+        "smaller ones, or leave them out"
+    ),
     "Unimplemented keys:": "these keywords are not supported, leave them out:",
 }
 
