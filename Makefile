@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets sanitize quiet-health chat-cost wheel image gpu suites
+.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel image gpu suites
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -114,6 +114,10 @@ calls: $(VENV)/dev-installed
 # Random requests with thinking budgets: minutes, where `make test` has some of them.
 budgets: $(VENV)/dev-installed
 	TASUKI_BUDGETS=1000 $(PYTEST) tests/engine/test_random_budgets.py
+
+# Answers under 5,000 random schemas, each judged by jsonschema: half an hour.
+schemas: $(VENV)/dev-installed
+	TASUKI_SCHEMAS=5000 $(PYTEST) -m slow tests/engine/test_random_schemas.py
 
 # The C++ part under ASan and UBSan: its unit tests, then random lives of the tree. Needs doctest-dev.
 sanitize: $(VENV)/dev-installed

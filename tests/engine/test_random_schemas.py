@@ -1,8 +1,9 @@
 """Random bounded schemas: every answer that ends by a stop is valid by its schema, every other one
 is the beginning of a valid one, and nearly all end. `make test` draws a few, `make test-slow`
-500."""
+500, `make schemas` 5,000."""
 
 import json
+import os
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import LETTERS, prompt, submit, tiny_engine
 
 NEW, AT_ONCE = 500, 8
+MANY = int(os.environ.get("TASUKI_SCHEMAS", "500"))
 Rng = np.random.Generator
 
 
@@ -115,7 +117,7 @@ def assert_answers_follow(schemas: list[dict[str, Any]], seed: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [24, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
+    "count", [24, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3 * MANY)])]
 )
 def test_answers_of_random_schemas_are_valid(count: int) -> None:
     rng = np.random.default_rng(16)
