@@ -107,7 +107,7 @@ class ResponseHandlers:
         response = self._background.begin(request, asked)
         if asked.options.stream:
             return await follow(request, response.events, 0)
-        return await send_json(request, response.writer.body())
+        return await send_json(request, response.body())
 
     async def compact(self, request: web.Request) -> web.StreamResponse:
         model = self._model
@@ -152,7 +152,7 @@ class StoredHandlers:
         if running is not None and is_stream:
             return await follow(request, running.events, first_place(request))
         if running is not None:
-            return await self._send(request, running.writer.body())
+            return await self._send(request, running.body())
         found = self._store.get(context, name)
         if found is None:
             raise _not_found(name)
@@ -170,7 +170,7 @@ class StoredHandlers:
         running = self._background.find(context, name)
         if running is not None:
             await running.cancel()
-            return await self._send(request, running.writer.body())
+            return await self._send(request, running.body())
         found = self._store.get(context, name)
         if found is None:
             raise _not_found(name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket as sockets
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,3 +118,39 @@ def response_socket(
         finally:
             run(socket.close())
             run(session.close())
+
+
+MASK = b"\1\2\3\4"
+
+
+def frame(kind: int, content: bytes = b"") -> bytes:
+    """A whole one as a client's is, but that its content is masked already. kind: its code."""
+    size = len(content)
+    if size < 126:
+        head = bytes([0x80 | kind, 0x80 | size])
+    elif size < 2**16:
+        head = bytes([0x80 | kind, 0xFE]) + size.to_bytes(2, "big")
+    else:
+        head = bytes([0x80 | kind, 0xFF]) + size.to_bytes(8, "big")
+    return head + MASK + content
+
+
+def begun_frame(size: int) -> bytes:
+    """The head of a text of that size, which is masked by zeros."""
+    return b"\x81\xff" + size.to_bytes(8, "big") + b"\0\0\0\0"
+
+
+def upgraded(raw: sockets.socket, key: str | None = None) -> sockets.socket:
+    """Return the connection behind its upgrade."""
+    bearing = b"" if key is None else b"Authorization: Bearer %b\r\n" % key.encode()
+    raw.sendall(
+        b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+        b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        + bearing
+        + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += raw.recv(4096)
+    assert head.startswith(b"HTTP/1.1 101"), head
+    return raw

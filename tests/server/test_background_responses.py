@@ -1,16 +1,20 @@
 """Responses with background: true over a scripted engine: made, fetched, followed, cancelled."""
 
 import asyncio
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import HttpServer
+from tasuki.server.responses.background.event_log import EventLog
+from tasuki.server.responses.response_writer import ResponseWriter
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
@@ -214,3 +218,39 @@ def test_front_workers_refuse_it_by_name(codec: TextCodec) -> None:
         plain = front.post(PATH, {"input": "it was"}).json["id"]
         cancelled = front.post(f"{PATH}/{plain}/cancel", None)
         assert cancelled.refusal == (400, "not_in_background")
+
+
+def test_of_an_ended_response_neither_request_nor_writer_is_kept(front: AgentFront) -> None:
+    """They are tens of KiB that nothing counts."""
+    count = 50
+    for name in [begun(front)["id"] for _ in range(count)]:
+        ended(front, name)
+    gc.collect()
+    kept = [found for found in gc.get_objects() if type(found) in (ResponseWriter, web.Request)]
+    assert len(kept) < count // 2, len(kept)
+    # The events, and the objects that they are kept by.
+    assert front.held.total > 4096 * count
+
+
+def test_a_deleted_response_counts_no_longer(front: AgentFront) -> None:
+    name = begun(front)["id"]
+    ended(front, name)
+    assert front.held.total > 0
+    assert front.http.ask("DELETE", f"{PATH}/{name}").status == 200
+    until(lambda: front.held.total == 0, lambda: front.held.total)
+
+
+def test_a_client_that_does_not_read_keeps_one_event() -> None:
+    """Of long ones: each of the first has the request's echoes."""
+    events = EventLog()
+    long, short = b"event: a\ndata: " + b"x" * 2**20 + b"\n\n", b"event: b\ndata: 1\n\n"
+    events.add(long * 2 + short * 100)
+    first, place = events.since(0)
+    assert (first, place) == (long, 1)
+    assert events.since(0)[0] is first, "no copy"
+    assert events.since(1) == (long, 2)
+    assert events.since(2) == (short * 64, 66)
+    assert events.since(66) == (short * 36, 102)
+    assert events.since(102) == (b"", 102)
+    events.drop()
+    assert events.since(0) == (b"", 0) and events.closed

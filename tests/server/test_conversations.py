@@ -299,3 +299,14 @@ def test_front_workers_refuse_it_by_name(codec: TextCodec) -> None:
             assert front.ask(method, path, {}).refusal == (501, "not_served_here")
         refused = front.post("/v1/responses", {"input": "it was", "conversation": "conv_x"})
         assert (refused.status, refused.error["param"]) == (400, "conversation")
+
+
+def test_a_conversation_has_no_more_items_than_a_response_goes_on_from(front: AgentFront) -> None:
+    """Each call that changes or lists it reads through them on the event loop."""
+    name = begun(front)
+    some = [{"role": "user", "content": "so"}] * 20
+    for _ in range(4096 // len(some)):
+        assert front.http.post(f"{PATH}/{name}/items", {"items": some}).status == 200
+    refused = front.http.post(f"{PATH}/{name}/items", {"items": some})
+    assert refused.refusal == (400, "invalid")
+    assert front.http.post(f"{PATH}/{name}/items", {"items": some[:1]}).status == 200

@@ -5,6 +5,7 @@ Beats, streams and probes share that loop.
 
 import gc
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,6 +26,7 @@ from tests.harness.http_calls import JSON, connect
 from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.loop_watch import LoopWatch, watched_loops
 from tests.harness.refusals import refusal
+from tests.harness.response_sockets import frame, upgraded
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 
 LONGEST_SECONDS = 0.020
@@ -112,6 +114,35 @@ def assert_short(watch: LoopWatch, act: Callable[[], None]) -> None:
         if watch.longest[0] <= LONGEST_SECONDS:
             return
     raise AssertionError(watch.longest)
+
+
+FRAMES = {
+    "a text of 8 MiB": frame(1, b"x" * 2**23),
+    "pings": frame(9) * 60_000,
+    "pongs": frame(10) * 60_000,
+    "empty texts": frame(1) * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_no_socket_s_frames_hold_the_loop(front: HttpFront, watch: LoopWatch, name: str) -> None:
+    def act() -> None:
+        with closing(upgraded(front.dial())) as raw:
+            reader = threading.Thread(target=read_to_end, args=(raw,))
+            reader.start()
+            # Its goodbye comes back once all before it is worked on.
+            raw.sendall(FRAMES[name] + frame(8))
+            reader.join()
+
+    assert_short(watch, act)
+
+
+def read_to_end(raw: socket.socket) -> None:
+    try:
+        while raw.recv(2**16):
+            pass
+    except OSError:
+        pass
 
 
 @pytest.mark.parametrize("name", BODIES)

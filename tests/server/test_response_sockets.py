@@ -26,7 +26,15 @@ from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.http_fixtures import running_http
 from tests.harness.messages_calls import named_events
-from tests.harness.response_sockets import Refused, ResponseClient, response_socket
+from tests.harness.response_sockets import (
+    MASK,
+    Refused,
+    ResponseClient,
+    begun_frame,
+    frame,
+    response_socket,
+    upgraded,
+)
 from tests.harness.waiting import until
 
 TOOL = {"type": "function", "name": "weather", "description": "the end", "parameters": SCHEMA}
@@ -350,30 +358,51 @@ def test_a_message_has_the_bound_of_a_body(codec: TextCodec) -> None:
 
 def raw_socket(front: AgentFront, key: str | None = None) -> sockets.socket:
     """Behind its upgrade."""
-    raw = front.http.dial()
-    bearing = b"" if key is None else b"Authorization: Bearer %b\r\n" % key.encode()
-    raw.sendall(
-        b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
-        b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        + bearing
-        + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-    head = b""
-    while b"\r\n\r\n" not in head:
-        head += raw.recv(4096)
-    assert head.startswith(b"HTTP/1.1 101")
-    return raw
+    return upgraded(front.http.dial(), key)
 
 
-def frame(text: str) -> bytes:
+def text_frame(text: str) -> bytes:
     """Masked by zeros."""
     content = text.encode()
     return b"\x81\xfe" + len(content).to_bytes(2, "big") + b"\0\0\0\0" + content
 
 
-def begun_frame(size: int) -> bytes:
-    """The head of a text of that size."""
-    return b"\x81\xff" + size.to_bytes(8, "big") + b"\0\0\0\0"
+def test_a_text_is_no_longer_than_the_loop_takes_at_once(client: ResponseClient) -> None:
+    """Beside bodies of 32 MiB, which are read in pieces."""
+    assert client.response(input="it " * 2_600_000)["status"] == "failed"
+    client.send("x" * (2**23 + 2**17))
+    assert client.error() == (413, "body_too_large")
+    assert client.closed() == 1009
+
+
+def test_many_small_pieces_of_a_message_count_by_their_memory(front: AgentFront) -> None:
+    """Two bytes a read are an object of their own each."""
+    raw, count = raw_socket(front), 100
+    raw.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
+    raw.sendall(begun_frame(2**20))
+
+    def has_grown(seen: int) -> bool:
+        return front.held.total > seen
+
+    for _ in range(count):
+        seen = front.held.total
+        raw.send(b"ab")
+        # One read each.
+        until(partial(has_grown, seen), seen)
+    assert front.held.total > 50 * count
+    raw.close()
+    until(lambda: front.held.total == 0, lambda: front.held.total)
+
+
+def test_pings_are_answered_between_messages_and_beside_a_response(front: AgentFront) -> None:
+    raw = raw_socket(front)
+    asked = json.dumps({"type": "response.create", "input": "it was"}).encode()
+    masked = bytes(byte ^ MASK[place % 4] for place, byte in enumerate(asked))
+    raw.sendall(frame(9, b"") * 3 + frame(1, masked) + frame(9, b"") * 2)
+    received = b""
+    while received.count(b"\x8a\x00") < 5 or b'"response.completed"' not in received:
+        received += raw.recv(4096)
+    raw.close()
 
 
 def test_what_came_of_a_message_counts_against_its_caller(codec: TextCodec, tmp_path: Path) -> None:
@@ -465,7 +494,7 @@ def test_a_client_that_reads_nothing_is_waited_for_within_bounds(front: AgentFro
     front.http.engine.answer = lambda submit: [*tokens] * 2
     raw = raw_socket(front)
     raw.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 4096)
-    raw.sendall(frame(json.dumps({"type": "response.create", "input": "so"})))
+    raw.sendall(text_frame(json.dumps({"type": "response.create", "input": "so"})))
     front.http.engine.wait_for(m.Submit)
     until(lambda: front.held.total > 2**15, lambda: front.held.total)
     assert front.held.total < 2**20

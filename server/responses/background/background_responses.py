@@ -29,23 +29,64 @@ log = logging.getLogger(__name__)
 
 _FOLLOWED_SECONDS = 300.0
 """Behind its end a response's events can be asked for again."""
+_ENTRY_BYTES = 4096
+"""Of an ended response's objects, and of its places in tables."""
 
 
 class BackgroundResponse:
-    """ended: nothing of it is made any more."""
+    """ended: nothing of it is made any more. Its writer and its work, with what they keep of the
+    request, are held until then."""
 
-    def __init__(self, context: RequestContext, writer: ResponseWriter) -> None:
+    def __init__(self, context: RequestContext, writer: ResponseWriter, memory: ExitStack) -> None:
+        """memory: ends the count of what is held here."""
+        self.id = writer.id
         self.owner = context.caller.name, context.tenant
-        self.writer = writer
         self.events = EventLog()
         self.ended = asyncio.Event()
         self.work: asyncio.Task[None] | None = None
+        self.dropping: asyncio.TimerHandle | None = None
+        self._writer: ResponseWriter | None = writer
+        self._body = b""
+        self._memory = memory
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, once it has ended."""
+        return _ENTRY_BYTES + len(self._body) + self.events.size
+
+    def body(self) -> bytes:
+        """Return the response as it stands, as JSON."""
+        return self._body if self._writer is None else self._writer.body()
 
     async def cancel(self) -> None:
         """Return once it has ended, as it may have before."""
-        if self.work is not None and not self.ended.is_set():
+        if self.work is not None:
             self.work.cancel()
-            await self.ended.wait()
+        await self.ended.wait()
+
+    def conclude(self) -> None:
+        """REQUIRES: the work has ended, and conclude() was not called."""
+        writer, work = self._writer, self.work
+        assert writer is not None and work is not None
+        error = None if work.cancelled() else work.exception()
+        if work.cancelled():
+            self.events.add(writer.cancellation())
+        elif isinstance(error, Exception):
+            if not isinstance(error, ServerError | HttpRefusal):
+                log.error("%s failed", writer.id, exc_info=error)
+            self.events.add(writer.failure(error))
+        if work.cancelled() or error is not None:
+            writer.keep_without_answer()
+        self.events.close()
+        self._body, self._writer, self.work = writer.body(), None, None
+        self.ended.set()
+
+    def drop(self) -> None:
+        """Forget the events. REQUIRES: it has ended."""
+        if self.dropping is not None:
+            self.dropping.cancel()
+        self.events.drop()
+        self._memory.close()
 
 
 class BackgroundResponses:
@@ -60,14 +101,15 @@ class BackgroundResponses:
         too much."""
         with ExitStack() as stack:
             hold = stack.enter_context(self._model.hold(request))
-            hold.resize(asked.kept_bytes)
-            response = BackgroundResponse(http_request_context(request), asked.writer)
+            hold.resize(asked.kept_bytes + _ENTRY_BYTES)
+            memory = ExitStack()
+            response = BackgroundResponse(http_request_context(request), asked.writer, memory)
             hold.grow(response.events.add(asked.writer.opening()))
-            until_dropped = stack.pop_all()
-        self._kept[asked.writer.id] = response
+            memory.push(stack.pop_all())
+        self._kept[response.id] = response
         loop = asyncio.get_running_loop()
         response.work = loop.create_task(self._answer(request, asked, response.events, hold))
-        task = loop.create_task(self._live(request, response, response.work, until_dropped, hold))
+        task = loop.create_task(self._live(request, response, response.work, hold))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return response
@@ -84,33 +126,41 @@ class BackgroundResponses:
         if found is None:
             return False
         await found.cancel()
-        self._kept.pop(response_id, None)
+        self._drop(found)
         return True
+
+    def _drop(self, response: BackgroundResponse) -> None:
+        """REQUIRES: it has ended."""
+        self._kept.pop(response.id, None)
+        response.drop()
 
     async def _live(
         self,
         request: web.Request,
         response: BackgroundResponse,
         work: "asyncio.Task[None]",
-        until_dropped: ExitStack,
         hold: Hold,
     ) -> None:
-        """Until its events are dropped. work: makes them."""
-        server_ends = asyncio.get_running_loop().create_task(
-            request.app[OPEN_SOCKETS].ending.wait()
-        )
+        """Until it has ended; its events go later. work: makes them."""
+        loop = asyncio.get_running_loop()
+        ending = request.app[OPEN_SOCKETS].ending
+        server_ends = loop.create_task(ending.wait())
         try:
-            with until_dropped:
-                with self._engine.calls.one():
-                    await asyncio.wait((work, server_ends), return_when=asyncio.FIRST_COMPLETED)
-                    await _cancelled(work)
-                    _conclude(response, work)
-                hold.resize(min(hold.size, response.events.size))
-                await asyncio.wait((server_ends,), timeout=_FOLLOWED_SECONDS)
-        finally:
+            with self._engine.calls.one():
+                await asyncio.wait((work, server_ends), return_when=asyncio.FIRST_COMPLETED)
+                await _cancelled(work)
+                response.conclude()
+            hold.resize(min(hold.size, response.size))
+        except BaseException:
             work.cancel()
+            self._drop(response)
+            raise
+        finally:
             server_ends.cancel()
-            self._kept.pop(response.writer.id, None)
+        if ending.is_set():
+            self._drop(response)
+        elif self._kept.get(response.id) is response:
+            response.dropping = loop.call_later(_FOLLOWED_SECONDS, self._drop, response)
 
     async def _answer(
         self, request: web.Request, asked: AskedResponse, events: EventLog, hold: Hold
@@ -127,22 +177,6 @@ class BackgroundResponses:
                     events.add(choice.ending(part))
                     return
                 hold.grow(events.add(choice.written(part)))
-
-
-def _conclude(response: BackgroundResponse, work: "asyncio.Task[None]") -> None:
-    """REQUIRES: the work has ended."""
-    writer, events = response.writer, response.events
-    error = None if work.cancelled() else work.exception()
-    if work.cancelled():
-        events.add(writer.cancellation())
-    elif isinstance(error, Exception):
-        if not isinstance(error, ServerError | HttpRefusal):
-            log.error("%s failed", writer.id, exc_info=error)
-        events.add(writer.failure(error))
-    if work.cancelled() or error is not None:
-        writer.keep_without_answer()
-    events.close()
-    response.ended.set()
 
 
 async def _cancelled(work: "asyncio.Task[None]") -> None:

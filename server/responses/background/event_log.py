@@ -7,6 +7,9 @@ import asyncio
 
 _ENTRY_BYTES = 64
 """Of an event's object and its place."""
+_AT_ONCE = 64
+_AT_ONCE_BYTES = 1 << 16
+"""Events, and bytes of several, that are copied for one client."""
 
 
 class EventLog:
@@ -34,9 +37,23 @@ class EventLog:
         self.closed = True
         self._wake()
 
-    def since(self, place: int, most: int) -> bytes:
-        """Return the events from that place on, `most` of them at most."""
-        return b"".join(self._events[place : place + most])
+    def drop(self) -> None:
+        """Forget the events. Who follows them is at their end."""
+        self._events = []
+        self.size = 0
+        self.close()
+
+    def since(self, place: int) -> tuple[bytes, int]:
+        """Return events from that place on, and the place behind them. A long one comes alone, and
+        uncopied: what waits for a client is counted here."""
+        some: list[bytes] = []
+        left = _AT_ONCE_BYTES
+        for event in self._events[place : place + _AT_ONCE]:
+            left -= len(event)
+            if some and left < 0:
+                break
+            some.append(event)
+        return (some[0] if len(some) == 1 else b"".join(some)), place + len(some)
 
     async def grown(self) -> None:
         """Return when an event comes, or the end."""

@@ -13,7 +13,6 @@ from tasuki.server.replies.reply import KEEP_ALIVE_COMMENT
 
 from .event_log import EventLog
 
-_EVENTS_AT_ONCE = 64
 _FALSE = ("false", "0", "")
 _TRUE = ("true", "1")
 
@@ -43,9 +42,8 @@ async def follow(request: web.Request, events: EventLog, place: int) -> web.Stre
     await stream.prepare()
     try:
         while True:
-            some = events.since(place, _EVENTS_AT_ONCE)
+            some, place = events.since(place)
             if some:
-                place = min(len(events), place + _EVENTS_AT_ONCE)
                 await stream.write(some)
             elif events.closed:
                 break

@@ -13,6 +13,7 @@ import msgspec
 
 from tasuki.server.errors import InvalidField
 from tasuki.server.responses.stored_responses import StoredTurn
+from tasuki.server.text.chat_renderer import MAX_MESSAGES
 
 _ENTRY_BYTES = 1500
 """Of a conversation's objects, and of its places in the store's tables."""
@@ -60,7 +61,12 @@ class Conversation:
         return replace(self, metadata=dict(metadata))
 
     def with_items(self, items: Sequence[ConversationItem]) -> "Conversation":
-        """Return the same with these behind its items. Raises InvalidField where an id is taken."""
+        """Return the same with these behind its items. Raises InvalidField where an id is taken, or
+        where no response could go on from so many."""
+        if len(self.items) + len(items) > MAX_MESSAGES:
+            raise InvalidField(
+                "items", f"would be more than {MAX_MESSAGES} in all: begin another conversation"
+            )
         taken = {item.id for item in self.items}
         for item in items:
             if item.id in taken:
