@@ -109,6 +109,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"input": "it was", "max_output_tokens": 1}),
     (f"{RESPONSES}/input_tokens", {"input": "it was"}),
     ("/tokenize", {"prompt": "it was", "return_token_strs": True}),
+    ("/tokenize", {"prompt": "it was"}),
     ("/detokenize", {"tokens": [5]}),
     # Refused.
     (CHATS, {"messages": []}),
