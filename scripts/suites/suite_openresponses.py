@@ -52,7 +52,7 @@ def _log(place: Workplace, copied: Path, model: str) -> str:
 def read_log(model: str, log: str) -> list[Outcome]:
     """Read the JSON that the suite prints, behind what Node may warn of; nothing where none is.
 
-    A test's name has the model's behind it, in brackets.
+    A test's name begins with the model's.
     """
     start = log.find("{\n")
     results = json.JSONDecoder().raw_decode(log, start)[0]["results"] if start >= 0 else []
@@ -65,4 +65,4 @@ def _outcome(model: str, result: dict[str, object]) -> Outcome:
     verdict = known.get(result["status"], "failed")
     errors = result.get("errors") or []
     assert isinstance(errors, list)
-    return Outcome(NAME, f"{result['id']}[{model}]", verdict, "\n".join(map(str, errors)))
+    return Outcome(NAME, f"{model}/{result['id']}", verdict, "\n".join(map(str, errors)))

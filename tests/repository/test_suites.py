@@ -188,9 +188,9 @@ def test_a_log_of_open_responses_is_read_behind_warnings() -> None:
         "(node:7) ExperimentalWarning: {x}\n" + json.dumps({"results": results}, indent=2) + "\nend"
     )
     assert [(each.test, each.verdict, each.message) for each in read_log("m", log)] == [
-        ("a[m]", "passed", ""),
-        ("b[m]", "failed", "one\ntwo"),
-        ("c[m]", "skipped", ""),
+        ("m/a", "passed", ""),
+        ("m/b", "failed", "one\ntwo"),
+        ("m/c", "skipped", ""),
     ]
     assert read_log("m", "Fatal error") == []
 
