@@ -62,7 +62,7 @@ class BackgroundResponses:
             hold = stack.enter_context(self._model.hold(request))
             hold.resize(asked.kept_bytes)
             response = BackgroundResponse(http_request_context(request), asked.writer)
-            hold.grow(response.events.add(asked.writer.opening()))
+            hold.grow(response.events.add(asked.writer.queued_opening()))
             until_dropped = stack.pop_all()
         self._kept[asked.writer.id] = response
         loop = asyncio.get_running_loop()
@@ -122,6 +122,8 @@ class BackgroundResponses:
         context = http_request_context(request)
         async with engine.generate_all(submits, context, [None], [None]) as (parts,):
             async for part in parts:
+                if asked.writer.is_queued:
+                    hold.grow(events.add(asked.writer.leave_queue()))
                 if isinstance(part, Finished):
                     # What is not counted now is, as stored.
                     events.add(choice.ending(part))
