@@ -126,18 +126,30 @@ def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
 
 
 def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
-    """int32 of a JSON list. Raises InvalidField where it holds anything but integers of that
-    size."""
+    """int32 of a JSON list. A number without a fraction is an integer however it is written, as in
+    JSON Schema. Raises InvalidField where the list holds anything but integers of that size."""
     try:
         # Not one by one: a prompt of thousands would hold the interpreter for long.
-        if set(map(type, ids)) <= {int}:
+        kinds = set(map(type, ids))
+        if kinds <= {int}:
             tokens = np.array(ids, dtype=np.int32)
             if not len(tokens) or tokens.min() >= 0:
                 return tokens
+        elif kinds <= {int, float}:
+            numbers = np.array(ids, dtype=np.float64)
+            if ((numbers >= 0) & (numbers < 2**31) & (numbers == np.floor(numbers))).all():
+                return numbers.astype(np.int32)
     except OverflowError:
         pass
-    wrong = next(token for token in ids if type(token) is not int or not 0 <= token < 2**31)
+    wrong = next(token for token in ids if not _is_token_id(token))
     raise InvalidField(field, f"must hold token ids, not {wrong!r:.40}")
+
+
+def _is_token_id(value: object) -> bool:
+    if type(value) not in (int, float):
+        return False
+    assert isinstance(value, int | float)
+    return 0 <= value < 2**31 and value == int(value)
 
 
 def check_vocabulary(

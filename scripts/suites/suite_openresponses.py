@@ -1,8 +1,9 @@
-"""Open Responses' compliance tests, as they are, against a node that calls tools."""
+"""Open Responses' compliance tests, as they are, against a model that thinks and one without."""
 
 import json
 import os
 import subprocess
+from pathlib import Path
 
 from scripts.clients.install import FOLDER, install, program
 from scripts.suites.outcome import Outcome, Verdict
@@ -11,7 +12,8 @@ from scripts.suites.workplace import Workplace
 NAME = "openresponses"
 ORIGIN = "git clone https://github.com/openresponses/openresponses"
 _PACKAGE = "open-responses"
-_MODEL = "tool_caller"
+_MODELS = ("tool_caller", "tool_caller_quick")
+"""Each test is run with both, since a thought's events hide what follows them."""
 _WEB_SOCKETS = "--experimental-websocket"
 """Node 20 has them so; later ones have them without."""
 _SECONDS = 1200.0
@@ -22,13 +24,18 @@ def run(place: Workplace) -> list[Outcome]:
     install(_PACKAGE)
     copied = place.copy(place.suite(NAME, ORIGIN), "copy")
     (copied / "node_modules").symlink_to(FOLDER / _PACKAGE / "node_modules")
-    with place.served(_MODEL) as url:
+    return [each for model in _MODELS for each in read_log(model, _log(place, copied, model))]
+
+
+def _log(place: Workplace, copied: Path, model: str) -> str:
+    """Return what the suite prints of that model."""
+    with place.served(model) as url:
         command = [str(program(_PACKAGE, "tsx")), "bin/compliance-test.ts", "--json"]
-        command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", _MODEL]
+        command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", model]
         if place.chosen:
             command += ["--filter", ",".join(place.chosen)]
         # Into a file: Node leaves a pipe's rest unwritten as it exits.
-        log = place.folder / "log"
+        log = place.folder / f"log_{model}"
         with open(log, "w", encoding="utf-8") as written:
             subprocess.run(
                 command,
@@ -39,19 +46,23 @@ def run(place: Workplace) -> list[Outcome]:
                 timeout=_SECONDS,
                 check=False,
             )
-    return read_log(log.read_text(encoding="utf-8"))
+    return log.read_text(encoding="utf-8")
 
 
-def read_log(log: str) -> list[Outcome]:
-    """Read the JSON that the suite prints, behind what Node may warn of; nothing where none is."""
+def read_log(model: str, log: str) -> list[Outcome]:
+    """Read the JSON that the suite prints, behind what Node may warn of; nothing where none is.
+
+    A test's name begins with the model's.
+    """
     start = log.find("{\n")
     results = json.JSONDecoder().raw_decode(log, start)[0]["results"] if start >= 0 else []
-    return sorted(map(_outcome, results), key=lambda outcome: outcome.test)
+    found = (_outcome(model, result) for result in results)
+    return sorted(found, key=lambda outcome: outcome.test)
 
 
-def _outcome(result: dict[str, object]) -> Outcome:
+def _outcome(model: str, result: dict[str, object]) -> Outcome:
     known: dict[object, Verdict] = {"passed": "passed", "skipped": "skipped"}
     verdict = known.get(result["status"], "failed")
     errors = result.get("errors") or []
     assert isinstance(errors, list)
-    return Outcome(NAME, str(result["id"]), verdict, "\n".join(map(str, errors)))
+    return Outcome(NAME, f"{model}/{result['id']}", verdict, "\n".join(map(str, errors)))

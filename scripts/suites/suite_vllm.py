@@ -12,6 +12,10 @@ _TARGETS = (
     *("openai", "anthropic", "serve/tokenize", "serve/middleware"),
     "serve/instrumentator/test_basic.py",
 )
+LEFT_OUT = {
+    "openai/test_openai_schema.py": "draws from /openapi.json for longer than a test may take; "
+    "the suite schemathesis does so within bounds",
+}
 
 
 def run(place: Workplace) -> list[Outcome]:
@@ -21,6 +25,12 @@ def run(place: Workplace) -> list[Outcome]:
     shutil.copytree(STAND_INS / "vllm_tests", root / "tests")
     (root / "tests" / "__init__.py").touch()
     shutil.copytree(source, root / "tests" / "entrypoints")
+    for file in LEFT_OUT:
+        (root / "tests" / "entrypoints" / file).unlink()
     targets = [f"tests/entrypoints/{target}" for target in _TARGETS]
     found = place.pytest(root, targets, root)
-    return read_lines(NAME, found)
+    left_out = [
+        Outcome(NAME, f"tests/entrypoints/{file}", "skipped", reason)
+        for file, reason in LEFT_OUT.items()
+    ]
+    return [*read_lines(NAME, found), *([] if place.chosen else left_out)]

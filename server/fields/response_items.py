@@ -54,7 +54,7 @@ _ITEM: Schema = either(
 INPUT: Schema = either(STRING, nonnull_array(_ITEM, least=1, most=MAX_MESSAGES))
 MOST_NEW_ITEMS = 20
 """Of a conversation, at once, as OpenAI's."""
-NEW_ITEMS: Schema = nonnull_array(_ITEM, least=1, most=MOST_NEW_ITEMS)
+NEW_ITEMS: Schema = nonnull_array(_ITEM, most=MOST_NEW_ITEMS)
 _NAMED: Fields = {"name": STRING, "description": TEXT}
 _OFFERED: Fields = {**_NAMED, "strict": FLAG, "defer_loading": one_of([None, False])}
 _GRAMMAR: Schema = object_of(

@@ -129,7 +129,7 @@ COMPACTED: Schema = {
 }
 _METADATA = ACCOUNTS["metadata"]
 OF_NEW_CONVERSATION: Fields = {"items": either(NEW_ITEMS, NULL), "metadata": _METADATA}
-OF_NEW_ITEMS: Fields = {"items": NEW_ITEMS, "metadata": _METADATA, "include": ANY}
+OF_NEW_ITEMS: Fields = {"items": NEW_ITEMS, "include": ANY}
 OF_CHANGED_CONVERSATION: Fields = {"metadata": _METADATA}
 NEW_CONVERSATION: Schema = object_of(OF_NEW_CONVERSATION, [], NULL)
 NEW_CONVERSATION_ITEMS: Schema = object_of(OF_NEW_ITEMS, ["items"], NULL)

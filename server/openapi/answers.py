@@ -13,6 +13,7 @@ from tasuki.server.fields.shapes import (
     TEXT,
     Fields,
     Schema,
+    array,
     either,
     nonnull_array,
     object_of,
@@ -190,7 +191,7 @@ TOKENS = object_of(
         "count": COUNT,
         "max_model_len": COUNT,
         "tokens": nonnull_array(COUNT),
-        "token_strs": nonnull_array(STRING),
+        "token_strs": array(STRING),
     },
     ["count", "max_model_len", "tokens"],
 )

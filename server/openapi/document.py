@@ -115,7 +115,9 @@ def _security(surface: Surface) -> list[dict[str, list[str]]]:
 
 
 def _success(operation: Operation) -> dict[str, Any]:
-    content = {kind: {"schema": schema} for kind, schema in operation.answers.items()}
+    content = {
+        kind: {"schema": schema} if schema else {} for kind, schema in operation.answers.items()
+    }
     is_generated = operation.body is not None and EVENTS in operation.answers
     said = {**_HEADERS, **(_HEADERS_OF_ANSWERS if is_generated else {})}
     headers = {name: {"description": text, "schema": STRING} for name, text in said.items()}

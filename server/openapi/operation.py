@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tasuki.server.fields.shapes import STRING, Fields, Schema
+from tasuki.server.fields.shapes import Fields, Schema
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -16,8 +16,9 @@ Surface = tuple[str, str]
 
 @dataclass(frozen=True)
 class Operation:
-    """body: what is sent as JSON. answers: by media type, the schema of what comes with 200.
-    query: by name. finds: may answer 404, of what its path or its body names."""
+    """body: what is sent as JSON. answers: by media type, the schema of what comes with 200; empty
+    for events, since OpenAPI 3.1 has no schema of a stream. query: by name. finds: may answer 404,
+    of what its path or its body names."""
 
     summary: str
     tag: str
@@ -33,7 +34,7 @@ def in_json(schema: Schema) -> Mapping[str, Schema]:
 
 def streamed(schema: Schema) -> Mapping[str, Schema]:
     """Where the body has stream: true, events."""
-    return {JSON: schema, EVENTS: STRING}
+    return {JSON: schema, EVENTS: {}}
 
 
 def number_of(default: int, least: int, most: int) -> Schema:

@@ -92,10 +92,10 @@ OPERATIONS: Mapping[Surface, Operation] = {
         "Get the overview", _OPERATOR, in_json(answers.SOME_OBJECT), query=_SPAN
     ),
     ("GET", "/debug/stream"): Operation(
-        "Follow the overview", _OPERATOR, {EVENTS: STRING}, query=_SPAN
+        "Follow the overview", _OPERATOR, {EVENTS: {}}, query=_SPAN
     ),
     ("GET", "/debug/events"): Operation(
-        "Follow events one by one", _OPERATOR, {EVENTS: STRING}, query=_EVENTS_ASKED
+        "Follow events one by one", _OPERATOR, {EVENTS: {}}, query=_EVENTS_ASKED
     ),
     **{("GET", path): _viewed(summary, answers.SOME_LIST) for path, summary in _VIEWS.items()},
     ("GET", "/debug/faults"): _viewed("Get the last faults"),

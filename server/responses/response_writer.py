@@ -97,6 +97,20 @@ class ResponseWriter:
     def opening(self) -> bytes:
         return self._whole_event("response.created") + self.keep_alive()
 
+    def queued_opening(self) -> bytes:
+        """Open a response that nobody waits for: it is queued until leave_queue()."""
+        self._end = _not_ended("queued")
+        return self._whole_event("response.created") + self._brief_event("queued")
+
+    @property
+    def is_queued(self) -> bool:
+        return self._end["status"] == "queued"
+
+    def leave_queue(self) -> bytes:
+        """Have it be in progress, before its first piece."""
+        self._end = _not_ended("in_progress")
+        return self.keep_alive()
+
     def piece(self, piece: Piece) -> bytes:
         if self._record is not None and piece.token is not None:
             self._record.add_token(piece.token.token)
@@ -153,8 +167,7 @@ class ResponseWriter:
     def keep_alive(self) -> bytes:
         """Some clients wait for events, and count no comments as such. This one is short, whatever
         the request and the answer so far are: it has no echoes and no items."""
-        response = {**self._head.brief, **_not_ended("in_progress"), "output": []}
-        return self._event({"type": "response.in_progress", "response": response})
+        return self._brief_event("in_progress")
 
     def whole(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(self.body())
@@ -229,6 +242,10 @@ class ResponseWriter:
     def _named(self, kind: str) -> str:
         """REQUIRES: no item is open."""
         return item_id(kind, self.id, len(self._output))
+
+    def _brief_event(self, status: str) -> bytes:
+        response = {**self._head.brief, **_not_ended(status), "output": []}
+        return self._event({"type": f"response.{status}", "response": response})
 
     def _begin(self, item: OutputItem) -> bytes:
         self._open = item

@@ -187,12 +187,12 @@ def test_a_log_of_open_responses_is_read_behind_warnings() -> None:
     log = (
         "(node:7) ExperimentalWarning: {x}\n" + json.dumps({"results": results}, indent=2) + "\nend"
     )
-    assert [(each.test, each.verdict, each.message) for each in read_log(log)] == [
-        ("a", "passed", ""),
-        ("b", "failed", "one\ntwo"),
-        ("c", "skipped", ""),
+    assert [(each.test, each.verdict, each.message) for each in read_log("m", log)] == [
+        ("m/a", "passed", ""),
+        ("m/b", "failed", "one\ntwo"),
+        ("m/c", "skipped", ""),
     ]
-    assert read_log("Fatal error") == []
+    assert read_log("m", "Fatal error") == []
 
 
 def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) -> None:

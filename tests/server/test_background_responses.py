@@ -46,7 +46,7 @@ def fetched(front: AgentFront, name: str, query: str = "") -> Reply:
 
 
 def ended(front: AgentFront, name: str) -> dict[str, Any]:
-    until(lambda: fetched(front, name).json["status"] != "in_progress", name)
+    until(lambda: fetched(front, name).json["status"] not in ("queued", "in_progress"), name)
     found: dict[str, Any] = fetched(front, name).json
     return found
 
@@ -60,7 +60,7 @@ def release(front: AgentFront) -> None:
 def test_a_response_is_made_though_nobody_waits(front: AgentFront) -> None:
     front.http.engine.hold = True
     first = begun(front)
-    assert (first["status"], first["background"], first["output"]) == ("in_progress", True, [])
+    assert (first["status"], first["background"], first["output"]) == ("queued", True, [])
     front.http.engine.wait_for(m.Submit)
     until(lambda: fetched(front, first["id"]).json["output"] != [], "no item came")
     running = fetched(front, first["id"]).json
@@ -68,6 +68,11 @@ def test_a_response_is_made_though_nobody_waits(front: AgentFront) -> None:
     release(front)
     told = ended(front, first["id"])
     assert (told["status"], told["id"]) == ("completed", first["id"])
+    opened = named_events(fetched(front, first["id"], "?stream=true"))[:3]
+    assert [event["type"] for event in opened] == [
+        *("response.created", "response.queued", "response.in_progress"),
+    ]
+    assert [event["response"]["status"] for event in opened] == ["queued", "queued", "in_progress"]
     assert told["output"][-1]["content"][0]["text"] == "fine" and told["usage"]["total_tokens"] > 0
     # It is a stored one like any other.
     front.http.engine.hold = False

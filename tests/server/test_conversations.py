@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
 from tasuki.engine import messages as m
 from tasuki.server.config import ServerConfig
+from tasuki.server.fields.responses import NEW_CONVERSATION, NEW_CONVERSATION_ITEMS
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
@@ -253,6 +255,22 @@ def test_wrong_items_and_metadata_are_refused(
 ) -> None:
     refused = front.http.post(PATH, fields)
     assert (refused.status, refused.error["param"]) == (400, param)
+
+
+def test_no_items_may_be_given(front: AgentFront) -> None:
+    name = begun(front, items=[])
+    added = front.http.post(f"{PATH}/{name}/items", {"items": []})
+    assert (added.status, added.json["data"]) == (200, [])
+    for schema in (NEW_CONVERSATION, NEW_CONVERSATION_ITEMS):
+        assert jsonschema.Draft202012Validator(schema).is_valid({"items": []})
+
+
+def test_items_have_no_metadata_of_the_conversation(front: AgentFront) -> None:
+    name = begun(front, metadata={"a": "b"})
+    body = {"items": [{"role": "user", "content": "so"}], "metadata": {"a": "c"}}
+    refused = front.http.post(f"{PATH}/{name}/items", body)
+    assert (refused.status, refused.error["param"]) == (400, "metadata")
+    assert items(front, name) == []
 
 
 def test_it_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None:

@@ -71,7 +71,11 @@ def test_logprobs(http: HttpFront, codec: TextCodec, top: int) -> None:
         ([[["a"]]], "prompt must hold token ids, not ['a']"),
         ([[1], ["a"]], "prompt must hold token ids, not 'a'"),
         ([[1]] * 1025, "prompt holds 1025 prompts"),
-        ([1.5], "token ids"),
+        ([1.5], "must hold token ids, not 1.5"),
+        ([1, 2, -1.0], "must hold token ids, not -1.0"),
+        ([1, 2.0**31], "must hold token ids, not 2147483648.0"),
+        ([1.0, 10**400], "must hold token ids, not 1000"),
+        ([1.0, True], "must hold token ids, not True"),
         ([True], "token ids"),
         ([-1], "token ids"),
         ([2**40], "token ids"),
@@ -83,6 +87,14 @@ def test_a_bad_prompt_is_refused(http: HttpFront, prompt: Any, part: str) -> Non
     reply = http.complete(prompt=prompt)
     assert reply.status == 400 and part in reply.error["message"]
     assert reply.error["param"] == "prompt"
+
+
+def test_a_token_id_may_be_written_with_a_fraction_of_zero(http: HttpFront) -> None:
+    body = {"prompt": [5.0, 6], "return_token_ids": True, "stop_token_ids": [7.0]}
+    (choice,) = http.complete(**body).json["choices"]
+    assert choice["prompt_token_ids"] == [5, 6]
+    told = [http.post("/detokenize", {"tokens": tokens}).json for tokens in ([5.0, 6], [5, 6])]
+    assert told[0] == told[1] and told[0]["prompt"]
 
 
 LISTS: list[Any] = [["it", "was", "it"], [[5], [6, 7], [8]], ["it", [5, 6], "was"]]

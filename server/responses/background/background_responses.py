@@ -104,7 +104,7 @@ class BackgroundResponses:
             hold.resize(asked.kept_bytes + _ENTRY_BYTES)
             memory = ExitStack()
             response = BackgroundResponse(http_request_context(request), asked.writer, memory)
-            hold.grow(response.events.add(asked.writer.opening()))
+            hold.grow(response.events.add(asked.writer.queued_opening()))
             memory.push(stack.pop_all())
         self._kept[response.id] = response
         loop = asyncio.get_running_loop()
@@ -172,6 +172,8 @@ class BackgroundResponses:
         context = http_request_context(request)
         async with engine.generate_all(submits, context, [None], [None]) as (parts,):
             async for part in parts:
+                if asked.writer.is_queued:
+                    hold.grow(events.add(asked.writer.leave_queue()))
                 if isinstance(part, Finished):
                     # What is not counted now is, as stored.
                     events.add(choice.ending(part))

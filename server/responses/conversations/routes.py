@@ -95,7 +95,7 @@ class ConversationHandlers:
 
     async def add(self, request: web.Request) -> web.StreamResponse:
         self._found(request)
-        read = partial(_read_items, StoredItems(self._responses, http_request_context(request)))
+        read = partial(_read_added, StoredItems(self._responses, http_request_context(request)))
         with self._model.hold(request) as hold:
             items = await self._model.read(request, hold, read)
             changed = self._found(request).with_items(items)
@@ -136,9 +136,14 @@ def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
     return Conversation(f"conv_{uuid4().hex}", int(time.time()), metadata, items)
 
 
-def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
+def _read_added(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
     """Raises InvalidField, PromptTooLong."""
     fields.refuse_unknown(OF_NEW_ITEMS)
+    return _read_items(stored, fields)
+
+
+def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
+    """Raises InvalidField, PromptTooLong."""
     given = fields.items("items")
     if len(given) > MOST_NEW_ITEMS:
         raise InvalidField("items", f"has {len(given)}: send at most {MOST_NEW_ITEMS} at once")
