@@ -104,7 +104,7 @@ class ResponseWriter:
 
     @property
     def is_queued(self) -> bool:
-        return self._end["status"] == "queued"
+        return bool(self._end["status"] == "queued")
 
     def leave_queue(self) -> bytes:
         """Have it be in progress, before its first piece."""
