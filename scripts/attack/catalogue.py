@@ -14,6 +14,11 @@ from scripts.attack.attacks.heavy_texts import heavy_answers, heavy_texts, left_
 from scripts.attack.attacks.http_fuzz import http_fuzz
 from scripts.attack.attacks.left_turns import left_turns
 from scripts.attack.attacks.raw_http import raw_http
+from scripts.attack.attacks.responses import (
+    background_storm,
+    conversation_flood,
+    socket_frames,
+)
 from scripts.attack.attacks.rogue_fetch import rogue_fetch
 from scripts.attack.attacks.rogue_prefill import rogue_prefill
 from scripts.attack.attacks.rogue_receiver import rogue_receiver
@@ -40,6 +45,9 @@ ATTACKS = (
     Attack("unread streams", unread_streams),
     Attack("cancel storm", cancel_storm),
     Attack("left turns", left_turns),
+    Attack("socket frames", socket_frames),
+    Attack("background storm", background_storm),
+    Attack("conversation flood", conversation_flood),
     Attack("rogue receiver", rogue_receiver),
     Attack("rogue fetch", rogue_fetch),
     Attack("rogue prefill node", rogue_prefill),
