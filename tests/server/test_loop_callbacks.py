@@ -117,7 +117,7 @@ def assert_short(watch: LoopWatch, act: Callable[[], None]) -> None:
 
 
 FRAMES = {
-    "a text of 8 MiB": frame(1, b"x" * 2**23),
+    "a text of 2 MiB": frame(1, b"x" * 2**21),
     "pings": frame(9) * 60_000,
     "pongs": frame(10) * 60_000,
     "empty texts": frame(1) * 10_000,
