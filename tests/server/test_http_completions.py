@@ -90,7 +90,7 @@ def test_a_bad_prompt_is_refused(http: HttpFront, prompt: Any, part: str) -> Non
 
 
 def test_a_token_id_may_be_written_with_a_fraction_of_zero(http: HttpFront) -> None:
-    body = {"prompt": [5.0, 6], "return_token_ids": True, "stop_token_ids": [7.0]}
+    body: dict[str, Any] = {"prompt": [5.0, 6], "return_token_ids": True, "stop_token_ids": [7.0]}
     (choice,) = http.complete(**body).json["choices"]
     assert choice["prompt_token_ids"] == [5, 6]
     told = [http.post("/detokenize", {"tokens": tokens}).json for tokens in ([5.0, 6], [5, 6])]
