@@ -9,6 +9,7 @@ from .chats import VARIABLES
 from .grammars import TEXT_FORMAT
 from .response_items import INPUT, NEW_ITEMS, TOOL_CHOICE, TOOLS
 from .sampling import (
+    BUDGETS,
     DRAWS,
     MIN_P,
     PENALTIES,
@@ -89,6 +90,7 @@ _ANSWER: Fields = {
     **STOP_TOKENS,
     "min_p": MIN_P,
     "repetition_penalty": REPETITION_PENALTY,
+    **BUDGETS,
     "max_output_tokens": integer(1),
     "stream": FLAG,
     "store": FLAG,

@@ -63,7 +63,9 @@ STOP_TOKENS: Fields = {
     "stop_token_ids": array(TOKEN_ID, most=MAX_STOP_TOKENS),
     "ignore_eos": FLAG,
 }
-_THINKING_TOKENS = integer(-1, MAX_THINKING_TOKENS)
+BUDGETS: Fields = dict.fromkeys(
+    ("thinking_token_budget", "thinking_budget"), integer(-1, MAX_THINKING_TOKENS)
+)
 _BAD_WORD: Schema = {**STRING, "pattern": r"\S", "maxLength": MAX_BAD_WORD_CHARACTERS}
 _BIASES: Schema = {
     "type": "object",
@@ -83,8 +85,7 @@ _HONOURED: Fields = {
     "repetition_penalty": REPETITION_PENALTY,
     "logit_bias": or_null(_BIASES),
     "min_tokens": integer(0),
-    "thinking_token_budget": _THINKING_TOKENS,
-    "thinking_budget": _THINKING_TOKENS,
+    **BUDGETS,
     "bad_words": array(_BAD_WORD, most=MAX_BAD_WORDS),
     "allowed_token_ids": array(TOKEN_ID, least=1, most=MAX_ALLOWED_TOKENS),
     "stop": either(STOP_TEXT, STOP_TEXTS),

@@ -39,6 +39,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty")
 _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids", "ignore_eos"),
     *("repetition_penalty", *_PENALTIES),
+    *("thinking_token_budget", "thinking_budget"),
 )
 
 
@@ -101,9 +102,15 @@ def _read(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
     options = options.following(asked, placed(asked, rendered.thinking, model.codec))
+    options = options.thinking_as(rendered.thinking, model.codec)
     submit = read_submit(request, fields, rendered, options, model)
     head = response_head(model, request, fields, options)
-    parser = model.parser(rendered.thinking, tools.definitions, tools.parallel)
+    parser = model.parser(
+        rendered.thinking,
+        tools.definitions,
+        tools.parallel,
+        thinking_tokens=options.sampling.thinking_tokens,
+    )
     shown = options.sampling.top_logprobs or LOGPROBS in _include(fields)
     logprobs = MessageLogprobs(TokenNames(model.codec.tokenizer)) if shown else None
     writer = ResponseWriter(head, parser, tools, logprobs)

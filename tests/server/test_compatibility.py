@@ -272,6 +272,8 @@ OF: dict[str, Fields] = {
         "presence_penalty": (1, HONOURED),
         "repetition_penalty": (2, HONOURED),
         "frequency_penalty": (1, HONOURED),
+        "thinking_token_budget": (5, HONOURED),
+        "thinking_budget": (5, HONOURED),
         "seed": (5, HONOURED),
         "stop_token_ids": ([9], HONOURED),
         "ignore_eos": (True, HONOURED),

@@ -167,6 +167,20 @@ def test_completion_behind_an_open_thought_is_bounded(node: DictatedNode, opens:
     assert answer[5:][: len(closing(node))] != closing(node)
 
 
+def test_responses_have_budgets(node: DictatedNode, opens: bool) -> None:
+    asked = {
+        "input": "Where does Elizabeth live?",
+        "temperature": 30.0,
+        "ignore_eos": True,
+        "max_output_tokens": 60,
+        "store": False,
+        "thinking_token_budget": 7,
+    }
+    reply = node.post("/v1/responses", asked).json
+    assert reply["usage"]["output_tokens_details"]["reasoning_tokens"] == 7
+    assert reply["output"][0]["type"] == "reasoning"
+
+
 def test_answer_without_thinking_has_no_budget(node: DictatedNode, opens: bool) -> None:
     node.dictation.tokens = {}
     off = {**BODY, "enable_thinking": False}
