@@ -112,12 +112,21 @@ def test_a_grammar_that_fails_over_the_vocabulary_alone_is_refused() -> None:
     assert verdict(trials, branches).outcome is Outcome.REFUSED
 
 
+def final_verdict(trials: GrammarTrials, source: str) -> Verdict:
+    """As callers ask again: on a busy machine a trial, of the lowest priority, gets no turn."""
+    for _ in range(5):
+        told = verdict(trials, source)
+        if told.is_final:
+            break
+    return told
+
+
 @pytest.mark.parametrize("word", ["spin", "allocate", "crash", "abort"])
 def test_a_trial_that_costs_too_much_is_refused_and_remembered(
     trials: GrammarTrials, word: str
 ) -> None:
     began = time.process_time()
-    told = verdict(trials, word)
+    told = final_verdict(trials, word)
     assert told == trial.TOO_COSTLY
     assert time.process_time() - began < 1.0, "the cost is the child's"
     again = GrammarTrials(lambda: trials.address)
