@@ -115,7 +115,7 @@ calls: $(VENV)/dev-installed
 budgets: $(VENV)/dev-installed
 	TASUKI_BUDGETS=1000 $(PYTEST) tests/engine/test_random_budgets.py
 
-# Answers under 5,000 random schemas, each judged by jsonschema: half an hour.
+# Answers under 5,000 random schemas, each judged by jsonschema: five minutes.
 schemas: $(VENV)/dev-installed
 	TASUKI_SCHEMAS=5000 $(PYTEST) -m slow tests/engine/test_random_schemas.py
 
