@@ -21,7 +21,7 @@ from tasuki.server.replies.reasoning_effort import EFFORT, effort_of_template
 from tasuki.server.request_checks import check_stops
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
-from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema, placed
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
 from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
@@ -59,8 +59,7 @@ def read_message_request(
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
-    options = options.following(asked, placed(asked, rendered.thinking, model.codec))
-    options = options.thinking_as(rendered.thinking, model.codec)
+    options = options.placed(asked, rendered.thinking, model.codec)
     options, stops = options.split_stops(
         model.stop_place,
         is_parsed=bool(tools.offered) or rendered.thinking is not Thinking.NEVER,

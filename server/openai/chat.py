@@ -16,7 +16,6 @@ from tasuki.server.request_checks import check_length, checked_prediction
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
-from tasuki.server.text.grammars.asked_grammar import placed
 from tasuki.server.text.grammars.tool_choice import answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.text_codec import TextCodec
@@ -112,8 +111,7 @@ def read_chat_request(
         model.codec,
         parallel=parallel,
     )
-    options = options.following(asked, placed(asked, rendered.thinking, model.codec))
-    options = options.thinking_as(rendered.thinking, model.codec)
+    options = options.placed(asked, rendered.thinking, model.codec)
     submit = read_submit(request, fields, rendered, options, model, prompt_logprobs=prompt_logprobs)
     submit = replace(submit, prediction=_prediction(fields, model.codec))
     thinking = rendered.thinking

@@ -13,7 +13,7 @@ from tasuki.server.replies.scored_prompt import ScoredPrompt, check_scores
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.chat_template import RenderedPrompt
-from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed, thinking_at_end
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, thinking_at_end
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
 
@@ -57,12 +57,7 @@ def read_completion(model: ServedModel, request: web.Request, fields: RequestFie
     _check_choices(len(prompts) * options.choices)
     asked = read_answer_format(fields)
     thoughts = _thoughts(asked, options.thinking, prompts, model.codec)
-    followed = {
-        thinking: options.following(asked, placed(asked, thinking, model.codec)).thinking_as(
-            thinking, model.codec
-        )
-        for thinking in {*thoughts}
-    }
+    followed = {thinking: options.placed(asked, thinking, model.codec) for thinking in {*thoughts}}
     options = replace(options, asked=asked)
     shown = _read_shown(fields, top)
     submits = [

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.ops.sampling.params import MAX_BIAS, MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import MAX_THINKING_TOKENS
 from tasuki.server.errors import InvalidField
@@ -26,7 +25,7 @@ from tasuki.server.request_checks import (
     to_tokens,
 )
 from tasuki.server.text.bad_words import read_bad_words
-from tasuki.server.text.grammars.asked_grammar import AskedGrammar
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
 from tasuki.server.text.stop_strings import NO_STOPS, StopPlace, StopRule
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.thinking import Thinking
@@ -77,18 +76,17 @@ class AnswerOptions:
         rule = StopRule(self.stops, self.stop_is_kept, self.sampling.min_tokens)
         return replace(self, stops=()), rule
 
-    def thinking_as(self, thinking: Thinking, codec: TextCodec) -> "AnswerOptions":
-        """Return the same for an answer to a prompt that leaves it so to think. Raises
-        InvalidField."""
-        if self.thinking is None:
-            return self
-        budget = placed_budget(self.thinking.field, self.thinking.tokens, thinking, codec)
-        return replace(self, sampling=replace(self.sampling, thinking=budget))
+    def placed(
+        self, asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec
+    ) -> "AnswerOptions":
+        """Return the same with the grammar, if any, and the thinking budget in their places.
 
-    def following(self, asked: AskedGrammar | None, grammar: Grammar | None) -> "AnswerOptions":
-        """Return the same for an answer that follows the grammar, if any. asked: what it was placed
-        from."""
-        return replace(self, sampling=replace(self.sampling, grammar=grammar), asked=asked)
+        thinking: of the answer, as its prompt ends. Raises InvalidField."""
+        budget = None
+        if self.thinking is not None:
+            budget = placed_budget(self.thinking.field, self.thinking.tokens, thinking, codec)
+        sampling = replace(self.sampling, grammar=placed(asked, thinking, codec), thinking=budget)
+        return replace(self, sampling=sampling, asked=asked)
 
 
 def read_options(

@@ -157,8 +157,7 @@ COMPACTION = _all(
     }
 )
 LISTED_ITEM = object_of({"id": STRING, "type": STRING}, ["id", "type"])
-INPUT_ITEMS = _list_of(LISTED_ITEM)
-ITEMS = INPUT_ITEMS
+ITEMS = _list_of(LISTED_ITEM)
 CONVERSATION = _all(
     {
         "id": STRING,

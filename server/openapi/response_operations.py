@@ -46,7 +46,7 @@ RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
     ("GET", "/v1/responses/{name}/input_items"): Operation(
         "List the items that a stored response answers",
         RESPONSES,
-        in_json(answers.INPUT_ITEMS),
+        in_json(answers.ITEMS),
         query=_ITEMS_ASKED,
         finds=True,
     ),

@@ -22,7 +22,7 @@ from tasuki.server.openai.sampling import AnswerOptions, read_options, read_top_
 from tasuki.server.openai.usage import wants_hit
 from tasuki.server.replies.kept_bytes import submit_bytes, value_bytes
 from tasuki.server.replies.token_logprobs import TokenNames
-from tasuki.server.text.grammars.asked_grammar import AskedGrammar, placed
+from tasuki.server.text.grammars.asked_grammar import AskedGrammar
 from tasuki.server.text.grammars.tool_choice import ToolChoice, answer_grammar
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.thinking import Thinking
@@ -101,8 +101,7 @@ def _read(
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
-    options = options.following(asked, placed(asked, rendered.thinking, model.codec))
-    options = options.thinking_as(rendered.thinking, model.codec)
+    options = options.placed(asked, rendered.thinking, model.codec)
     submit = read_submit(request, fields, rendered, options, model)
     head = response_head(model, request, fields, options)
     parser = model.parser(
