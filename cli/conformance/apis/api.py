@@ -1,25 +1,13 @@
 """What the checks need of an API."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tasuki.cli.conformance.endpoint import Event, Reply
 from tasuki.cli.conformance.outcome import Departure
 from tasuki.cli.conformance.question import Answer, Question
 
-
-@dataclass(frozen=True)
-class BadRequest:
-    """what: is wrong with it. body: bytes of the request. statuses: that answer it."""
-
-    what: str
-    body: bytes
-    statuses: frozenset[int]
-
-
-REFUSED = frozenset({400, 422})
-NOT_FOUND = frozenset({400, 404})
+from .bad_request import BadRequest
 
 
 class Api(Protocol):

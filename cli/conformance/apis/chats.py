@@ -10,7 +10,8 @@ from tasuki.cli.conformance.question import Answer, Call, Choice, Question
 from tasuki.cli.conformance.shape import NUMBER, must_have
 
 from . import openai
-from .api import NOT_FOUND, REFUSED, BadRequest, of_name
+from .api import of_name
+from .bad_request import BadRequest, bad_requests
 
 _CALL = {"id": str, "type": {"function"}, "function": {"name": str, "arguments": str}}
 _MESSAGE = {"role": {"assistant"}, "content?": str, "tool_calls?": [_CALL]}
@@ -122,24 +123,15 @@ class Chats:
 
     def bad_requests(self, model: str) -> Sequence[BadRequest]:
         good = self.body(model, Question("Hello.", bound=1))
-        without = {key: value for key, value in good.items() if key != "messages"}
-        return [
-            BadRequest("JSON that breaks off", b'{"messages": [', REFUSED),
-            BadRequest(
-                "an unknown model",
-                json.dumps({**good, "model": "no-such-model"}).encode(),
-                NOT_FOUND,
-            ),
-            BadRequest("no messages", json.dumps(without).encode(), REFUSED),
-            BadRequest(
-                "messages that are a number", json.dumps({**good, "messages": 3}).encode(), REFUSED
-            ),
-            BadRequest(
-                "a bound that is a word",
-                json.dumps({**good, "max_tokens": "many"}).encode(),
-                REFUSED,
-            ),
-        ]
+        return bad_requests(
+            good,
+            b'{"messages": [',
+            {
+                "no messages": {"messages": None},
+                "messages that are a number": {"messages": 3},
+                "a bound that is a word": {"max_tokens": "many"},
+            },
+        )
 
 
 def _messages(question: Question) -> list[dict[str, Any]]:

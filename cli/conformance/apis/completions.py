@@ -1,6 +1,5 @@
 """OpenAI's completions of a prompt."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ from tasuki.cli.conformance.question import Answer, Question
 from tasuki.cli.conformance.shape import NUMBER, must_have
 
 from . import openai
-from .api import NOT_FOUND, REFUSED, BadRequest, of_name
+from .api import of_name
+from .bad_request import BadRequest, bad_requests
 
 _WHOLE = {
     "id": str,
@@ -70,18 +70,8 @@ class Completions:
 
     def bad_requests(self, model: str) -> Sequence[BadRequest]:
         good = self.body(model, Question("Hello.", bound=1))
-        without = {key: value for key, value in good.items() if key != "prompt"}
-        return [
-            BadRequest("JSON that breaks off", b'{"prompt": "', REFUSED),
-            BadRequest(
-                "an unknown model",
-                json.dumps({**good, "model": "no-such-model"}).encode(),
-                NOT_FOUND,
-            ),
-            BadRequest("no prompt", json.dumps(without).encode(), REFUSED),
-            BadRequest(
-                "a bound that is a word",
-                json.dumps({**good, "max_tokens": "many"}).encode(),
-                REFUSED,
-            ),
-        ]
+        return bad_requests(
+            good,
+            b'{"prompt": "',
+            {"no prompt": {"prompt": None}, "a bound that is a word": {"max_tokens": "many"}},
+        )

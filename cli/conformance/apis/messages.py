@@ -9,7 +9,8 @@ from tasuki.cli.conformance.outcome import Departure, must, must_equal
 from tasuki.cli.conformance.question import Answer, Call, Choice, End, Question, Usage
 from tasuki.cli.conformance.shape import must_have
 
-from .api import NOT_FOUND, REFUSED, BadRequest, of_name
+from .api import of_name
+from .bad_request import BadRequest, bad_requests
 
 _ENDS = {
     "end_turn": End.DONE,
@@ -128,25 +129,15 @@ class Messages:
 
     def bad_requests(self, model: str) -> Sequence[BadRequest]:
         good = self.body(model, Question("Hello.", bound=1))
-        without = {
-            name: {key: value for key, value in good.items() if key != name}
-            for name in ("messages", "max_tokens")
-        }
-        return [
-            BadRequest("JSON that breaks off", b'{"messages": [', REFUSED),
-            BadRequest(
-                "an unknown model",
-                json.dumps({**good, "model": "no-such-model"}).encode(),
-                NOT_FOUND,
-            ),
-            BadRequest("no messages", json.dumps(without["messages"]).encode(), REFUSED),
-            BadRequest("no max_tokens", json.dumps(without["max_tokens"]).encode(), REFUSED),
-            BadRequest(
-                "a bound that is a word",
-                json.dumps({**good, "max_tokens": "many"}).encode(),
-                REFUSED,
-            ),
-        ]
+        return bad_requests(
+            good,
+            b'{"messages": [',
+            {
+                "no messages": {"messages": None},
+                "no max_tokens": {"max_tokens": None},
+                "a bound that is a word": {"max_tokens": "many"},
+            },
+        )
 
 
 def _must_be_blocks(bodies: Sequence[Mapping[str, Any]]) -> None:

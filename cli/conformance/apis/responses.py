@@ -10,7 +10,8 @@ from tasuki.cli.conformance.question import Answer, Call, Choice, End, Question,
 from tasuki.cli.conformance.shape import NUMBER, must_have
 
 from . import openai
-from .api import NOT_FOUND, REFUSED, BadRequest, of_name
+from .api import of_name
+from .bad_request import BadRequest, bad_requests
 
 _ITEMS = {
     "message": {"id": str, "role": {"assistant"}, "content": [{"type": str}]},
@@ -111,22 +112,14 @@ class Responses:
 
     def bad_requests(self, model: str) -> Sequence[BadRequest]:
         good = self.body(model, Question("Hello.", bound=16))
-        return [
-            BadRequest("JSON that breaks off", b'{"input": "', REFUSED),
-            BadRequest(
-                "an unknown model",
-                json.dumps({**good, "model": "no-such-model"}).encode(),
-                NOT_FOUND,
-            ),
-            BadRequest(
-                "input that is a number", json.dumps({**good, "input": 3}).encode(), REFUSED
-            ),
-            BadRequest(
-                "a bound that is a word",
-                json.dumps({**good, "max_output_tokens": "many"}).encode(),
-                REFUSED,
-            ),
-        ]
+        return bad_requests(
+            good,
+            b'{"input": "',
+            {
+                "input that is a number": {"input": 3},
+                "a bound that is a word": {"max_output_tokens": "many"},
+            },
+        )
 
 
 def events_of(events: Sequence[Event]) -> list[Event]:

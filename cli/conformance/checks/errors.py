@@ -1,6 +1,7 @@
 """Refusals: their status and their shape."""
 
-from tasuki.cli.conformance.apis.api import Api, BadRequest
+from tasuki.cli.conformance.apis.api import Api
+from tasuki.cli.conformance.apis.bad_request import BadRequest
 from tasuki.cli.conformance.caller import Caller
 from tasuki.cli.conformance.check import Check
 from tasuki.cli.conformance.outcome import must
