@@ -281,6 +281,7 @@ WRONG: dict[str, object] = {
     "bad_words": [pb.TokenSequence(ids=[1] * 65)],
     "allowed_token_ids": [1] * (2**14 + 1),
     "top_logprobs": 21,
+    "thinking": pb.ThinkingBudget(most=1, closing=[3], tag=4),
 }
 
 
