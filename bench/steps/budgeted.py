@@ -1,5 +1,5 @@
-"""What thinking budgets cost a decode step: rows whose budgets are far, rows of which one is closed
-every few steps, and rows that are all closed within the steps."""
+"""The cost of thinking budgets in a decode step: with far budgets, with a closing every few steps,
+and with all closings within the steps."""
 
 from collections.abc import Sequence
 from random import Random

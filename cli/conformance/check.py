@@ -12,7 +12,7 @@ Run = Callable[[Caller], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Check:
-    """name: what holds where it passes."""
+    """name: the rule, as the table shows it."""
 
     name: str
     run: Run

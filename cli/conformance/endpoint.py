@@ -105,7 +105,7 @@ class Endpoint:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
-        """Raises EndpointError where nobody listens, Departure where a reply breaks off."""
+        """Raises EndpointError if nobody listens, Departure if a reply breaks off."""
         headers = {} if body is None else {"Content-Type": "application/json"}
         address = self.url + path
         try:

@@ -1,6 +1,6 @@
 """`tasuki conformance URL`: checks an endpoint's APIs, any server's, and prints a table.
 
-Asks only what clients ask. Exit status 1 where a row failed.
+Sends ordinary requests alone. Exit status 1: a row failed.
 """
 
 import asyncio

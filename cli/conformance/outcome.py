@@ -15,7 +15,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """note: what was expected and what came, or why it was skipped; empty where it passed."""
+    """note: of a failure, the expected and the received value; of a skip, its cause; else empty."""
 
     api: str
     check: str
@@ -24,7 +24,8 @@ class Row:
 
 
 class Departure(Exception):
-    """The server departed from its API. Says what, what was expected and what came."""
+    """The server departed from its API. The message has the rule, and the expected and the received
+    value."""
 
     def __init__(self, what: str, expected: Any, got: Any) -> None:
         super().__init__(f"{what}: expected {shown(expected)}, got {shown(got)}")

@@ -135,7 +135,7 @@ class EagerSampler:
         return self._together is None or self._together.leads
 
     def follow(self, rows: ResolvedRows, drawn: CountedDraws) -> None:
-        """Remember what the graph drew of the rows, for adjusters that depend on it."""
+        """Remember the graph's draws of the rows for the adjusters that depend on them."""
         if not self._leads:
             return
         follows = self._sampling.follows[rows.lanes] & ~self._sampling.adjusted(rows)

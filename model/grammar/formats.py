@@ -19,7 +19,7 @@ MOST_IGNORED = 16
 ODD = "?"
 _PLAIN = re.compile(r"[!-+\-.0-~/]{1,64}")
 """Printable ASCII without white space and the comma that stands between names."""
-# Keywords whose values are no schemas, and those whose values are schemas by names.
+# Keywords without schemas in their values, and keywords of schemas by name.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example", "required", "type"})
 _NAMED_SCHEMAS = frozenset(
     {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}

@@ -211,7 +211,7 @@ class GrammarCompiler:
         return made
 
     def _renewals(self, grammar: Grammar, first: _Compiled) -> Callable[[], Matcher | None]:
-        """Return what gives one answer a fresh lexer, each time that the last one is spent."""
+        """Return the call for a fresh lexer of one answer, once its last one is spent."""
         last = first
 
         def fresh() -> Matcher | None:

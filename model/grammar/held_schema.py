@@ -176,7 +176,7 @@ class _Holding:
         return made
 
     def _at(self, name: str, schema: Any) -> Any:
-        """As of(), of what has that name in the keyword's value."""
+        """As of(), of a schema in a keyword's value. name: its key there."""
         self._place.append(name)
         made = self.of(schema)
         self._place.pop()

@@ -1,1 +1,1 @@
-"""A server that says what it is asked to say, for `tasuki conformance --dictated`."""
+"""A server with dictated answers, for `tasuki conformance --dictated`."""

@@ -26,7 +26,7 @@ MEANINGS: dict[Class, str] = {
 
 
 class BadRule(ValueError):
-    """A rule that cannot be meant: it names its file, its place and what to change."""
+    """A malformed rule. The message has its file, its place and the mend."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Explained:
-    """A failure beside the first rule that covers it; None where no rule does."""
+    """A failure beside the first rule for it; None: there is no rule."""
 
     outcome: Outcome
     rule: Rule | None

@@ -28,7 +28,7 @@ def run(place: Workplace) -> list[Outcome]:
 
 
 def _log(place: Workplace, copied: Path, model: str) -> str:
-    """Return what the suite prints of that model."""
+    """Return the suite's output for one model."""
     with place.served(model) as url:
         command = [str(program(_PACKAGE, "tsx")), "bin/compliance-test.ts", "--json"]
         command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", model]

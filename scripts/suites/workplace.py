@@ -17,7 +17,7 @@ from tests.harness.tool_caller import tool_caller
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).parent / "stand_ins"
 TEMPLATES = {"tool_caller": "qwen3_8", "tool_caller_quick": "qwen3_5_nothink"}
-"""The model that calls tools, as one that thinks and as one that does not."""
+"""The model for tool calls, with thinking and without."""
 PROGRAM = Path(sys.executable).with_name("tasuki")
 SUITE_SECONDS = 3 * 3600.0
 TEST_SECONDS = 150

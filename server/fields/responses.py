@@ -44,14 +44,14 @@ INCLUDED = (
     *("web_search_call.action.sources", "message.input_image.image_url"),
     *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-"""What is not of the first two is of items that no answer here has."""
+"""All but the first two are of items that no answer here has."""
 PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
 """By the context of reasoning: as chats' preserve_thinking."""
 AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "context_management": ([],),
 }
-"""By field: the values that ask for what is done anyway."""
+"""By field: the values that change nothing."""
 _IGNORED: Fields = dict.fromkeys(
     (
         *("service_tier", "client_metadata", "access_programs"),

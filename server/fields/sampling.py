@@ -133,4 +133,4 @@ OF_BOTH: Fields = {
     **ACCOUNTS,
     **_HONOURED,
 }
-"""What both honour is last: it takes the place of what is refused elsewhere."""
+"""Honoured fields are last: they replace the entries of refused ones."""

@@ -1,4 +1,4 @@
-"""Fields that are refused, but for values that ask for what happens anyway. Pure.
+"""Refused fields, with the values that change nothing. Pure.
 
 Null asks for that in every one of them.
 """

@@ -139,7 +139,7 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
 
 
 def retry_seconds(error: Exception) -> int:
-    """Return after how many seconds to ask again, where that may help."""
+    """Return the seconds until a new try may help."""
     if isinstance(error, ServerError) and error.retry_after is not None:
         return max(_RETRY_SECONDS, math.ceil(error.retry_after))
     return _RETRY_SECONDS

@@ -1,1 +1,1 @@
-"""GET /openapi.json, which describes every route that this node serves, and GET /docs, its page."""
+"""GET /openapi.json, the description of this node's routes, and GET /docs, its page."""

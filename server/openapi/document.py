@@ -1,7 +1,7 @@
 """The document of OpenAPI 3.1 that describes the routes of a node. Pure.
 
 Made of the table of operations, the tables of fields, and the table of surfaces: what a route
-needs, what it takes and what it may answer.
+needs, takes and may answer.
 """
 
 import re

@@ -24,7 +24,7 @@ _ITEMS_ASKED: Fields = {
 _CONVERSATION, _ITEMS = "/v1/conversations/{name}", "/v1/conversations/{name}/items"
 
 SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes that answer over a WebSocket, which OpenAPI cannot describe."""
+"""Routes of WebSockets: OpenAPI cannot describe them."""
 RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
     ("POST", "/v1/responses"): Operation(
         "Make a response", RESPONSES, streamed(answers.RESPONSE_REPLY), RESPONSE, finds=True

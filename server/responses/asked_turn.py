@@ -121,7 +121,8 @@ def conversation_id(fields: RequestFields) -> str | None:
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
 ) -> Callable[[StoredResponse], object] | None:
-    """Return what keeps the response at its end, if anything does. named: what it is added to."""
+    """Return the call that stores the response at its end; None: it is not stored. named: the
+    conversation that it joins."""
     context = http_request_context(request)
     if not is_stored(fields):
         return None if store.unstored is None else partial(store.unstored, context)

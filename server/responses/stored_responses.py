@@ -175,7 +175,7 @@ class ResponseStore:
         return found if isinstance(found, StoredResponse) else None
 
     def find(self, context: RequestContext, name: str) -> StoredValue | None:
-        """Return the caller's value of that id, of whichever kind; None where there is none."""
+        """Return the caller's value of that id, of any kind; None: there is none."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, name)

@@ -51,7 +51,7 @@ class Session:
 
 
 def message_ends(engine: Lone) -> int:
-    """States of that kind that stand."""
+    """Return the number of message ends with a state in the tree."""
     watch = engine.engine._cache.watch("all", 1 << 16)
     events = engine.engine._cache.drain_events(watch)
     engine.engine._cache.unwatch(watch)

@@ -136,7 +136,7 @@ def frame(kind: int, content: bytes = b"") -> bytes:
 
 
 def begun_frame(size: int) -> bytes:
-    """The head of a text of that size, which is masked by zeros."""
+    """Return the head of a text of that size, masked by zeros."""
     return b"\x81\xff" + size.to_bytes(8, "big") + b"\0\0\0\0"
 
 

@@ -1,4 +1,4 @@
-"""`make suites`: which class a failure gets, what fails the run, what the reviewed tables hold."""
+"""`make suites`: classes of failures, the run's exit status, the reviewed tables."""
 
 import json
 import subprocess
@@ -196,7 +196,7 @@ def test_a_log_of_open_responses_is_read_behind_warnings() -> None:
 
 
 def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) -> None:
-    """One that imports it alone passes; one that expects any exception must not."""
+    """A mere import passes; a test for any exception must not."""
     (tmp_path / "conftest.py").write_text((STAND_INS / "vllm_tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_own.py").write_text(

@@ -121,7 +121,7 @@ class Chat:
 
 
 class ForgetfulChat(Chat):
-    """A client that leaves out what was thought, as many agents do."""
+    """A client without thoughts in its history, like many agents."""
 
     def sent_back(self, message: dict[str, Any]) -> dict[str, Any]:
         thoughts = ("reasoning_content", "reasoning")

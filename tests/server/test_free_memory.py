@@ -11,7 +11,7 @@ TRIM_SECONDS = 0.05
 
 
 class Trims:
-    """A heap whose trims take 50 ms of a clock that this test turns, and the calls that are due."""
+    """A heap with trims of 50 ms on a manual clock, and its due calls."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

@@ -43,7 +43,7 @@ LOST: dict[tuple[str, bool | None], set[str]] = {
     ("qwen3_5_nothink", True): ALL - {"result"},
     ("qwen3_6", None): ALL - {"result"},
     ("qwen3_6", False): OF_QUESTIONS,
-    # It keeps what was thought, if the client returns it: the first turn shows nothing of that.
+    # It keeps thoughts, if the client returns them: the first turn does not show it.
     ("qwen3_8", None): {"first", *NOT_RETURNED},
     ("qwen3_8", False): set(),
 }

@@ -78,7 +78,7 @@ class CutCalls:
         self._answers: dict[int, Answer | Unserved] = {}
 
     async def are_not_finished(self, caller: Caller) -> None:
-        """However short its bound, a call that was cut off is none that may be run."""
+        """No bound makes a cut call runnable."""
         async for bound, answer in self._cuts(caller):
             if answer.tokens < bound:
                 continue

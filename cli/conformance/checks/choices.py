@@ -29,7 +29,7 @@ async def two_streamed_choices(caller: Caller) -> None:
 
 
 async def usage_chunk(caller: Caller) -> None:
-    """Where it was asked for, usage is the last chunk's alone, which has no choice."""
+    """Asked for, usage stands in the last chunk alone. That chunk has no choice."""
     openai.must_end_with_usage(openai.chunks_of(await caller.events(_SHORT, "include_usage")))
 
 

@@ -13,7 +13,7 @@ _MODEL = {"id": str, "object": {"model"}, "created": NUMBER, "owned_by": str}
 
 
 async def listed_models(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """Raises Unserved where there is no list, Departure where it is none."""
+    """Raises Unserved without a list, Departure for a malformed one."""
     reply = await endpoint.get(PATH)
     if reply.status in (404, 405, 501):
         raise Unserved(f"no {PATH} here: {reply.status}")

@@ -8,7 +8,7 @@ _HELLO = Question("Hello.", bound=16)
 
 
 async def served(caller: Caller) -> None:
-    """Raises Unserved where its path is none of the server's, Departure where the model is none."""
+    """Raises Unserved for an unknown path, Departure for an unknown model."""
     api = caller.api
     reply = await caller.endpoint.post(api.path, api.body(caller.model, _HELLO))
     words = reply.body.decode(errors="replace")

@@ -38,7 +38,7 @@ async def _said(
 
 
 async def _thought_and_said(caller: Caller, text: str) -> Answer:
-    """As _said, of an answer that begins as a thought. Raises Unserved where it does not."""
+    """As _said, of an answer with a thought first. Raises Unserved without one."""
     whole = await caller.whole(saying(text, fields=_THOUGHT))
     must_be_alike(whole, await caller.streamed(saying(text, fields=_THOUGHT)))
     if not whole.thought:
@@ -146,7 +146,7 @@ def _begins(value: Any, whole: Any) -> bool:
 
 
 async def call_in_a_thought(caller: Caller) -> None:
-    """A call that begins in a thought which is never closed is a call."""
+    """A call in a thought without an end is a call."""
     text = "I will write it.\n" + block(answers.PATH + answers.CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "I will write it.", answer.thought.strip())

@@ -41,7 +41,7 @@ class ThinkingBudget:
 
     @property
     def rules(self) -> range:
-        """Tokens of the answer, by number, at which it may change what is drawn."""
+        """Return the numbers of the answer's tokens at which it may change a draw."""
         opened = 0 if self.opening is None else 1
         first = max(0, self.most - MOST_LACKING)
         return range(first, opened + self.most + len(self.closing))

@@ -114,7 +114,7 @@ def conversation_flood(attempt: Attempt) -> None:
 
 
 def _made(attempt: Attempt, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """What ann's call makes; None where it is refused."""
+    """Return the reply to ann's call; None: it has none, or is refused."""
     address = attempt.world.decode.http_address
     connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     try:

@@ -111,7 +111,7 @@ class TextSocket:
                 transport.close()
 
     def _wanted(self, received: int) -> bool:
-        """What comes behind a refusal is thrown away, so that the client reads why."""
+        """Bytes behind a refusal are thrown away: the client reads the cause."""
         if self.refused.done():
             return False
         most = min(self._request.client_max_size, _LARGEST_TEXT_BYTES)

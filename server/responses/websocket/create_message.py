@@ -24,7 +24,7 @@ Asked = AskedResponse | TooLongResponse | EmptyResponse
 
 
 def previous_id(fields: RequestFields) -> str | None:
-    """Return the id of the response that is gone on from, where it is a text."""
+    """Return the previous response's id; None: it is no text."""
     name = fields.get("previous_response_id")
     return name if isinstance(name, str) else None
 

@@ -46,7 +46,7 @@ class SocketTurns:
         return self._store.get(context, response_id)
 
     def drop(self, response_id: str | None) -> None:
-        """A response that was to go on from that one failed."""
+        """Forget the last response, if it has this id: the one behind it failed."""
         if self._last is not None and self._last.id == response_id:
             self._last = None
             self._hold.resize(0)

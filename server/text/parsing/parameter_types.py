@@ -65,7 +65,7 @@ class _Objects:
         self._root = root
         self._left = _MOST_SCHEMAS
         self._around: list[int] = []
-        """The schemas that are looked at: one that leads to itself says nothing new."""
+        """Schemas on the way here. A second visit adds nothing."""
 
     def properties(self, schema: Any) -> dict[str, Any]:
         """Return by name a schema of the property's values: in every branch that names it."""
