@@ -1,6 +1,6 @@
-"""The formats of a schema's strings: those that are held, and the names of those that are not.
+"""The formats of a schema's strings: the held ones, and the names of the others.
 
-Pure functions. A format that is not held is an annotation, as JSON Schema has it.
+Pure functions. Every other format is an annotation, as in JSON Schema.
 """
 
 import re
@@ -13,9 +13,9 @@ FORMATS = frozenset(
         "uri",
     )
 )
-"""That are enforced in JSON; any other is an annotation."""
+"""Held in JSON."""
 MOST_IGNORED = 16
-"""Names of one grammar: what is beyond is left out."""
+"""Names of one grammar; further ones are left out."""
 ODD = "?"
 _PLAIN = re.compile(r"[!-+\-.0-~/]{1,64}")
 """Printable ASCII without white space and the comma that stands between names."""
@@ -27,9 +27,9 @@ _NAMED_SCHEMAS = frozenset(
 
 
 def ignored_formats(schema: Any) -> tuple[str, ...]:
-    """Return the names of formats in a caller's schema that no grammar holds, each once, in its
-    order, and at most MOST_IGNORED. ODD stands for a name that is long or no plain word, so that a
-    header may hold them all. Linear in the schema."""
+    """Return the names of other formats in a caller's schema: each once, in its order, at most
+    MOST_IGNORED. ODD stands for a long name and for one with odd letters, so that a header may hold
+    them all. Linear in the schema."""
     found: dict[str, None] = {}
     left = [schema]
     while left and len(found) < MOST_IGNORED:

@@ -1,8 +1,8 @@
-"""Where an answer is in its thought, and what its thinking budget asks of the next token.
+"""An answer's place in its thought, and the demand of its thinking budget on the next token.
 
-Invariants: whether a token is forced depends on the tokens drawn so far alone, so that any node
-that has them forces the same one; a thought has at most `most` tokens before it is closed; it is
-never closed inside a character, if the model finishes the characters that it begins.
+Invariants: a forced token depends on the tokens drawn so far alone, so that any node forces the same
+one; a thought has at most `most` tokens before its closing; the closing never begins inside a
+character, if the model finishes its characters.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
-"""Whether the next turn of a conversation may go on from the end of the last message, and not from
-this turn's exact end.
+"""Whether the next turn of a conversation may lose this turn's exact end, and go on from the last
+message's end.
 
-That end is lost where the client sends an answer back without what was thought in it, and where the
-template drops that, or opens an answer otherwise than it renders one of the history. Owns what is
-remembered of one template. Any thread. Invariant: what is remembered changes no result. It is found
-by rendering short conversations: the client's own are not read, but for their last messages'
-shapes.
+A turn loses its end in three ways: the client sends an answer back without its thought, the template
+drops the thought, or the template renders an old answer otherwise than a new one begins. Short
+conversations are rendered to see it. Of the client's own messages only the shapes of the last ones
+are read. Owns the results of one template. Any thread. Invariant: a remembered result is the one
+that a rendering would give.
 """
 
 import hashlib
