@@ -1,7 +1,7 @@
 """An answer's place in its thought, and the demand of its thinking budget on the next token.
 
-Invariants: a forced token depends on the tokens drawn so far alone, so that any node forces the same
-one; a thought has at most `most` tokens before its closing; the closing never begins inside a
+Invariants: a forced token depends on the tokens drawn so far alone, so that any node forces the
+same one; a thought has at most `most` tokens before its closing; the closing never begins inside a
 character, if the model finishes its characters.
 """
 

@@ -1,11 +1,11 @@
 """Whether the next turn of a conversation may lose this turn's exact end, and go on from the last
 message's end.
 
-A turn loses its end in three ways: the client sends an answer back without its thought, the template
-drops the thought, or the template renders an old answer otherwise than a new one begins. Short
-conversations are rendered to see it. Of the client's own messages only the shapes of the last ones
-are read. Owns the results of one template. Any thread. Invariant: a remembered result is the one
-that a rendering would give.
+A turn loses its end in three ways: the client sends an answer back without its thought, the
+template drops the thought, or the template renders an old answer otherwise than a new one begins.
+Short conversations are rendered to see it. Of the client's own messages only the shapes of the last
+ones are read. Owns the results of one template. Any thread. Invariant: a remembered result is that
+of a rendering.
 """
 
 import hashlib
