@@ -41,7 +41,7 @@ struct Allocation {
   std::optional<SlotId> cow_source_slot{};
   std::optional<std::pair<PageId, PageId>> tail_copy{};
   std::optional<PageId> source_page{};  // the tail's, where the state stands inside a page
-  std::optional<StateKey> source{};  // the state that it started from
+  std::optional<StateKey> source{};     // the state that it started from
   std::vector<StateKey> pinned_states{};
   std::vector<PageId> pages{};
   std::vector<bool> own{};  // by logical page
@@ -56,7 +56,7 @@ struct Allocation {
   std::optional<StateKey> prompt_state{};  // that it inserted at its prompt's end
   // The end of an earlier message of its conversation, in whose place it inserted a later one.
   std::optional<StateKey> replaced_state{};
-  std::optional<PendingLoad> load{};       // it is granted until that has ended
+  std::optional<PendingLoad> load{};  // it is granted until that has ended
   AllocationState state = AllocationState::kWorking;
 
   std::int64_t tokens() const { return first_kept + static_cast<std::int64_t>(kept.size()); }
