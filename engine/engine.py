@@ -3,7 +3,8 @@
 Thread rule: one thread calls handle(), step() and take_outbox(); everything it owns (cache,
 requests) is its own. Messages in and out are plain values (messages/).
 One forward is in flight while the next is planned, so a stop is noticed one forward late; the two
-working slots keep the state that stop is published with.
+working slots keep the state that stop is published with. The next is planned late in the one in
+flight (planning_wait), so that it has the requests that came meanwhile.
 """
 
 import logging
@@ -20,6 +21,7 @@ from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.scheduling.planning_time import PlanningTime
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -47,17 +49,22 @@ _COPYING_SECONDS = 0.001
 """That a step which has nothing else to do waits for a copy between tiers: a message waits as
 long."""
 _CLOSE_SECONDS = 5.0
+_GATHERING_SECONDS = 0.002
+"""That a loop waits for messages at once, while a forward is in flight that may end earlier than
+expected."""
 _COMPILING_SECONDS = 0.002
 """Seconds until a loop that has nothing else to do looks again whether a grammar is ready."""
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """goes_on: there was one right before it. follows: which had not landed yet."""
+    """goes_on: there was one right before it. follows: which had not landed yet. late: its plan had
+    waited for newcomers."""
 
     launched: LaunchedForward
     goes_on: bool
     follows: bool
+    late: bool
 
 
 class Engine:
@@ -92,6 +99,9 @@ class Engine:
         self._outbox: list[m.Outbox] = []
         self._flight: _Flight | None = None
         self._times = StepTimes()
+        self._planning = PlanningTime()
+        self._gathered = False
+        self._stepped_at = 0.0
         emit = self._outbox.append
         self._ledger = EvictionLedger(cache, self._lessees)
         self._intake = Intake(cache, limits, emit)
@@ -188,6 +198,7 @@ class Engine:
         and DeviceLost, after which nothing may be stepped: this engine and its runner no longer
         agree, or the runner's device computes nothing any more."""
         began = time.perf_counter()
+        late, self._gathered = self._gathered, False
         self._end_overdue()
         self._retain_grammars()
         if self._tiers is not None:
@@ -206,7 +217,9 @@ class Engine:
         self._handover.planned(work.prompts, self._plans.ticks)
         try:
             if work:
-                self._flight = _Flight(self._plans.launch(work), goes_on, before is not None)
+                launched = self._plans.launch(work)
+                self._flight = _Flight(launched, goes_on, before is not None, late)
+                self._planning.launched(work, time.perf_counter() - began)
             else:
                 self._plans.fold_now()
         except PlanError:
@@ -221,10 +234,13 @@ class Engine:
         evictions = self._ledger.take_unreported()
         if evictions:
             self._outbox.append(m.Evicted(evictions))
+        ended = time.perf_counter()
         if work:
-            self._times.steps.add(time.perf_counter() - began)
+            # What came between two steps that follow each other is part of the later one.
+            self._times.steps.add(ended - (self._stepped_at if goes_on else began))
             if self._scheduler.running.drafting and work.shape.answers:
                 self._times.drafted(work.shape.tokens - 1)
+        self._stepped_at = ended
         if not self._handover.requests:
             self._intake.at_rest()
         worked = bool(work) or goes_on or self._handover.waits
@@ -238,6 +254,20 @@ class Engine:
         if not worked and tiers.is_busy:
             tiers.wait(_COPYING_SECONDS)
         return worked or tiers.is_busy
+
+    @property
+    def planning_wait(self) -> float:
+        """Seconds that the loop may gather messages before step() plans the next forward; 0.0: step
+        now."""
+        if self._flight is None or self._flight.launched.in_flight.has_ended:
+            return 0.0
+        return min(self._planning.wait, _GATHERING_SECONDS)
+
+    def gather(self) -> None:
+        """Before the loop waits for messages, because the next plan is not due: go on with what
+        waits for events in the arena."""
+        self._gathered = True
+        self._handover.advance()
 
     @property
     def idle_seconds(self) -> float | None:
@@ -328,8 +358,10 @@ class Engine:
             self._handover.landed(forward.prompts, busy)
             if tokens := forward.prompt_tokens:
                 self._costs.forwarded.add(tokens, busy)
+            idle = in_flight.idle_seconds if flight.follows else 0.0
+            self._planning.landed(forward, busy, idle, late=flight.late)
             if flight.follows:
-                self._times.idle.add(in_flight.idle_seconds)
+                self._times.idle.add(idle)
             if flight.goes_on:
                 tokens = _tokens_of_answers(forward, sampled)
                 seconds = in_flight.idle_seconds + busy

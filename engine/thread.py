@@ -111,16 +111,24 @@ class EngineThread:
         while not self._stopping.is_set():
             idle = 0.0 if worked else self._engine.idle_seconds
             wait = None if idle is None else min(idle, _LONGEST_SLEEP)
-            messages = self._messages(wait)
-            self._moved = time.monotonic()
-            for message in messages:
-                self._handle(message)
-            # Answers to questions need not wait for a forward.
-            self._deliver_all()
+            self._take_messages(wait)
+            while (left := self._engine.planning_wait) and not self._stopping.is_set():
+                self._engine.gather()
+                self._deliver_all()
+                self._take_messages(left)
             worked = self._engine.step()
             self._deliver_all()
             if not worked:
                 self._moved = None
+
+    def _take_messages(self, wait: float | None) -> None:
+        """Handle those that are there, or the first that comes within `wait` seconds (None: ever).
+        What answers them need not wait for a forward."""
+        messages = self._messages(wait)
+        self._moved = time.monotonic()
+        for message in messages:
+            self._handle(message)
+        self._deliver_all()
 
     def _deliver_all(self) -> None:
         made = self._engine.take_outbox()

@@ -27,6 +27,10 @@ class LeaderForward:
     check: Callable[[], None]
 
     @property
+    def has_ended(self) -> bool:
+        return self.own.has_ended
+
+    @property
     def idle_seconds(self) -> float:
         return self.own.idle_seconds
 

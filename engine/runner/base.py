@@ -20,6 +20,10 @@ class InFlightForward(Protocol):
     """A forward that was launched."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the device has computed all of it."""
+
+    @property
     def idle_seconds(self) -> float:
         """From the end of the forward before to the start of this one, on the device, copies and
         folds between them included. REQUIRES: result() was called."""

@@ -56,6 +56,7 @@ class CpuForward:
     drawn: DrawnTokens
     idle_seconds: float
     busy_seconds: float
+    has_ended: bool = True
 
     def result(self) -> DrawnTokens:
         return self.drawn

@@ -83,6 +83,10 @@ class CudaForward:
     ended: torch.cuda.Event
 
     @property
+    def has_ended(self) -> bool:
+        return bool(self.ended.query())
+
+    @property
     def idle_seconds(self) -> float:
         return float(self.before.guessed.elapsed_time(self.started)) / 1000
 

@@ -13,6 +13,7 @@ class Idle:
     """An engine that has nothing to do and knows which thread asked it."""
 
     idle_seconds: float | None = None
+    planning_wait = 0.0
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []

@@ -39,6 +39,7 @@ class PipeForward:
     number: int
     idle_seconds: float = 0.0
     busy_seconds: float = 0.0
+    has_ended: bool = True
 
     def result(self) -> DrawnTokens:
         return self.runner.reply(self.number)

@@ -364,6 +364,7 @@ class Flight:
     """A forward that ends when it is let."""
 
     idle_seconds = busy_seconds = 0.0
+    has_ended = True
 
     def __init__(self, rows: int) -> None:
         self.lets_go = threading.Event()

@@ -32,6 +32,10 @@ class FreeForward:
     busy_seconds: float
     ends_at: float
 
+    @property
+    def has_ended(self) -> bool:
+        return time.monotonic() >= self.ends_at
+
     def result(self) -> DrawnTokens:
         left = self.ends_at - time.monotonic()
         if left > 0:
