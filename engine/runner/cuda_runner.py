@@ -84,7 +84,7 @@ class CudaForward:
 
     @property
     def has_ended(self) -> bool:
-        return bool(self.ended.query())
+        return bool(self.ended.query())  # type: ignore[no-untyped-call]
 
     @property
     def idle_seconds(self) -> float:
