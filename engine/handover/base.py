@@ -115,7 +115,6 @@ class Handover(ABC):
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
-            self.lookups.add(request.hit)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
         """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation
