@@ -51,7 +51,8 @@ def _seconds(kind: int, text: str) -> float:
 def _elements(der: bytes) -> list[tuple[int, bytes]]:
     """Tags and contents of DER values that follow each other, the first five at most: what comes
     behind the validity is not looked at."""
-    found, at = [], 0
+    found: list[tuple[int, bytes]] = []
+    at = 0
     while at < len(der) and len(found) <= 5:
         if at + 2 > len(der):
             raise ValueError("a certificate ends within a field")
