@@ -13,6 +13,8 @@ from tasuki.engine.messages import RequestPhase, Stage, StatsReply
 from .families import counter, gauge
 from .node_report import NodeReport
 
+_SLAB_USES = ("free", "pages", "slots")
+
 
 def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
     """The parts of a pool; their sum is the whole. pinned and evictable are the tree's."""
@@ -29,7 +31,7 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
 def arena_bytes(stats: StatsReply) -> dict[str, int]:
     """The arena by use: held, which no eviction can take, for requests and for leases; cached,
     which evictions may take; and free."""
-    whole = stats.slab_bytes * stats.slabs["total"]
+    whole = stats.slab_bytes * sum(stats.slabs[use] for use in _SLAB_USES)
     held = cached = 0
     for pool, each in ((stats.pages, "page"), (stats.slots, "slot")):
         size = stats.each_bytes.get(each, 0)
@@ -45,7 +47,7 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     for pool, text in (("pages", "KV pages"), ("slots", "State slots")):
         counts: Mapping[str, int] = getattr(stats, pool)
         yield gauge(f"cache_{pool}", f"{text} by owner.", "owner", by_owner(counts))
-    slabs = {use: stats.slabs[use] for use in ("free", "pages", "slots")}
+    slabs = {use: stats.slabs[use] for use in _SLAB_USES}
     yield gauge("cache_slabs", "Slabs of the arena by what they hold.", "use", slabs)
     use = "Of the arena: held by requests, which no eviction can take; cached; free."
     yield gauge("arena_bytes", use, "use", arena_bytes(stats))

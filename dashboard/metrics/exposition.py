@@ -81,8 +81,8 @@ class Exposition:
         self._requests.count_tokens(count)
 
     def families(self, report: NodeReport | None, front: FrontReport = READY) -> list[Metric]:
-        """All that is measured, under our own names. report: of the engine; None where it tells
-        nothing: then what it counts is left out."""
+        """All that is measured, under our own names. report: of the engine; None where there
+        is none: then what it counts is left out."""
         counted = [*health_families(front), *self._registry.collect()]
         if report is None:
             return counted

@@ -300,7 +300,7 @@ FAULTS = Board(
             "The client went away, or the first token was the answer.",
             cancelled="handovers_cancelled_total",
         ),
-        by_label("Nodes by state", "node_state", "state", "As they tell.", stacked=True),
+        by_label("Nodes by state", "node_state", "state", "By their own word.", stacked=True),
         Panel(
             "Quarantined",
             "short",

@@ -39,4 +39,4 @@ class FrontReport:
 
 
 READY = FrontReport()
-"""Of a node of which nothing else is told."""
+"""Of a node with nothing else to report."""

@@ -26,8 +26,8 @@ class LatestCounters:
         self._asked_at = clock()
 
     async def within(self, seconds: float) -> NodeReport | None:
-        """What the engine tells within so long, or told last; None where it has told nothing yet,
-        or has died."""
+        """What the engine answers within so long, or answered last; None where it has answered
+        nothing yet, or has died."""
         if self._asking is None:
             self._asked_at = self._clock()
             self._asking = asyncio.get_running_loop().create_task(self._answer())
@@ -36,8 +36,8 @@ class LatestCounters:
 
     @property
     def silent_seconds(self) -> float:
-        """For how long it has owed an answer; 0 where it owes none, so that within() gave what it
-        is now."""
+        """For how long it has owed an answer; 0 where it owes none, so that what within() gave is
+        from now."""
         return 0.0 if self._asking is None else self._clock() - self._asked_at
 
     async def _answer(self) -> None:

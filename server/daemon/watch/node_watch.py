@@ -41,7 +41,7 @@ class NodeWatch:
         self._certificates = files.certificate_ends(tls)
 
     async def reports(self) -> tuple[NodeReport | None, FrontReport]:
-        """What the engine tells, None where it tells nothing, and what is known without it."""
+        """The engine's report, None where it gives none, and what is known without it."""
         report = await self._counters.within(_ENGINE_SECONDS)
         disks = await self._disks.within(_DISK_SECONDS)
         if self._lost() is not None:
