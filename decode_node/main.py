@@ -107,7 +107,14 @@ async def run_apart(
         )
         workers = front.workers(engine, sockets)
         node = decode_front(
-            engine, server_config, config, front, codec, engine.status, workers=workers
+            engine,
+            engine_config,
+            server_config,
+            config,
+            front,
+            codec,
+            engine.status,
+            workers=workers,
         )
         await serve_apart(engine, node, server_config, role_change)
     return role_change.wanted

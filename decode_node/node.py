@@ -13,6 +13,7 @@ from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import RunningEngine
+from tasuki.server.daemon.watch.node_files import NodeFiles, folders_of
 from tasuki.server.role_change import RoleChange
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.tracing import open_tracing
@@ -59,7 +60,14 @@ class DecodeNode:
             role_change,
         )
         self.front = decode_front(
-            self.near, server_config, config, front, codec, status, self._side.deliver
+            self.near,
+            engine_config,
+            server_config,
+            config,
+            front,
+            codec,
+            status,
+            self._side.deliver,
         )
 
     async def startup(self) -> str:
@@ -81,6 +89,7 @@ class DecodeNode:
 
 def decode_front(
     engine: RunningEngine,
+    engine_config: EngineConfig,
     server_config: ServerConfig,
     config: DecodeConfig,
     front: ClientFront,
@@ -90,6 +99,8 @@ def decode_front(
     workers: NodeWorkers | None = None,
 ) -> Node:
     """The front of a decode node, wherever its engine runs. handover, workers: as Node's."""
+    authorities = {"prefill_ca": config.prefill_ca} if config.prefill_ca else {}
+    about = about_node(config.name, "decode", front.folder, server_config)
     return Node(
         engine,
         server_config,
@@ -97,9 +108,10 @@ def decode_front(
         handover=handover,
         routes=front.routes,
         status=status,
-        about=about_node(config.name, "decode", front.folder, server_config),
-        tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode"),
+        about=about,
+        tracing=open_tracing(server_config.otlp_endpoint, config.name, "decode", about["model"]),
         chat_tokens=codec.chat_tokens,
         workers=workers,
         grammars=codec.grammars,
+        files=NodeFiles(authorities, folders_of(engine_config)),
     )

@@ -13,6 +13,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import RunningEngine
+from tasuki.server.daemon.watch.node_files import NodeFiles, folders_of
 from tasuki.server.grpc.services import admin_service
 from tasuki.server.grpc.unimplemented import unimplemented_routes
 from tasuki.server.role_change import RoleChange
@@ -110,6 +111,7 @@ def prefill_front(
     gateway = gateway_of(
         engine_config, server_config, model, max_request_tokens, max_batch, None, gateway_answers
     )
+    about = about_node(config.name, "prefill", engine_config.model, server_config)
     return Node(
         engine,
         server_config,
@@ -120,6 +122,7 @@ def prefill_front(
         handover=handover,
         routes=lambda client: unimplemented_routes(),
         status=status,
-        about=about_node(config.name, "prefill", engine_config.model, server_config),
-        tracing=open_tracing(server_config.otlp_endpoint, config.name, "prefill"),
+        about=about,
+        tracing=open_tracing(server_config.otlp_endpoint, config.name, "prefill", about["model"]),
+        files=NodeFiles(folders=folders_of(engine_config)),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tasuki.engine.messages import ErrorKind, RequestError
 from tasuki.server.http.errors import error_body, error_status
 
-from .errors import RateLimited, RequestRejected, Retry, ServerError
+from .errors import RateLimited, RequestRejected, Retry, ServerError, error_classes
 
 _REJECTED = {
     ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
@@ -59,18 +59,12 @@ def table() -> str:
 
 
 def _errors() -> Iterator[tuple[ServerError, str]]:
-    for kind_of in _subclasses(ServerError):
+    for kind_of in error_classes():
         if "kind" in vars(kind_of):
             blank = RateLimited("", 0) if kind_of is RateLimited else kind_of("")
             yield blank, " ".join((kind_of.__doc__ or "").split())
     for kind, meaning in _REJECTED.items():
         yield RequestRejected(RequestError(kind, "")), meaning
-
-
-def _subclasses(base: type[ServerError]) -> Iterator[type[ServerError]]:
-    for kind_of in base.__subclasses__():
-        yield kind_of
-        yield from _subclasses(kind_of)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ each over HTTP.
 """
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any
@@ -188,6 +188,18 @@ class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
     """Somebody else ended the request, and the API has no finish reason for it."""
 
 
+def error_classes(base: type[ServerError] = ServerError) -> Iterator[type[ServerError]]:
+    """Those below it that were imported."""
+    for kind_of in base.__subclasses__():
+        yield kind_of
+        yield from error_classes(kind_of)
+
+
+def error_kinds() -> set[str]:
+    """Of every error that ends a call."""
+    return {ServerError.kind, *(one.kind for one in error_classes()), *(k.value for k in ErrorKind)}
+
+
 def _details(error: ServerError) -> str:
     """As much of it as a status can bear, which may name what a client sent."""
     message = str(error)
@@ -202,9 +214,19 @@ def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
 
 
 @asynccontextmanager
-async def refusals(context: CallContext) -> AsyncIterator[None]:
-    """Ends the call with the error's status where the body raises a ServerError."""
+async def refusals(
+    context: CallContext, failed: Callable[[str], None] = lambda kind: None
+) -> AsyncIterator[None]:
+    """Ends the call with the error's status where the body raises a ServerError. failed: counts the
+    call by the error's kind, `internal` where it is not typed; what ends its own call is not
+    counted."""
     try:
         yield
     except ServerError as error:
+        failed(error.kind)
         await context.abort(error.status, _details(error), _trailer(error))
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        failed(ServerError.kind)
+        raise

@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
+from tasuki.engine.messages import RequestPhase, Stage, StatsReply
+
 from .families import counter, gauge
 from .node_report import NodeReport
+
+_SLAB_USES = ("free", "pages", "slots")
 
 
 def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
@@ -24,14 +28,29 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
     }
 
 
+def arena_bytes(stats: StatsReply) -> dict[str, int]:
+    """The arena by use: held, which no eviction can take, for requests and for leases; cached,
+    which evictions may take; and free."""
+    whole = stats.slab_bytes * sum(stats.slabs[use] for use in _SLAB_USES)
+    held = cached = 0
+    for pool, each in ((stats.pages, "page"), (stats.slots, "slot")):
+        size = stats.each_bytes.get(each, 0)
+        evictable = pool["tree"] - pool["pinned"]
+        cached += size * evictable
+        held += size * (pool["total"] - pool["free"] - evictable)
+    return {"held": held, "cached": cached, "free": max(0, whole - held - cached)}
+
+
 def cache_families(report: NodeReport) -> Iterator[Metric]:
     stats = report.stats
     tree = stats.tree
     for pool, text in (("pages", "KV pages"), ("slots", "State slots")):
         counts: Mapping[str, int] = getattr(stats, pool)
         yield gauge(f"cache_{pool}", f"{text} by owner.", "owner", by_owner(counts))
-    slabs = {use: stats.slabs[use] for use in ("free", "pages", "slots")}
+    slabs = {use: stats.slabs[use] for use in _SLAB_USES}
     yield gauge("cache_slabs", "Slabs of the arena by what they hold.", "use", slabs)
+    use = "Of the arena: held by requests, which no eviction can take; cached; free."
+    yield gauge("arena_bytes", use, "use", arena_bytes(stats))
     each = "Bytes of one page, over all layers, and of one state slot."
     yield gauge("cache_each_bytes", each, "kind", stats.each_bytes)
     yield gauge("cache_slab_bytes", "Of one slab, in the arena and below.", stats.slab_bytes)
@@ -44,9 +63,9 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     yield counter("cache_leased_requests", "Leases cut to compute.", tree["leased_requests"])
     yield counter("cache_prompt_tokens", "Prompt tokens looked up.", tree["prompt_tokens"])
     yield counter("cache_usable_tokens", "Prompt tokens found usable.", tree["usable_tokens"])
-    looked_up = "Prompt tokens looked up, each request's once."
+    looked_up = "Prompt tokens that were looked up, each request's once, as it ends."
     yield counter("looked_up_tokens", looked_up, stats.looked_up_tokens)
-    found = "Of prompt tokens looked up, each request's once, those found usable."
+    found = "Of the same prompt tokens, those that were usable."
     yield counter("looked_up_usable_tokens", found, stats.usable_tokens)
     gave_way = "Times that a request gave its memory back, to go on later."
     yield counter("retractions", gave_way, stats.retractions)
@@ -59,7 +78,8 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
     )
     followed = {policy: int(policy == stats.policy) for policy in {*stats.policies, stats.policy}}
     yield gauge("cache_policy_followed", "1 for the policy that evicts.", "policy", followed)
-    requests = {phase.value: count for phase, count in stats.requests.items()}
+    live = (phase for phase in RequestPhase if phase.stage is not Stage.OVER)
+    requests = {phase.value: stats.requests.get(phase, 0) for phase in live}
     yield gauge("requests", "Requests in the engine by state.", "state", requests)
     yield gauge("cache_integrity", "1 while every invariant holds.", int(stats.integrity == "ok"))
     yield gauge("prefill_nodes", "Prefill nodes by state.", "state", report.prefill_nodes)

@@ -10,7 +10,9 @@ from prometheus_client.samples import Sample
 
 from tasuki.engine.messages import RequestPhase
 
-DIALECTS = ("none", "vllm", "sglang")
+from .fleet.gen_ai_metrics import GEN_AI
+
+DIALECTS = ("none", "vllm", "sglang", GEN_AI)
 
 _RENAMED = {
     "vllm": {
@@ -35,8 +37,9 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Families to add to our own. dialect: one of DIALECTS."""
-    if dialect == "none":
+    """Families to add to our own. dialect: one of DIALECTS, of which gen_ai_metrics.py counts its
+    own."""
+    if dialect not in _RENAMED:
         return
     by_name = {family.name: family for family in families}
     for ours, theirs in _RENAMED[dialect].items():

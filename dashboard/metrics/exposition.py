@@ -20,7 +20,10 @@ from .engine_metrics import engine_families
 from .eviction_metrics import EvictionMetrics
 from .fault_metrics import FaultMetrics
 from .fleet.caller_metrics import CallerMetrics
+from .fleet.gen_ai_metrics import GEN_AI, GenAiMetrics
 from .fleet.node_metrics import node_families
+from .health.front_report import READY, FrontReport
+from .health.health_metrics import health_families
 from .node_report import NodeReport
 from .pull_metrics import PullMetrics
 from .request_metrics import RequestMetrics
@@ -31,9 +34,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """dialect: other names to offer beside our own (compat_names.DIALECTS)."""
+    """dialect: other names to offer beside our own (compat_names.DIALECTS). model: as clients name
+    it."""
 
-    def __init__(self, dialect: str = "none") -> None:
+    def __init__(self, dialect: str = "none", model: str = "") -> None:
         self._registry = CollectorRegistry()
         self._requests = RequestMetrics(self._registry)
         self._callers = CallerMetrics(self._registry)
@@ -43,6 +47,7 @@ class Exposition:
         self._pulls = PullMetrics(self._registry)
         self._copied = CopiedStateMetrics(self._registry)
         self._dialect = dialect
+        self._gen_ai = GenAiMetrics(self._registry, model) if dialect == GEN_AI else None
 
     def observe(self, message: ObservedMessage) -> None:
         match message:
@@ -51,6 +56,8 @@ class Exposition:
             case m.Finished() | m.Rejected():
                 self._callers.observe(message)
                 self._requests.observe(message)
+                if self._gen_ai is not None:
+                    self._gen_ai.observe(message)
             case m.RoomEnded():
                 self._rooms.observe(message)
             case m.Evicted():
@@ -64,23 +71,34 @@ class Exposition:
             case _:
                 self._faults.observe(message)
 
+    def begin(self, request: m.RequestId, operation: str) -> None:
+        """A client's request was let in. operation: as RequestContext.operation."""
+        if self._gen_ai is not None:
+            self._gen_ai.begin(request, operation)
+
     def count_tokens(self, count: int) -> None:
         """So many were emitted."""
         self._requests.count_tokens(count)
 
-    def families(self, report: NodeReport) -> list[Metric]:
-        """All that is measured, under our own names."""
+    def families(self, report: NodeReport | None, front: FrontReport = READY) -> list[Metric]:
+        """All that is measured, under our own names. report: of the engine; None where there
+        is none: then what it counts is left out."""
+        counted = [*health_families(front), *self._registry.collect()]
+        if report is None:
+            return counted
         return [
             *node_families(report),
-            *self._registry.collect(),
+            *counted,
             *cache_families(report),
             *engine_families(report),
             *tier_families(report.stats.tiers),
         ]
 
-    def text(self, report: NodeReport) -> bytes:
-        families = self.families(report)
-        return generate_latest(_Families(chain(families, translated(families, self._dialect))))
+    def text(self, report: NodeReport | None, front: FrontReport = READY) -> bytes:
+        """report, front: as of families()."""
+        families = self.families(report, front)
+        others = () if report is None else translated(families, self._dialect)
+        return generate_latest(_Families(chain(families, others)))
 
 
 class _Families(CollectorRegistry):

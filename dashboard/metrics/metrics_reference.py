@@ -16,8 +16,9 @@ from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeSt
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.sending.counters import SenderCounters
 
-from .compat_names import DIALECTS
 from .exposition import Exposition
+from .fleet.gen_ai_metrics import GEN_AI
+from .health.front_report import DiskRoom, FrontReport
 from .node_report import NodeReport
 from .request_metrics import UNSCHEDULED
 
@@ -28,7 +29,8 @@ _HEAD = f"""# Metrics
 Written by `python -m tasuki.dashboard.metrics.metrics_reference`; a test compares.
 
 `GET /metrics` on the HTTP port of any node (`--http-bind`) serves these in Prometheus' text format.
-`--metrics-compat {"|".join(DIALECTS[1:])}` adds the names that boards of other engines use,
+`--metrics-compat vllm|sglang` adds the names that boards of other engines use, `{GEN_AI}` those
+of OpenTelemetry's [GenAI conventions](dashboards.md#opentelemetry),
 `--metrics off` leaves out those that count requests. Counters end in `_total`, histograms in
 `_bucket`, `_sum` and `_count`. Causes are `new`, `not_pulled` (cached here,
 and computed by a prefill node that did not pull it), `never_checkpointed`, `checkpoint_evicted`,
@@ -39,7 +41,11 @@ before their prompt was looked up, `{UNSCHEDULED}`; usable plus all causes is th
 
 `tasuki_request_*` count requests that ended, by their usages; `tasuki_cache_*` count in this node's
 tree, also requests that were retracted, aborted or computed for another node. A request that was
-retracted is looked up in the tree again, and once in `tasuki_looked_up_*`.
+retracted is looked up in the tree again, and counts once in `tasuki_looked_up_*`, as it ends.
+`tasuki_calls_failed_total` counts what clients were answered, by the kinds of [errors](errors.md);
+`tasuki_requests_rejected_total` what the engine refused. While the engine does not answer, the
+engine's numbers are its last ones, and `tasuki_engine_silent_seconds` is above 0; of an engine
+that has died they are left out.
 
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |
@@ -50,7 +56,7 @@ _LABEL_ONLY = "_"
 
 def reference() -> str:
     """The page, whole."""
-    families = sorted(_exposition().families(_report()), key=lambda family: family.name)
+    families = sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
     return _HEAD + "".join(f"{_row(family)}\n" for family in families)
 
 
@@ -76,6 +82,13 @@ def _exposition() -> Exposition:
     exposition.observe(m.RoomEnded(room, 0, hit, True, ()))
     exposition.observe(m.Evicted((m.Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
     return exposition
+
+
+def _front() -> FrontReport:
+    """A report with every field set."""
+    one = {_LABEL_ONLY: 0}
+    room = {_LABEL_ONLY: DiskRoom(0, 0)}
+    return FrontReport(failures=one, certificates=one, disks=room)
 
 
 def _link() -> PrefillNodeStatus:

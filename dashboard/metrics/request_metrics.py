@@ -6,7 +6,15 @@ over causes, exactly as in the usages that clients got.
 
 from prometheus_client import CollectorRegistry
 
-from tasuki.engine.messages import Finished, HitBreakdown, Rejected, TransferReport, Usage
+from tasuki.engine.messages import (
+    ErrorKind,
+    Finished,
+    FinishReason,
+    HitBreakdown,
+    Rejected,
+    TransferReport,
+    Usage,
+)
 
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW
 from .fleet.choice_metrics import ChoiceMetrics
@@ -26,6 +34,11 @@ class RequestMetrics:
             "requests_finished", "Requests that ended, by reason.", "reason"
         )
         self._rejected = made.counter("requests_rejected", "Requests refused, by kind.", "kind")
+        # From the start: where a series begins at 1, no rate shows that event.
+        for reason in FinishReason:
+            self._finished.labels(reason.value)
+        for kind in ErrorKind:
+            self._rejected.labels(kind.value)
         self._prompt = made.counter("request_prompt_tokens", "Prompt tokens of ended requests.")
         self._usable = made.counter("request_usable_tokens", "Prompt tokens served from the cache.")
         self._lost = made.counter(

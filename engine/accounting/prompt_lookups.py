@@ -1,7 +1,8 @@
 """How much of the prompts that came to an engine was cached.
 
-Invariant: a request counts once, by its first lookup, however often it gives way and is looked up
-again; the tree's own counters have every lookup. Thread rule: the engine loop's.
+Invariant: a request counts once, as it ends and by what its usage says, however often it gave way
+and was looked up again, and wherever its prompt was computed; the tree's own counters have every
+lookup. Thread rule: the engine loop's.
 """
 
 from tasuki.engine.messages import HitBreakdown
@@ -14,7 +15,8 @@ class PromptLookups:
         self.prompt_tokens = 0
         self.usable_tokens = 0
 
-    def add(self, hit: HitBreakdown) -> None:
-        """Count what a request's first lookup found."""
-        self.prompt_tokens += hit.prompt_tokens
-        self.usable_tokens += hit.usable_tokens
+    def ended(self, hit: HitBreakdown | None) -> None:
+        """Count a request's prompt, or a room's. hit: as reported; None: never looked up."""
+        if hit is not None:
+            self.prompt_tokens += hit.prompt_tokens
+            self.usable_tokens += hit.usable_tokens

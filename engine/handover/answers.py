@@ -344,6 +344,7 @@ class Answers(Handover):
         if request.forks:
             self._release_forks(request)
             return
+        self.lookups.ended(request.hit)
         self._emit(m.Finished(request.id, reason, usage_of(request), tuple(request.life), hint))
 
     def _release_forks(self, carrier: Request) -> None:

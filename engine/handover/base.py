@@ -8,7 +8,7 @@ prefill nodes (decode_side.py). Thread rule: the engine loop's.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypedDict
 
@@ -53,7 +53,7 @@ RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInb
 class HandoverContext:
     """What of an engine its hand-over works on. working_slots: of a request. emit: a message to the
     world, in order. clock: of the time that requests wait, seconds. tiers: below the arena, if any
-    are; behind: computes behind their loads, if anything does."""
+    are; behind: computes behind their loads, if anything does. lookups: of all that ends here."""
 
     cache: HybridPrefixCache
     runner: EventRecorder
@@ -67,6 +67,7 @@ class HandoverContext:
     clock: Callable[[], float] = time.monotonic
     tiers: LowerTiers | None = None
     behind: PrefillsBehind | None = None
+    lookups: PromptLookups = field(default_factory=PromptLookups)
 
 
 class Handover(ABC):
@@ -89,7 +90,7 @@ class Handover(ABC):
         self._emit = context.emit
         self._tiers = context.tiers
         self._behind = context.behind
-        self.lookups = PromptLookups()
+        self.lookups = context.lookups
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
         """For a prefill here of all the request's tokens; None where there is no room for it now.
@@ -115,7 +116,6 @@ class Handover(ABC):
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
-            self.lookups.add(request.hit)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
         """Let the request wait for its load, and go on as _loaded() says. REQUIRES: the allocation

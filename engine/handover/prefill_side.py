@@ -371,6 +371,7 @@ class PrefillHandover(Handover):
         self._leave_window(message.room)
         self._load.leave(message.room)
         del self._rooms[message.room], self._peers[message.room]
+        self.lookups.ended(request.hit)
         self._emit(
             m.RoomEnded(
                 message.room,

@@ -102,8 +102,8 @@ class StatsReply(Message):
     without shadows. policy: the one that is followed. slab_pages, slab_bytes: of one slab.
     each_bytes: of one page and of one slot, by these names. stored: how weights, kv and states are,
     and for how many draft_layers, by these names. tiers: below the arena, the nearest first.
-    looked_up_tokens, usable_tokens: of prompts, each request's once. retractions: times that a
-    request gave its memory back, to go on later."""
+    looked_up_tokens, usable_tokens: of prompts, each request's once, as it ends. retractions: times
+    that a request gave its memory back, to go on later."""
 
     query_id: int
     pages: dict[str, int]

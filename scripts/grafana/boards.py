@@ -10,6 +10,7 @@ from .panel import (
     NODES,
     Panel,
     Query,
+    Tile,
     by_label,
     by_tier,
     gauge,
@@ -20,6 +21,7 @@ from .panel import (
     spread,
     times,
 )
+from .tiles import PROMPT, TILES, USABLE
 
 
 @dataclass(frozen=True)
@@ -27,20 +29,18 @@ class Board:
     """name: of its file, and behind "tasuki" its uid and its title."""
 
     name: str
-    panels: tuple[Panel, ...]
+    panels: tuple[Panel | Tile, ...]
 
-
-_PROMPT = rate("request_prompt_tokens_total")
-_USABLE = rate("request_usable_tokens_total")
 
 OVERVIEW = Board(
     "overview",
     (
+        *TILES,
         Panel(
             "Prompt tokens by what became of them",
             "short",
             (
-                Query(_USABLE, "usable"),
+                Query(USABLE, "usable"),
                 Query(rate("request_lost_tokens_total", "cause"), "{{cause}}"),
             ),
             "Usable and all causes are the prompt. What is not new was seen before and lost.",
@@ -49,7 +49,7 @@ OVERVIEW = Board(
         Panel(
             "Usable share of prompt tokens",
             "percentunit",
-            (Query(share(_USABLE, _PROMPT), "usable"),),
+            (Query(share(USABLE, PROMPT), "usable"),),
             "What did not have to be computed again.",
         ),
         times("Time to first token", "time_to_first_token", "From arrival."),
@@ -76,6 +76,14 @@ OVERVIEW = Board(
             "Of requests that ended, by what proposed them.",
         ),
         by_label("Requests by state", "requests", "state", "In the engines now.", stacked=True),
+        by_label(
+            "Calls that failed",
+            "calls_failed_total",
+            "kind",
+            "A second, by the kind of error that clients got.",
+            stacked=True,
+        ),
+        rates("Requests that gave way", "Times a second.", times="retractions_total"),
         times("Step", "engine_step", "From planning a forward to having landed the one before."),
         rates(
             "Device idle between steps",
@@ -97,6 +105,14 @@ CACHE = Board(
             stacked=True,
         ),
         by_label("KV pages", "cache_pages", "owner", "By owner.", stacked=True),
+        by_label(
+            "Arena",
+            "arena_bytes",
+            "use",
+            "Held by requests, which no eviction can take; cached; free.",
+            "bytes",
+            stacked=True,
+        ),
         by_label(
             "Evicted slabs by kind",
             "cache_evicted_slabs_total",
@@ -284,6 +300,7 @@ FAULTS = Board(
             "The client went away, or the first token was the answer.",
             cancelled="handovers_cancelled_total",
         ),
+        by_label("Nodes by state", "node_state", "state", "By their own word.", stacked=True),
         Panel(
             "Quarantined",
             "short",

@@ -4,11 +4,17 @@ Metrics are named without the `tasuki_` that they all begin with. Queries use $n
 nodes and $rate for the span of a rate.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from grafana_foundation_sdk.builders import common, prometheus, timeseries
-from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef
+from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.models.common import (
+    BigValueColorMode,
+    BigValueGraphMode,
+    BigValueTextMode,
+    StackingMode,
+)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, Threshold, ThresholdsMode
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 NODES = 'instance=~"$node"'
@@ -31,6 +37,18 @@ class Panel:
     queries: tuple[Query, ...]
     text: str
     stacked: bool = False
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number or two, now, over the curve of the board's time. marks: lower bounds and the colours
+    from there on, the first without a bound."""
+
+    title: str
+    unit: str
+    queries: tuple[Query, ...]
+    text: str
+    marks: tuple[tuple[float | None, str], ...]
 
 
 def rate(metric: str, by: str = "") -> str:
@@ -86,16 +104,50 @@ def rates(title: str, text: str, unit: str = "short", **metrics: str) -> Panel:
     return Panel(title, unit, tuple(queries), text)
 
 
-def quantiles(metric: str) -> tuple[Query, ...]:
+def quantiles(metric: str, wanted: tuple[float, ...] = (0.5, 0.9, 0.99)) -> tuple[Query, ...]:
     """Of a histogram: the median and the slow end."""
     buckets = f"sum by (le) (rate(tasuki_{metric}_bucket{{{NODES}}}[$rate]))"
     return tuple(
         Query(f"histogram_quantile({quantile}, {buckets})", f"p{100 * quantile:g}")
-        for quantile in (0.5, 0.9, 0.99)
+        for quantile in wanted
     )
 
 
-def built(panel: Panel) -> timeseries.Panel:
+def built(panel: Panel | Tile) -> timeseries.Panel | stat.Panel:
+    return _tile(panel) if isinstance(panel, Tile) else _curves(panel)
+
+
+def _tile(tile: Tile) -> stat.Panel:
+    marks = [Threshold(value=bound, color=colour) for bound, colour in tile.marks]
+    thresholds = dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(marks)
+    drawn = (
+        stat.Panel()
+        .title(tile.title)
+        .description(tile.text)
+        .unit(tile.unit)
+        .datasource(DATASOURCE)
+        .thresholds(thresholds)
+        .graph_mode(BigValueGraphMode.AREA)
+        .color_mode(BigValueColorMode.VALUE)
+        .text_mode(
+            BigValueTextMode.VALUE if len(tile.queries) == 1 else BigValueTextMode.VALUE_AND_NAME
+        )
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .span(6)
+        .height(5)
+    )
+    for target in _targets(tile.queries):
+        drawn = drawn.with_target(target)
+    return drawn
+
+
+def _targets(queries: tuple[Query, ...]) -> Iterator[prometheus.Dataquery]:
+    for number, query in enumerate(queries):
+        target = prometheus.Dataquery().expr(query.expr.replace("$rate", "$__rate_interval"))
+        yield target.legend_format(query.legend).ref_id(chr(65 + number))
+
+
+def _curves(panel: Panel) -> timeseries.Panel:
     drawn = (
         timeseries.Panel()
         .title(panel.title)
@@ -109,7 +161,6 @@ def built(panel: Panel) -> timeseries.Panel:
     )
     if panel.stacked:
         drawn = drawn.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
-    for number, query in enumerate(panel.queries):
-        target = prometheus.Dataquery().expr(query.expr.replace("$rate", "$__rate_interval"))
-        drawn = drawn.with_target(target.legend_format(query.legend).ref_id(chr(65 + number)))
+    for target in _targets(panel.queries):
+        drawn = drawn.with_target(target)
     return drawn

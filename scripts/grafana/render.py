@@ -20,7 +20,7 @@ def render(board: Board) -> str:
         .with_variable(
             dashboard.QueryVariable("node")
             .datasource(DATASOURCE)
-            .query("label_values(tasuki_cache_integrity, instance)")
+            .query("label_values(tasuki_node_state, instance)")
             .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
             .multi(True)
             .include_all(True)

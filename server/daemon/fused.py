@@ -38,6 +38,7 @@ from .near_engine import NearEngine
 from .node import Node, about_node
 from .node_codec import node_codec, with_trials
 from .running_engine import RunningEngine
+from .watch.node_files import NodeFiles, folders_of
 
 
 def main(argv: Sequence[str], build: BuildParts = build_node_parts) -> int:
@@ -86,7 +87,7 @@ async def serve(
         engine.max_request_tokens,
         engine.max_batch,
     )
-    node = _front(NearEngine(engine), server_config, front, codec)
+    node = _front(NearEngine(engine), engine_config, server_config, front, codec)
     async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
         address = await node.startup()
         spare_collections()
@@ -111,7 +112,7 @@ async def _serve_apart(
             engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
         )
         workers = front.workers(engine, sockets)
-        node = _front(engine, server_config, front, codec, workers)
+        node = _front(engine, engine_config, server_config, front, codec, workers)
         await serve_apart(engine, node, server_config)
 
 
@@ -178,19 +179,22 @@ class FusedSide:
 
 def _front(
     engine: RunningEngine,
+    engine_config: EngineConfig,
     server_config: ServerConfig,
     front: ClientFront,
     codec: TextCodec,
     workers: NodeWorkers | None = None,
 ) -> Node:
+    about = about_node("serve", "fused", front.folder, server_config)
     return Node(
         engine,
         server_config,
         front.services,
         routes=front.routes,
-        about=about_node("serve", "fused", front.folder, server_config),
-        tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
+        about=about,
+        tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused", about["model"]),
         chat_tokens=codec.chat_tokens,
         workers=workers,
         grammars=codec.grammars,
+        files=NodeFiles(folders=folders_of(engine_config)),
     )

@@ -23,6 +23,7 @@ from tasuki.dashboard.page_files import load_page
 from tasuki.engine import messages as m
 from tasuki.model.grammar.trials.client import DRAINS, GrammarTrials
 from tasuki.server.activity_log import ActivityLog
+from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.discovery.http_registration import http_registration
@@ -50,6 +51,8 @@ from tasuki.utils.version import package_version
 from .leaving.time_for_heirs import TimeForHeirs
 from .node_recorder import NodeRecorder, log_ended
 from .running_engine import RunningEngine
+from .watch.node_files import NodeFiles
+from .watch.node_watch import NodeWatch
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,7 @@ class Node:
         chat_tokens: Callable[[], Mapping[str, int]] = dict,
         workers: NodeWorkers | None = None,
         grammars: GrammarTrials | None = None,
+        files: NodeFiles | None = None,
     ) -> None:
         """services, routes: those of this role over its engine, by gRPC and by HTTP. handover:
         takes the engine's hand-over messages, on the engine's thread; None where the role has none,
@@ -90,10 +94,11 @@ class Node:
         hand-overs. about: the page's heading, `node` (its name), `role` and
         `model`. tracing: closed with the node. chat_tokens: as in NodeReport. workers: answer
         clients in this process's place, which is then their registry; None: there are none.
-        grammars: trials that this process's callers wait for; None where it answers no caller."""
+        grammars: trials that this process's callers wait for; None where it answers no caller.
+        files: that it lives on, beside the server's."""
         self._config = config
         self.loop = asyncio.get_running_loop()
-        exposition = Exposition(config.metrics_compat)
+        exposition = Exposition(config.metrics_compat, about.get("model", ""))
         self._exposition = exposition
         self._recorder = NodeRecorder(time.time)
         self._activity = ActivityLog()
@@ -108,7 +113,7 @@ class Node:
             observe=self.observe,
             count_tokens=self.count_tokens,
             limits=config.limits,
-            begin=self.tracing.begin,
+            begin=self._begun,
             requests=config.requests,
             watchers=config.watchers,
         )
@@ -120,6 +125,13 @@ class Node:
             chat_tokens = partial(_with_workers, self._registry, chat_tokens)
         about = {**about, "version": package_version(), "started_at": f"{time.time():.0f}"}
         self._report = partial(node_report, self.engine, status, chat_tokens, about)
+        self._watch = NodeWatch(
+            self._report,
+            lambda: self.engine.lost,
+            self._failures,
+            files or NodeFiles(),
+            config.access.tls,
+        )
         source = DashboardSource(
             self._recorder.history,
             self._recorder.now,
@@ -129,7 +141,7 @@ class Node:
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
-            web.get("/metrics", metrics_handler(self._report, exposition)),
+            web.get("/metrics", metrics_handler(self._watch.reports, exposition)),
             *dashboard.routes(),
             *(() if routes is None else routes(self.engine)),
         ]
@@ -171,10 +183,19 @@ class Node:
         self.tracing.observe(message)
         log_ended(message)
 
+    def _begun(self, request: m.RequestId, request_context: RequestContext) -> None:
+        self.tracing.begin(request, request_context)
+        if self._keeps:
+            self._exposition.begin(request, request_context.operation)
+
     def count_tokens(self, count: int) -> None:
         if self._keeps:
             self._exposition.count_tokens(count)
             self._activity.count_tokens(count)
+
+    def _failures(self) -> Mapping[str, int]:
+        own = self.engine.calls.failures
+        return own if self._workers is None else self._registry.failures(own)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""
@@ -225,10 +246,17 @@ class Node:
         config, sockets = self._config, workers.sockets
         # Workers have bounded their clients' connections.
         access = replace(config.access, max_connections=_OWN_CONNECTIONS)
-        self._server = await start_private_server(sockets.grpc, self._services, access)
+        self._server = await start_private_server(
+            sockets.grpc, self._services, access, self.engine.calls
+        )
         if config.http_bind:
             self._http = await start_private_http_server(
-                sockets.http, config.http_bind, self._routes, lambda: self.engine.lost, access
+                sockets.http,
+                config.http_bind,
+                self._routes,
+                lambda: self.engine.lost,
+                access,
+                self.engine.calls,
             )
         workers.gone_from_engine(self._registry.gone_from_engine)
         try:
@@ -242,7 +270,8 @@ class Node:
 
     async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
         services = [*self._services, *guests]
-        return await start_server(self._config.bind, services, self._config.access, bridge)
+        access, calls = self._config.access, self.engine.calls
+        return await start_server(self._config.bind, services, access, bridge, calls=calls)
 
     async def _start_http(self) -> None:
         if self._config.http_bind:
@@ -267,6 +296,7 @@ class Node:
         nodes take states over meanwhile, and for a part of it afterwards."""
         if self._server is None:
             return
+        self._watch.drains = True
         await self._server.refuse_traffic()
         if self._http is not None:
             self._http.refuse_traffic()
@@ -295,6 +325,7 @@ class Node:
         """End the servers, then the engine. Requests still in flight are cut."""
         for task in self._sampling:
             task.cancel()
+        self._watch.close()
         if self._registration is not None:
             await self._registration.stop()
         if self._workers is not None:

@@ -18,7 +18,7 @@ from tasuki.server.auth.tenant import TENANT_KEY, WatchScope, tenant_of, watch_s
 from tasuki.server.errors import CallContext, InvalidApiKey, NotServedHere, ServerError
 from tasuki.server.request_checks import read_targets
 
-from .malformed_requests import refusing
+from .malformed_requests import Failed, refusing
 
 _AUTHORIZATION = "authorization"
 
@@ -43,8 +43,10 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses a call unless its metadata has `authorization: Bearer API_KEY` with a key of the
     method's scope."""
 
-    def __init__(self, keys: ApiKeys) -> None:
+    def __init__(self, keys: ApiKeys, failed: Failed) -> None:
+        """failed: as MalformedRequests."""
         self._keys = keys
+        self._failed = failed
 
     async def intercept_service(
         self,
@@ -54,7 +56,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler = await continuation(handler_call_details)
         # A method of a foreign service keeps gRPC's own refusal.
         refusal = None if handler is None else self._refusal(handler_call_details)
-        return handler if refusal is None else refusing(refusal)
+        return handler if refusal is None else refusing(refusal, self._failed)
 
     def _refusal(self, details: grpc.HandlerCallDetails) -> ServerError | None:
         method = details.method

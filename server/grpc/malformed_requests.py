@@ -20,9 +20,15 @@ from tasuki.server.errors import (
     refusals,
 )
 
+Failed = Callable[[str], None]
+
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps unary and async-generator methods; leaves others (reflection) as they are."""
+
+    def __init__(self, failed: Failed) -> None:
+        """failed: counts a call by the kind of the error that ended it."""
+        self._failed = failed
 
     async def intercept_service(
         self,
@@ -34,12 +40,12 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return handler
         method, build = method_of(handler)
         if inspect.isasyncgenfunction(method):
-            guarded = _guarded_generator(method, handler.request_streaming)
+            guarded = _guarded_generator(method, handler.request_streaming, self._failed)
         elif inspect.iscoroutinefunction(method):
-            guarded = _guarded_coroutine(method, handler.request_streaming)
+            guarded = _guarded_coroutine(method, handler.request_streaming, self._failed)
         elif handler.unary_unary is not None:
             # What a servicer leaves out is its stub's plain function, which only refuses.
-            guarded = _guarded_coroutine(_awaitable(method), streaming=False)
+            guarded = _guarded_coroutine(_awaitable(method), False, self._failed)
         else:
             return handler
         return build(
@@ -56,11 +62,11 @@ class _Malformed:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
 
 
-def refusing(error: ServerError) -> Any:
+def refusing(error: ServerError, failed: Failed) -> Any:
     """A handler that ends every call with the error; its messages stay bytes, and unread."""
 
     async def refuse(request: Any, context: CallContext) -> None:
-        async with refusals(context):
+        async with refusals(context, failed):
             raise error
 
     return grpc.stream_stream_rpc_method_handler(refuse)
@@ -97,18 +103,22 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _guarded_coroutine(method: Callable[..., Awaitable[Any]], streaming: bool) -> Any:
+def _guarded_coroutine(
+    method: Callable[..., Awaitable[Any]], streaming: bool, failed: Failed
+) -> Any:
     async def guarded(request: Any, context: CallContext) -> Any:
-        async with refusals(context):
+        async with refusals(context, failed):
             return await method(_checked(request, streaming), context)
 
     return guarded
 
 
-def _guarded_generator(method: Callable[..., AsyncGenerator[Any, None]], streaming: bool) -> Any:
+def _guarded_generator(
+    method: Callable[..., AsyncGenerator[Any, None]], streaming: bool, failed: Failed
+) -> Any:
     async def guarded(request: Any, context: CallContext) -> AsyncIterator[Any]:
         async with (
-            refusals(context),
+            refusals(context, failed),
             aclosing(method(_checked(request, streaming), context)) as responses,
         ):
             async for response in responses:

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.surfaces import is_for_peers
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
+from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.utils.loops.loop_thread import run_on
 
 from .auth import RequireScope
@@ -100,16 +101,17 @@ async def start_server(
     bridge: Bridge | None = None,
     forward: "Interceptor | None" = None,
     *,
+    calls: CallsInProgress | None = None,
     shares_port: bool = False,
 ) -> Server:
     """bind: HOST:PORT, port 0 picks one. bridge: to the loop on which services run; None: this one.
-    forward: takes calls whose key is good, before the services do. shares_port: with other
-    processes of this node. Raises BindError, TlsError."""
+    forward: takes calls whose key is good, before the services do. calls: counts those that fail.
+    shares_port: with other processes of this node. Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
-    interceptors = _interceptors(access, bridge, forward)
+    interceptors = _interceptors(access, calls or CallsInProgress(), bridge, forward)
     server, health_servicer = await _built(services, interceptors, access, shares_port)
     try:
         if credentials is None:
@@ -122,23 +124,32 @@ async def start_server(
     return Server(server, host, bound, health_servicer)
 
 
-async def start_private_server(path: str, services: Sequence[Service], access: Access) -> Server:
+async def start_private_server(
+    path: str,
+    services: Sequence[Service],
+    access: Access,
+    calls: CallsInProgress | None = None,
+) -> Server:
     """For other processes of this node. path: of a Unix socket, in a folder that is this user's
-    alone, so in plain text; keys are asked for as elsewhere."""
-    server, health_servicer = await _built(services, _interceptors(access), access, False)
+    alone, so in plain text; keys are asked for as elsewhere. calls: as of start_server()."""
+    interceptors = _interceptors(access, calls or CallsInProgress())
+    server, health_servicer = await _built(services, interceptors, access, False)
     server.add_insecure_port(f"unix:{path}")
     await server.start()
     return Server(server, path, 0, health_servicer)
 
 
 def _interceptors(
-    access: Access, bridge: Bridge | None = None, forward: "Interceptor | None" = None
+    access: Access,
+    calls: CallsInProgress,
+    bridge: Bridge | None = None,
+    forward: "Interceptor | None" = None,
 ) -> list[Interceptor]:
     """In the order in which they see a call. The bridge is first, so that callers are checked on
     the services' loop, as over HTTP; nothing is forwarded before its key is checked."""
     order = (
-        *(bridge, RequireScope(access.keys), forward),
-        *(MalformedRequests(), UnimplementedMethods()),
+        *(bridge, RequireScope(access.keys, calls.failed), forward),
+        *(MalformedRequests(calls.failed), UnimplementedMethods(calls.failed)),
     )
     return [one for one in order if one is not None]
 

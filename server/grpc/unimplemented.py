@@ -12,7 +12,7 @@ from aiohttp import web
 
 from tasuki.server.errors import NotServedHere
 
-from .malformed_requests import refusing
+from .malformed_requests import Failed, refusing
 
 _CLIENTS = "clients ask decode nodes, or `tasuki serve`"
 _MENDS = {
@@ -27,6 +27,10 @@ _MENDS = {
 class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Methods of foreign services keep gRPC's own refusal."""
 
+    def __init__(self, failed: Failed) -> None:
+        """failed: as MalformedRequests."""
+        self._failed = failed
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -38,7 +42,7 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
             return handler
 
         mend = next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
-        return refusing(_unimplemented(method, mend))
+        return refusing(_unimplemented(method, mend), self._failed)
 
 
 def unimplemented_routes() -> list[web.RouteDef]:

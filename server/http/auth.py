@@ -11,11 +11,17 @@ from aiohttp.typedefs import Middleware
 
 from tasuki.server.auth.api_keys import ApiKeys
 from tasuki.server.auth.caller import NOBODY, Caller
-from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
+from tasuki.server.auth.request_context import (
+    CHAT,
+    TEXT_COMPLETION,
+    TRACE_HEADER,
+    RequestContext,
+)
 from tasuki.server.auth.surfaces import HTTP, Unscoped, denial, suffices
 from tasuki.server.auth.tenant import TENANT_KEY, tenant_of
 from tasuki.server.errors import InvalidApiKey, NotServedHere
 
+_CHATS = ("/v1/chat/", "/v1/messages", "/v1/responses")
 _CALLER = web.RequestKey("caller", Caller)
 
 
@@ -76,4 +82,5 @@ def http_request_context(request: web.Request) -> RequestContext:
     """Raises PermissionDenied, InvalidField."""
     caller = http_caller(request)
     tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
-    return RequestContext(caller, request.headers.get(TRACE_HEADER, ""), tenant)
+    operation = CHAT if request.path.startswith(_CHATS) else TEXT_COMPLETION
+    return RequestContext(caller, request.headers.get(TRACE_HEADER, ""), tenant, operation)

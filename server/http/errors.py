@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
+from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.server.errors import InvalidField, ServerError
 
 from .anthropic_errors import anthropic_error, anthropic_status, asks_as_anthropic
@@ -48,6 +49,10 @@ _SERVED = (
     "/v1/models, and its page is /"
 )
 _RETRY_SECONDS = 1
+CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
+"""Requests to these paths count against the caller's limits, and are counted where they fail."""
+CALLS = web.AppKey("calls", CallsInProgress)
+"""Of all requests to charged paths."""
 RETRIED = (429, 503)
 """Statuses of what may be asked again."""
 
@@ -59,6 +64,23 @@ class HttpRefusal(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
+
+
+def error_kind(error: Exception) -> str:
+    if isinstance(error, HttpRefusal):
+        return error.code
+    return error.kind if isinstance(error, ServerError) else ServerError.kind
+
+
+def count_failure(request: web.Request, error: Exception) -> None:
+    """Of a call that the error ended or refused."""
+    _count(request, error_kind(error))
+
+
+def _count(request: web.Request, kind: str) -> None:
+    calls = request.app.get(CALLS)
+    if calls is not None and request.path.startswith(CHARGED):
+        calls.failed(kind)
 
 
 def error_status(error: Exception) -> int:
@@ -86,10 +108,12 @@ async def typed_errors(
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
+        count_failure(request, error)
         seconds = retry_seconds(error)
         return _response(request, error_status(error), error_body(error), seconds)
     except web.HTTPException as error:
         code = _PLAIN_CODE.get(error.status, "invalid")
+        _count(request, code)
         body = _shape(error.status, _plain_message(request, error), code, None)
         response = _response(request, error.status, body)
         if isinstance(error, web.HTTPMethodNotAllowed):
@@ -99,6 +123,7 @@ async def typed_errors(
         raise
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
+        count_failure(request, error)
         return _response(request, 500, error_body(error))
 
 

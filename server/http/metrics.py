@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from aiohttp import web
 
 from tasuki.dashboard.metrics.exposition import CONTENT_TYPE, Exposition
+from tasuki.dashboard.metrics.health.front_report import FrontReport
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.server.engine_client import EngineClient
 from tasuki.transfer.liveness.link_status import (
@@ -44,12 +45,13 @@ def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
 
 
 def metrics_handler(
-    report: Callable[[], Awaitable[NodeReport]], exposition: Exposition
+    reports: Callable[[], Awaitable[tuple[NodeReport | None, FrontReport]]],
+    exposition: Exposition,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """report: the node's counters, read at each scrape."""
+    """reports: as of Exposition.text(), at each scrape."""
 
     async def handle(request: web.Request) -> web.Response:
-        text = exposition.text(await report())
+        text = exposition.text(*await reports())
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     return handle

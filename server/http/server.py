@@ -37,7 +37,7 @@ from .body import (
 from .body_turns import BodyTurns
 from .connections import HttpConnections
 from .cors import AllowedOrigins
-from .errors import HttpRefusal, TypedRequestHandler, typed_errors
+from .errors import CALLS, CHARGED, HttpRefusal, TypedRequestHandler, typed_errors
 from .headers.answer_headers import send_added_headers
 from .host_check import require_host
 from .log import HttpLog
@@ -49,9 +49,6 @@ log = logging.getLogger(__name__)
 # Longer than proxies keep a connection that they may use again.
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
-
-# Requests to these paths count against the caller's limits.
-_CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
 
 _SOCKETS = frozenset({("GET", "/v1/responses")})
 """Routes of sockets: their messages are calls, they themselves are none that a drain waits for."""
@@ -138,8 +135,8 @@ async def start_http_server(
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. admitted: lets a caller's request in before its body is
     read, as EngineClient.admitted(); by default each, under its own id. calls: counts the same
-    requests while they are answered. shares_port: with other processes of this node. Raises
-    BindError, TlsError."""
+    requests while they are answered, and those that fail. shares_port: with other processes of this
+    node. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
@@ -170,12 +167,13 @@ async def start_private_http_server(
     routes: Sequence[web.RouteDef],
     lost: Callable[[], str | None],
     access: Access,
+    calls: CallsInProgress | None = None,
 ) -> HttpServer:
     """For other processes of this node, which let requests in. path: of a Unix socket, in a folder
     that is this user's alone, so in plain text; keys are asked for as elsewhere. bind: HOST:PORT by
-    which clients call those processes."""
+    which clients call those processes. calls: as of start_http_server()."""
     host, port = parse_bind(bind, access, "http_bind")
-    application = _Application(host, routes, lost, access, _everybody, None)
+    application = _Application(host, routes, lost, access, _everybody, calls)
     runner = await application.run(0.0)
     loop = asyncio.get_running_loop()
     listening = await loop.create_unix_server(application.protocol(runner), path)
@@ -195,7 +193,8 @@ class _Application:
         most = access.max_connections
         self.probes = Probes(lost)
         self.connections = HttpConnections(most, max(1, most // 4))
-        origins = AllowedOrigins(access.allowed_origins, _CHARGED)
+        calls = calls or CallsInProgress()
+        origins = AllowedOrigins(access.allowed_origins, CHARGED)
         self._application = web.Application(
             middlewares=[
                 end_with_unread_bodies,
@@ -206,11 +205,12 @@ class _Application:
                 refuse_encodings,
                 refuse_expectations,
                 require_scope(access.keys),
-                _let_in(self.connections, admitted, calls or CallsInProgress()),
+                _let_in(self.connections, admitted, calls),
             ],
             client_max_size=access.max_message_bytes,
         )
         self._application[BODY_TURNS] = BodyTurns()
+        self._application[CALLS] = calls
         sockets = OpenSockets(self.connections, most)
         self._application[OPEN_SOCKETS] = sockets
         self._application.on_shutdown.append(sockets.end)
@@ -264,7 +264,7 @@ def _let_in(
         caller = http_caller(request)
         if caller != NOBODY:
             connections.let_in(request.transport)
-        if not request.path.startswith(_CHARGED):
+        if not request.path.startswith(CHARGED):
             return await handler(request)
         async with admitted(caller, http_request_id(request)) as request_id:
             may_send(request)

@@ -16,6 +16,7 @@ from aiohttp import web
 from tasuki.engine.messages import Finished, TokenOut
 from tasuki.server.auth.held_bytes import Hold
 from tasuki.server.errors import ServerError
+from tasuki.server.http.errors import count_failure
 from tasuki.server.http.event_stream import EventStream
 from tasuki.server.http.json_reply import send_json
 from tasuki.server.text.text_answer import Ending, Piece, TextAnswer, first_looks
@@ -162,6 +163,7 @@ class StreamedReply:
     def __init__(self, request: web.Request, choices: Sequence[Choice]) -> None:
         """choices: one or more, of one reply."""
         self._choices = choices
+        self._request = request
         self._stream = EventStream(request, choices[0].writer.keep_alive)
 
     @property
@@ -190,6 +192,7 @@ class StreamedReply:
             except Exception as error:
                 if not isinstance(error, ServerError):
                     log.exception("%s failed", first.id)
+                count_failure(self._request, error)
                 last = first.failure(error)
             finally:
                 stream.keep_no_longer()

@@ -1,5 +1,8 @@
 """Requests as OpenTelemetry spans, sent to a collector by OTLP over gRPC.
 
+Names that begin with gen_ai are those of version 1.41.1 of the semantic conventions, the last one
+that defines them; they describe clients' spans there, and a request's span here is the server's.
+
 Owns the exporter and the spans of live requests. Needs the extra `tasuki[otel]`; nothing else
 imports the SDK. Thread rule: the event loop, but for header(), which
 reads one span; the SDK sends from a thread of its own.
@@ -19,9 +22,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine import messages as m
+from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.auth.request_context import TRACE_HEADER, RequestContext
 from tasuki.utils.version import package_version
 
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+PROVIDER = "tasuki"
 _NANOSECONDS = 10**9
 _CLOSE_MILLISECONDS = 5000
 _SPAN_OF = {
@@ -39,8 +45,10 @@ _SPAN_OF = {
 
 
 class OtelTracing:
-    def __init__(self, endpoint: str, node: str, role: str) -> None:
-        """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name."""
+    def __init__(self, endpoint: str, node: str, role: str, model: str) -> None:
+        """endpoint: of a collector, http://HOST:PORT; https: by TLS. node: this one's name. model:
+        as clients name it."""
+        self._model = model
         resource = Resource.create(
             {
                 "service.name": "tasuki",
@@ -52,17 +60,25 @@ class OtelTracing:
         self._provider = TracerProvider(resource=resource)
         exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("tasuki")
+        self._tracer = self._provider.get_tracer("tasuki", package_version(), SCHEMA_URL)
         self._propagator = TraceContextTextMapPropagator()
         self._live: dict[m.RequestId, Span] = {}
         self._rooms: dict[m.RoomId, Span] = {}
 
     def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
+        operation = request_context.operation
         self._live[request] = self._tracer.start_span(
-            "request",
+            f"{operation} {self._model}",
             self._beneath(request_context.traceparent),
             SpanKind.SERVER,
-            {"tasuki.request_id": request, "tasuki.caller": request_context.caller.name},
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": PROVIDER,
+                "gen_ai.request.model": self._model,
+                "gen_ai.response.model": self._model,
+                "tasuki.request_id": request,
+                "tasuki.caller": request_context.caller.name,
+            },
         )
 
     def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
@@ -81,10 +97,13 @@ class OtelTracing:
 
     def observe(self, message: ObservedMessage) -> None:
         match message:
+            case m.Submit(request_id=request, sampling=sampling):
+                if (span := self._live.get(request)) is not None:
+                    span.set_attributes(_asked(sampling))
             case m.Finished(request_id=request):
                 if (span := self._live.pop(request, None)) is not None:
                     _describe(span, message.usage)
-                    span.set_attribute("tasuki.finish_reason", message.reason.value)
+                    span.set_attribute("gen_ai.response.finish_reasons", [message.reason.value])
                     self._end(span, message.life, message.usage.seconds)
             case m.Rejected(request_id=request, error=error):
                 if (span := self._live.pop(request, None)) is not None:
@@ -124,6 +143,21 @@ class OtelTracing:
         self._rooms.clear()
         self._provider.force_flush(_CLOSE_MILLISECONDS)
         self._provider.shutdown()
+
+
+def _asked(sampling: SamplingParams) -> dict[str, int | float]:
+    """Attributes of what the answer is drawn by."""
+    found: dict[str, int | float] = {
+        "gen_ai.request.max_tokens": sampling.max_new_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.seed": sampling.seed,
+    }
+    if sampling.top_k:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    return found
 
 
 def _describe(span: Span, usage: m.Usage) -> None:

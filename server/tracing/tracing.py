@@ -47,9 +47,9 @@ class TracingUnavailable(RuntimeError):
     """Traces are wanted and cannot be sent; the message has the mend."""
 
 
-def open_tracing(endpoint: str, node: str, role: str) -> Tracing:
-    """endpoint: of an OTLP collector; empty: no tracing. node, role: attributes of each span.
-    Raises TracingUnavailable."""
+def open_tracing(endpoint: str, node: str, role: str, model: str) -> Tracing:
+    """endpoint: of an OTLP collector; empty: no tracing. node, role, model: attributes of
+    each span. Raises TracingUnavailable."""
     if not endpoint:
         return NoTracing()
     if not endpoint.startswith(("http://", "https://")):
@@ -62,4 +62,4 @@ def open_tracing(endpoint: str, node: str, role: str) -> Tracing:
         )
     from .otel import OtelTracing
 
-    return OtelTracing(endpoint, node, role)
+    return OtelTracing(endpoint, node, role, model)

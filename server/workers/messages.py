@@ -145,7 +145,9 @@ class CallsOver(Message):
 
 
 class Awake(Message):
-    """Of every Look."""
+    """Of every Look. failures: the worker's calls that failed so far, by kind."""
+
+    failures: dict[str, int]
 
 
 Note = Release | Took | Leave | KeepResponse | WorkerStands | WorkerFailed | CallsOver | Awake

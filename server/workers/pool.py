@@ -248,8 +248,9 @@ class _WorkerProcess:
                     self._stands.set_exception(WorkerError(reason))
             case w.CallsOver():
                 self.calls_over.set()
-            case w.Awake():
+            case w.Awake(failures):
                 self._unanswered = 0
+                self._seat.failures = failures
             case _:
                 self._seat.take(message)
 

@@ -32,7 +32,8 @@ class Registry:
         self._node = NodeState(engine, header, sessions, responses)
         self._seats: dict[int, WorkerSeat] = {}
         self._chat_tokens: Counter[str] = Counter()
-        """Of workers that have ended."""
+        self._failures: Counter[str] = Counter()
+        """Both of workers that have ended."""
 
     def seat(self, number: int, send: Send) -> WorkerSeat:
         """For a worker with a number that none had before. send: to it, without waiting."""
@@ -44,7 +45,8 @@ class Registry:
         seat = self._seats[number]
         seat.leave()
         self._chat_tokens.update(seat.chat_tokens)
-        seat.chat_tokens = {}
+        self._failures.update(seat.failures)
+        seat.chat_tokens, seat.failures = {}, {}
         self._forget_if_over(number)
 
     def gone_from_engine(self, number: int, left: Sequence[m.RequestId]) -> None:
@@ -72,3 +74,10 @@ class Registry:
             sum((Counter(seat.chat_tokens) for seat in self._seats.values()), self._chat_tokens)
             + Counter(own)
         ) or dict(own)
+
+    def failures(self, own: Mapping[str, int]) -> dict[str, int]:
+        """Calls that failed, by kind: the sum of all workers' and of this process's own."""
+        found = Counter(own)
+        for counts in (self._failures, *(seat.failures for seat in self._seats.values())):
+            found.update(counts)
+        return dict(found)

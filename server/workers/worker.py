@@ -172,7 +172,12 @@ class Worker:
         ]
         forward = GrpcForwarding(self._channel, OWN_METHODS)
         self._server = await start_server(
-            config.bind, services, access, forward=forward, shares_port=True
+            config.bind,
+            services,
+            access,
+            forward=forward,
+            calls=client.calls,
+            shares_port=True,
         )
         if config.http_bind:
             self._forwarding = HttpForwarding(job.sockets.http)
@@ -210,7 +215,7 @@ class Worker:
             case w.AwaitCalls():
                 self._waits = self._loop.create_task(self._tell_when_over())
             case w.Look():
-                self._registry.notify(w.Awake())
+                self._registry.notify(w.Awake(dict(self._client.calls.failures)))
             case w.EngineDied(reason):
                 self._client.engine_lost(reason)
             case w.EndWorker():

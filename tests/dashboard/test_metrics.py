@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tasuki.dashboard.metrics.cache_metrics import arena_bytes
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
 from tasuki.dashboard.metrics.metrics_reference import reference
@@ -85,6 +86,28 @@ def exposition(dialect: str = "none") -> Exposition:
     for count in (1, 4):
         told.count_tokens(count)
     return told
+
+
+def test_the_arena_is_told_in_bytes_that_add_up() -> None:
+    """Ten pages of three bytes and ten slots of seven, in six slabs of twenty."""
+    stats = replace(REPORT.stats, slab_bytes=20, each_bytes={"page": 3, "slot": 7})
+    held, cached = 3 * (3 + 7), 1 * (3 + 7)
+    assert arena_bytes(stats) == {"held": held, "cached": cached, "free": 6 * 20 - held - cached}
+    seen = samples(exposition().text(replace(REPORT, stats=stats)))
+    assert (
+        sum(seen[f"tasuki_arena_bytes{{use={use}}}"] for use in ("held", "cached", "free")) == 120
+    )
+
+
+def test_every_reason_and_kind_is_there_before_its_first_event() -> None:
+    """A series that begins at 1 has no increase for that event."""
+    seen = samples(Exposition().text(REPORT))
+    for kind in m.ErrorKind:
+        assert seen[f"tasuki_requests_rejected_total{{kind={kind.value}}}"] == 0
+    for reason in m.FinishReason:
+        assert seen[f"tasuki_requests_finished_total{{reason={reason.value}}}"] == 0
+    live = {phase for phase in RequestPhase if phase.stage is not m.Stage.OVER}
+    assert {f"tasuki_requests{{state={phase.value}}}" for phase in live} < {*seen}
 
 
 def test_requests_are_told_as_their_clients_were() -> None:

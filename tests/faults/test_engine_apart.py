@@ -113,6 +113,27 @@ def test_an_engine_that_is_killed_ends_its_node_and_every_request_typed() -> Non
         assert any("error: the engine's process was ended by SIGKILL" in w for w in node.last_words)
 
 
+def test_metrics_are_answered_while_the_engine_stands() -> None:
+    node = Node("serve", *flags(), *CHUNKS, *APART, *HTTP).wait_ready()
+    with put_down(node):
+        asked(node, random_prompt(90, 1), b"", 4).result()
+        before = scraped(node.http_address)
+        assert before["tasuki_node_state{state=ready}"] == 1
+        engine = engine_of(node.pid)
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            silent = "tasuki_engine_silent_seconds"
+            until(lambda: scraped(node.http_address)[silent] > 1, "it answers, or nobody does")
+            standing = scraped(node.http_address)
+            answered = "tasuki_request_prompt_tokens_total"
+            assert standing[answered] == before[answered] == 90
+            assert standing["tasuki_cache_slab_bytes"] == before["tasuki_cache_slab_bytes"]
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        until(lambda: scraped(node.http_address)[silent] == 0, "it stays silent")
+        assert node.stop() == 0
+
+
 def test_a_front_that_is_killed_leaves_no_engine_and_its_address_is_free() -> None:
     node = Node("serve", *flags(), *APART, bind=kept_address()).wait_ready()
     with put_down(node):

@@ -79,6 +79,7 @@ COUNTERS = {
     "tasuki_request_prompt_tokens_total": "prompt",
     "tasuki_request_usable_tokens_total": "usable",
     "tasuki_generated_tokens_total": "generated",
+    "tasuki_looked_up_usable_tokens_total": "found",
     "tasuki_requests_finished_total": "requests",
     "tasuki_handover_bytes_total": "bytes",
     "tasuki_local_fallbacks_total": "fallbacks",
@@ -108,6 +109,7 @@ def summed(usages: list[Usage]) -> Counter[str]:
             found["lost.unscheduled"] += usage.prompt_tokens
             continue
         found["usable"] += usage.hit.usable_tokens
+        found["found"] += usage.hit.usable_tokens
         found.update({f"lost.{cause}": tokens for cause, tokens in usage.hit.causes.items()})
     return found
 

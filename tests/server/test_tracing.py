@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import grpc
 import pytest
 
+from tasuki.dashboard.metrics.fleet.gen_ai_metrics import ERROR, LABELS, METRICS
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.tracing.tracing import NoTracing, TracingUnavailable, open_tracing
 from tests.harness import http_calls
@@ -18,7 +21,15 @@ from tests.harness.otlp_collector import Collector, SeenSpan, running_collector
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
+pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed")
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes
+from opentelemetry.semconv.schemas import Schemas
+
+from tasuki.server.tracing.otel import SCHEMA_URL
+
 CALLER = "00f067aa0ba902b7"
+ASKED = "text_completion embedded"
 CLOCKS = 10**7
 """Nanoseconds between two clocks of one host."""
 
@@ -66,11 +77,15 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
     trace = trace_id(1)
     complete(pair, trace, random_prompt(400, 1))
     spans = settled(pair, trace, 10)
-    (request,) = [span for span in spans if span.name == "request"]
+    (request,) = [span for span in spans if span.name == ASKED]
     (room,) = [span for span in spans if span.name == "room"]
     assert request.parent == CALLER and request.node == "decode"
     assert request.attributes["tasuki.request_id"] == "traced-1"
     assert request.attributes["gen_ai.usage.input_tokens"] == 400
+    assert request.attributes["gen_ai.operation.name"] == "text_completion"
+    assert request.attributes["gen_ai.request.model"] == "embedded"
+    assert request.attributes["gen_ai.request.max_tokens"] == 4
+    assert request.attributes["gen_ai.usage.output_tokens"] == 4
     assert room.parent == request.id and room.node == "prefill"
     assert room.attributes["tasuki.request_id"] == "traced-1"
     assert request.attributes["tasuki.transfer.bytes"] > 0
@@ -95,13 +110,47 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
             assert took == pytest.approx(usage.seconds, abs=1e-3)
 
 
+def test_every_gen_ai_name_is_of_the_version_that_is_named(pair: Traced) -> None:
+    """The SDK's package holds the names of all versions. Those that the last version with them had
+    only moved to a repository of their own since; others were renamed or given up before it."""
+    trace = trace_id(3)
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "top_k": 5}
+    headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
+    path = "/v1/chat/completions"
+    assert http_calls.ask(pair.decode.http_address, "POST", path, body, headers).status == 200
+    spans = settled(pair, trace, 4)
+    (chat,) = [span for span in spans if span.name == "chat embedded"]
+    sent = {name for span in spans for name in span.attributes if name.startswith("gen_ai.")}
+    assert len(sent) > 10 and "gen_ai.request.top_k" in sent
+    assert sent <= current_names("attributes.gen_ai_attributes")
+    operations = gen_ai_attributes.GenAiOperationNameValues
+    assert chat.attributes["gen_ai.operation.name"] == operations.CHAT.value
+    assert ASKED.split()[0] == operations.TEXT_COMPLETION.value
+    assert {*METRICS} <= current_names("metrics.gen_ai_metrics")
+    assert {name for name in LABELS if name != ERROR} <= current_names(
+        "attributes.gen_ai_attributes"
+    )
+    assert error_attributes.ERROR_TYPE == ERROR
+    assert Schemas.V1_41_1.value == SCHEMA_URL
+
+
+def current_names(module: str) -> set[str]:
+    """Constants of a module of the SDK's conventions, but those that its notes call replaced or
+    removed."""
+    told = importlib.util.find_spec(f"opentelemetry.semconv._incubating.{module}")
+    assert told is not None and told.origin is not None
+    source = Path(told.origin).read_text()
+    found = re.findall(r'^GEN_AI_\w+: Final = "([^"]+)"\n"""(.*?)"""', source, re.M | re.S)
+    return {name for name, note in found if "Moved to the" in note}
+
+
 def test_a_short_prompt_is_queue_prefill_and_decode_here(pair: Traced) -> None:
     trace = trace_id(2)
     with grpc.insecure_channel(pair.decode.address) as channel:
         calls = GrpcCalls(channel, (("traceparent", f"00-{trace}-{CALLER}-01"),))
         list(calls.generate(*random_prompt(30, 2), sampling=pb.Sampling(max_new_tokens=3)))
     spans = {span.name: span for span in settled(pair, trace, 4)}
-    assert {*spans} == {"request", "queue", "prefill", "decode"}
+    assert {*spans} == {ASKED, "queue", "prefill", "decode"}
     assert spans["queue"].ended == spans["prefill"].began
     assert spans["prefill"].ended == spans["decode"].began
 
@@ -117,10 +166,10 @@ def test_logs_are_json_with_request_ids_on_both_nodes(pair: Traced) -> None:
 
 
 def test_what_is_missing_is_said_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(open_tracing("", "n", "fused"), NoTracing)
+    assert isinstance(open_tracing("", "n", "fused", "m"), NoTracing)
     with pytest.raises(TracingUnavailable, match="is no URL"):
-        open_tracing("127.0.0.1:4317", "n", "fused")
+        open_tracing("127.0.0.1:4317", "n", "fused", "m")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TracingUnavailable, match=r"tasuki\[otel\]"):
-        open_tracing("http://127.0.0.1:4317", "n", "fused")
+        open_tracing("http://127.0.0.1:4317", "n", "fused", "m")
     assert importlib.util.find_spec("opentelemetry") is None

@@ -17,7 +17,7 @@ from tasuki.server.auth.request_context import RequestContext
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import ServerError
 from tasuki.server.http.auth import http_request_context
-from tasuki.server.http.errors import HttpRefusal
+from tasuki.server.http.errors import HttpRefusal, count_failure
 from tasuki.server.http.sockets.open_sockets import OPEN_SOCKETS
 from tasuki.server.openai.generation import ServedModel, asked_choices
 from tasuki.server.responses.response_request import AskedResponse
@@ -64,8 +64,9 @@ class BackgroundResponse:
             self.work.cancel()
         await self.ended.wait()
 
-    def conclude(self) -> None:
-        """REQUIRES: the work has ended, and conclude() was not called."""
+    def conclude(self) -> Exception | None:
+        """Return the error that ended the work. REQUIRES: the work has ended, and conclude() was
+        not called."""
         writer, work = self._writer, self.work
         assert writer is not None and work is not None
         error = None if work.cancelled() else work.exception()
@@ -80,6 +81,7 @@ class BackgroundResponse:
         self.events.close()
         self._body, self._writer, self.work = writer.body(), None, None
         self.ended.set()
+        return error if isinstance(error, Exception) else None
 
     def drop(self) -> None:
         """Forget the events. REQUIRES: it has ended."""
@@ -149,7 +151,9 @@ class BackgroundResponses:
             with self._engine.calls.one():
                 await asyncio.wait((work, server_ends), return_when=asyncio.FIRST_COMPLETED)
                 await _cancelled(work)
-                response.conclude()
+                error = response.conclude()
+                if error is not None:
+                    count_failure(request, error)
             hold.resize(min(hold.size, response.size))
         except BaseException:
             work.cancel()

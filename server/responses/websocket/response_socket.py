@@ -17,7 +17,7 @@ from tasuki.server.auth.held_bytes import Hold
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import ServerError
 from tasuki.server.http.auth import http_caller, http_request_context
-from tasuki.server.http.errors import HttpRefusal, error_status
+from tasuki.server.http.errors import HttpRefusal, count_failure, error_status
 from tasuki.server.http.request_ids import http_request_id, rename_request
 from tasuki.server.http.sockets.open_sockets import OPEN_SOCKETS
 from tasuki.server.http.sockets.text_socket import TextSocket
@@ -182,6 +182,7 @@ class ResponseSocket:
         except Exception as error:
             if not isinstance(error, ServerError | HttpRefusal):
                 log.exception("%s failed", given)
+            count_failure(self._request, error)
             self._turns.drop(self._previous)
             self._is_refused = True
             await self._send_error(error)
@@ -204,7 +205,8 @@ class ResponseSocket:
         context = http_request_context(request)
         async with engine.generate_all(submits, context, [None], [None]) as answers:
             await reply.send(choice, answers)
-        if reply.failed:
+        if reply.failed is not None:
+            count_failure(request, reply.failed)
             self._turns.drop(self._previous)
         return None
 

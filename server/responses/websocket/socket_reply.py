@@ -29,8 +29,8 @@ class SocketReply:
     def __init__(self, socket: TextSocket, writer: AnswerWriter) -> None:
         self._socket = socket
         self._writer = writer
-        self.failed = False
-        """The response ended by an error behind its first events."""
+        self.failed: Exception | None = None
+        """The error that ended the response behind its first events."""
         self.ends = False
         """The last event is on its way, and the client may ask for the next response."""
         self._is_silent = False
@@ -58,7 +58,7 @@ class SocketReply:
             except Exception as error:
                 if not isinstance(error, ServerError):
                     log.exception("%s failed", writer.id)
-                self.failed = True
+                self.failed = error
                 last = writer.failure(error)
             finally:
                 keeping.cancel()

@@ -43,6 +43,8 @@ class WorkerSeat:
         self._node = node
         self.send = send
         self.chat_tokens: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
+        """As of the last look at the worker."""
         self.stood = False
         self.has_left = False
         self.in_engine: frozenset[m.RequestId] | None = None

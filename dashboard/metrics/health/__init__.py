@@ -1,0 +1,1 @@
+"""What a node knows of itself without its engine."""
