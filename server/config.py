@@ -51,7 +51,10 @@ class ServerConfig:
         "Logs and metrics": (
             *("log_format", "log_level", "otlp_endpoint", "metrics", "metrics_compat"),
         ),
-        "Life": ("engine_process", "front_workers", "drain_timeout", "exit_with_parent"),
+        "Life": (
+            *("engine_process", "front_workers", "drain_grace", "drain_timeout"),
+            "exit_with_parent",
+        ),
     }
 
     bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
@@ -186,7 +189,10 @@ class ServerConfig:
     insecure: bool = option(
         False, "serve a non-loopback address, and dial prefill nodes at one, in plain text"
     )
-    drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
+    drain_grace: float = option(
+        0.0, "seconds after SIGTERM in which /ready fails and requests are still taken"
+    )
+    drain_timeout: float = option(30.0, "seconds that requests in flight get after drain_grace")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
     engine_process: str = option(
@@ -225,7 +231,7 @@ class ServerConfig:
             raise ValueError(f"response_store_mib must be 0 or more, not {self.response_store_mib}")
         if not self.response_seconds > 0:
             raise ValueError(f"response_seconds must be over 0, not {self.response_seconds}")
-        for name in ("response_seconds", "drain_timeout", "session_idle_seconds"):
+        for name in ("response_seconds", "drain_grace", "drain_timeout", "session_idle_seconds"):
             if not 0 <= getattr(self, name) <= LONGEST_SECONDS:
                 raise ValueError(
                     f"{name} must be 0 or more, {LONGEST_SECONDS:g} at most, not "

@@ -111,7 +111,9 @@ class Node:
             begin=self.tracing.begin,
             requests=config.requests,
             watchers=config.watchers,
+            drain_grace=config.drain_grace,
         )
+        self.engine.rotation.watch(self._show_rotation)
         self._workers = workers
         self._grammars = grammars
         self._services = services(self.engine)
@@ -242,7 +244,8 @@ class Node:
 
     async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
         services = [*self._services, *guests]
-        return await start_server(self._config.bind, services, self._config.access, bridge)
+        bind, access = self._config.bind, self._config.access
+        return await start_server(bind, services, access, bridge, rotation=self.engine.rotation)
 
     async def _start_http(self) -> None:
         if self._config.http_bind:
@@ -254,6 +257,7 @@ class Node:
                 admitted=self.engine.admitted,
                 calls=self.engine.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
+                rotation=self.engine.rotation,
             )
             self._http_address = self._http.address
 
@@ -262,14 +266,27 @@ class Node:
         await self.refuse_and_drain()
         await self.stop()
 
+    def hurry(self) -> bool:
+        """Skip the grace of refuse_and_drain(), whether or not it has begun. Returns False where
+        none is left."""
+        return self.engine.rotation.hurry()
+
+    def _show_rotation(self) -> None:
+        if self._workers is None:
+            return
+        if self.engine.rotation.left:
+            self._workers.pool.leave_rotation()
+        else:
+            self._workers.pool.come_back()
+
     async def refuse_and_drain(self) -> None:
-        """Report NOT_SERVING, and let requests in flight end within drain_timeout; have prefill
-        nodes take states over meanwhile, and for a part of it afterwards."""
+        """Report NOT_SERVING, and take requests for drain_grace still. Then let requests in flight
+        end within drain_timeout; have prefill nodes take states over meanwhile, and for a part of
+        it afterwards."""
         if self._server is None:
             return
         await self._server.refuse_traffic()
-        if self._http is not None:
-            self._http.refuse_traffic()
+        await self.engine.leave()
         if self._workers is not None:
             self._workers.pool.refuse_traffic()
         if self._grammars is not None:
