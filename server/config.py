@@ -16,6 +16,7 @@ from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.tls import ServerTls
 
 from .bind import is_loopback, read_address
+from .discovery.etcd_access import EtcdAccess
 from .errors import RequestLimit, WatcherLimit
 
 ENGINE_PLACES = ("auto", "thread", "process")
@@ -32,6 +33,8 @@ class ServerConfig:
             "http_bind",
             "http_etcd",
             "http_advertise",
+            "etcd_ca",
+            "etcd_login",
             "allowed_hosts",
             "allowed_origins",
             "gateway",
@@ -69,6 +72,12 @@ class ServerConfig:
         "",
         "HOST:PORT under which http_etcd lists this node; none: as bound",
         unit="HOST:PORT",
+    )
+    etcd_ca: str = option(
+        "", "PEM file: etcd must show a certificate signed by these; none: by the system's"
+    )
+    etcd_login: str = option(
+        "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
     )
     # Not option(): a secret stays out of repr.
     api_key: str = field(
@@ -292,6 +301,11 @@ class ServerConfig:
             allowed_hosts=_listed(self.allowed_hosts),
             allowed_origins=_listed(self.allowed_origins),
         )
+
+    @property
+    def etcd_access(self) -> EtcdAccess:
+        """Raises EtcdAccessError."""
+        return EtcdAccess.load(self.etcd_ca, self.etcd_login)
 
     @property
     def _keyless(self) -> Caller:

@@ -216,7 +216,9 @@ class Node:
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
             reached_at = self._config.http_advertise or self._http_address
-            self._registration = http_registration(self._config.http_etcd, reached_at)
+            self._registration = http_registration(
+                self._config.etcd_access, self._config.http_etcd, reached_at
+            )
             self._registration.start()
         if self._keeps:
             for watch in (self._recorder.sample, self._activity.run):

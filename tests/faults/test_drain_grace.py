@@ -1,5 +1,5 @@
-"""A daemon that is stopped takes requests for its grace, then ends whole; and what it reports of that
-to the service manager that started it."""
+"""A daemon that is stopped takes requests for its grace, then ends whole; its reports of that to
+the service manager that started it."""
 
 import os
 import signal
