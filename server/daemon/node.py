@@ -92,6 +92,9 @@ class Node:
         clients in this process's place, which is then their registry; None: there are none.
         grammars: trials that this process's callers wait for; None where it answers no caller."""
         self._config = config
+        self._etcd_access = config.etcd_access
+        if config.http_etcd:
+            self._etcd_access.check(config.http_etcd)
         self.loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat)
         self._exposition = exposition
@@ -217,7 +220,7 @@ class Node:
         if self._config.http_etcd and self._http_address is not None:
             reached_at = self._config.http_advertise or self._http_address
             self._registration = http_registration(
-                self._config.etcd_access, self._config.http_etcd, reached_at
+                self._etcd_access, self._config.http_etcd, reached_at
             )
             self._registration.start()
         if self._keeps:
