@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.utils.service_manager import report_ready
-from tests.harness.daemons import Node, flags
+from tests.harness.daemons import Node, asked, flags, random_prompt
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.http_calls import Reply, ask
 from tests.harness.running_nodes import HTTP, node_pair
@@ -58,8 +58,7 @@ def test_a_node_takes_requests_until_a_second_signal_skips_its_grace(more: tuple
 
 def test_a_signal_beyond_the_grace_ends_a_node_at_once() -> None:
     with started(*LONG_GRACE, "--drain-timeout", "600") as node:
-        answer = node.client.generate("so it was", max_new_tokens=100_000, ignore_eos=True)
-        next(iter(answer))
+        next(iter(asked(node, (5, 6), b"", 10_000)))
         for _ in range(2):
             os.kill(node.pid, signal.SIGTERM)
             until(lambda: not is_ready(node), "it stays ready")
@@ -70,8 +69,8 @@ def test_a_signal_beyond_the_grace_ends_a_node_at_once() -> None:
 
 
 def test_after_the_grace_requests_are_refused_and_the_running_one_ends_whole() -> None:
-    with started("--drain-grace", "1") as node:
-        stream = node.client.generate("so it was", max_new_tokens=600, ignore_eos=True)
+    with started("--drain-grace", "1", "--drain-timeout", "120") as node:
+        stream = asked(node, (5, 6), b"", 1000)
         parts = iter(stream)
         next(parts)
         os.kill(node.pid, signal.SIGTERM)
@@ -82,7 +81,7 @@ def test_after_the_grace_requests_are_refused_and_the_running_one_ends_whole() -
         assert refused.refusal == (503, "draining") and refused.headers["Retry-After"]
         for _ in parts:
             pass
-        assert len(stream.result().token_ids) == 600
+        assert len(stream.result().token_ids) == 1000
         until(lambda: node.exit_status is not None, "it does not end")
         assert node.exit_status == 0
 
@@ -91,7 +90,7 @@ def test_a_prefill_node_serves_decode_nodes_in_its_grace() -> None:
     with node_pair(*HTTP, prefill=LONG_GRACE) as (prefill, decode):
         os.kill(prefill.pid, signal.SIGTERM)
         until(lambda: not is_ready(prefill), "it stays ready")
-        answer = decode.client.generate(list(range(200)), max_new_tokens=2).result()
+        answer = asked(decode, random_prompt(200, 1), b"", 2).result()
         assert answer.usage.prefilled_on == "prefill"
         os.kill(prefill.pid, signal.SIGTERM)
         assert prefill.stop() == 0
