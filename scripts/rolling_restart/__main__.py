@@ -6,7 +6,6 @@ ended before restarts did.
 """
 
 import asyncio
-import os
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -99,7 +98,6 @@ def main() -> int:
     about = "Restart nodes in turn behind a reverse proxy."
     settings = settings_of("scripts.rolling_restart", about, Settings)
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
         try:
             run = restarted_under_load(settings, Path(folder))
         except ProxyError as error:

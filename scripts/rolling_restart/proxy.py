@@ -4,6 +4,7 @@ Owns the proxy's process. What differs from the file that is shipped: the addres
 the frame around it, which a package brings.
 """
 
+import os
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pwd import getpwuid
 
 from tests.harness.processes import free_port
 
@@ -23,7 +25,7 @@ _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 
 _NGINX_FRAME = """\
-daemon off;
+{user}daemon off;
 worker_processes 2;
 pid {folder}/nginx.pid;
 error_log {folder}/log warn;
@@ -57,7 +59,9 @@ class Kind:
 
 def _write_nginx(folder: Path, text: str) -> tuple[Sequence[str], Sequence[str]]:
     (folder / "tasuki.conf").write_text(text)
-    (folder / "nginx.conf").write_text(_NGINX_FRAME.format(folder=folder))
+    # Else root's workers would be nobody's, who may not write here.
+    user = f"user {getpwuid(0).pw_name};\n" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(_NGINX_FRAME.format(folder=folder, user=user))
     run = ("-p", str(folder), "-e", str(folder / "log"), "-c", str(folder / "nginx.conf"))
     return (*run, "-t"), run
 

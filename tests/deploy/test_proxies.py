@@ -1,7 +1,6 @@
 """nginx and haproxy as they are shipped, before real nodes."""
 
 import http.client
-import itertools
 import json
 import re
 import time
@@ -85,18 +84,20 @@ def test_a_stream_comes_token_by_token(proxied: Proxied) -> None:
     body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), JSON)
     reply = connection.getresponse()
+    began = time.monotonic()
     came = []
     while line := reply.readline():
         if line.startswith(b"data: "):
             came.append(time.monotonic())
     connection.close()
-    apart = sum(later - earlier > 0.0005 for earlier, later in itertools.pairwise(came))
-    assert len(came) >= 200 and apart > 50, "it came in few pieces"
+    assert len(came) >= 200
+    assert came[0] - began < (came[-1] - began) / 2, "it came when it was over"
 
 
 def test_a_body_of_megabytes_passes(proxied: Proxied) -> None:
     text = "it was so " * 300_000
-    assert proxied.post("/tokenize", {"prompt": text}).status == 200
+    reply = proxied.post("/tokenize", {"prompt": text})
+    assert reply.refusal == (400, "context_length_exceeded"), "the node has read it"
 
 
 def test_a_socket_passes(proxied: Proxied) -> None:
