@@ -150,7 +150,8 @@ async def _trouble(
 
 async def _read_stream(reply: aiohttp.ClientResponse) -> tuple[str, int, bool]:
     """Text, tokens, and whether it ended. Raises ValueError for an error in it."""
-    parts, tokens = [], 0
+    parts: list[str] = []
+    tokens = 0
     async for line in reply.content:
         if not line.startswith(b"data: "):
             continue
