@@ -5,10 +5,11 @@ keep connections open and use them again.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,7 @@ _SESSIONS = 4
 
 @dataclass(frozen=True)
 class Load:
-    """a_second: requests. tokens: the least and the most of an answer. prompt: the most tokens.
+    """requests: at least so many. a_second: requests. tokens: the least and the most of an answer. prompt: the most tokens.
     known: answers are the free model's, token by token."""
 
     requests: int
@@ -70,9 +71,9 @@ class Ask:
 
 
 def asks(load: Load) -> Iterator[Ask]:
-    """In their order, the same for the same seed."""
+    """In their order, the same for the same seed, without an end."""
     drawn = random.Random(load.seed)
-    for number in range(load.requests):
+    for number in itertools.count():
         length = drawn.randint(1, load.prompt)
         prompt = [drawn.randrange(1, min(VOCABULARY, 2000)) for _ in range(length)]
         session = f"session-{drawn.randrange(64)}" if number % _SESSIONS == 0 else ""
@@ -80,8 +81,9 @@ def asks(load: Load) -> Iterator[Ask]:
         yield Ask(number, prompt, tokens, number % _WHOLE_ANSWERS != 0, session)
 
 
-async def asked_at_a_pace(address: str, load: Load) -> Outcome:
-    """Returns once every answer has ended. address: HOST:PORT."""
+async def asked_at_a_pace(address: str, load: Load, over: Callable[[], bool]) -> Outcome:
+    """Returns once every answer has ended. address: HOST:PORT. over: whether no more than the
+    load's requests are wanted."""
     outcome = Outcome()
     words = Words(VOCABULARY)
     loop = asyncio.get_running_loop()
@@ -91,6 +93,8 @@ async def asked_at_a_pace(address: str, load: Load) -> Outcome:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         for ask in asks(load):
+            if ask.number >= load.requests and over():
+                break
             await asyncio.sleep(max(0.0, began + ask.number / load.a_second - loop.time()))
             task = loop.create_task(_ask(session, address, ask, load.known, words, outcome))
             running.add(task)
