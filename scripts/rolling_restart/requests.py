@@ -27,8 +27,8 @@ _SESSIONS = 4
 
 @dataclass(frozen=True)
 class Load:
-    """requests: at least so many. a_second: requests. tokens: the least and the most of an answer. prompt: the most tokens.
-    known: answers are the free model's, token by token."""
+    """requests: at least so many. a_second: requests. tokens: the least and the most of an answer.
+    prompt: the most tokens. known: answers are the free model's, token by token."""
 
     requests: int
     a_second: float

@@ -134,7 +134,7 @@ def back(proxied: Proxied, node: Node) -> bool:
 
 
 @pytest.mark.parametrize("name", [*KINDS])
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_restarts_in_turn_lose_no_request(name: str, tmp_path: Path) -> None:
     program(KINDS[name].program, f"install Debian's {KINDS[name].package}")
     settings = Settings(
