@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tasuki.server.discovery.etcd import Etcd
+from tasuki.server.discovery.etcd_access import EtcdAccess
 from tasuki.server.discovery.etcd_membership import EtcdMembership
 from tasuki.server.discovery.membership import (
     FileMembership,
@@ -72,10 +72,11 @@ class DecodeConfig(WireOptions):
         for target in self.targets:
             check_target(target, "prefill")
 
-    @property
-    def membership(self) -> Membership:
+    def membership(self, access: EtcdAccess) -> Membership:
+        """access: to etcd. Raises EtcdAccessError."""
         if self.etcd:
-            return EtcdMembership(lambda: Etcd(self.etcd), self.etcd_prefix)
+            access.check(self.etcd)
+            return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)
         if self.prefill_file:
             return FileMembership(Path(self.prefill_file))
         return FixedMembership(self.targets)

@@ -95,7 +95,7 @@ class DecodeSide:
             plane.transport,
             plane.contract,
             plane.node,
-            config.membership,
+            config.membership(server_config.etcd_access),
             self._loop.loop,
             settings or _settings(engine_config),
             dials,

@@ -16,7 +16,6 @@ from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
-from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.transfer.data_plane import DataPlane
@@ -65,6 +64,9 @@ class PrefillSide:
     ) -> None:
         """gateway_rooms: of a gateway that is served in the same process."""
         self._access = server_config.access
+        self._etcd_access = server_config.etcd_access
+        if config.etcd:
+            self._etcd_access.check(config.etcd)
         require_named_peers(config.handover_bind or server_config.bind, self._access)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
         self._ends = TransferEngine.over(
@@ -144,7 +146,9 @@ class PrefillSide:
     async def _register(self, address: str) -> None:
         """On the hand-over's loop too: an entry that is not renewed takes the node away."""
         self._registration = Registration(
-            Etcd(self._config.etcd), self._config.etcd_prefix + self._config.name, address
+            self._etcd_access.client(self._config.etcd),
+            self._config.etcd_prefix + self._config.name,
+            address,
         )
         self._registration.start()
 

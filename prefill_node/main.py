@@ -86,7 +86,9 @@ async def run(
         node = PrefillNode(
             engine_config, server_config, config, parts, plane, role_change=role_change
         )
-        async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
+        async with StopRequest(
+            exit_with_parent=server_config.exit_with_parent, hurry=node.front.hurry
+        ) as stop:
             address = await node.startup()
             role_change.offer(address, node.front.http_address, stop.ask)
             spare_collections()

@@ -16,6 +16,7 @@ from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.tls import ServerTls
 
 from .bind import is_loopback, read_address
+from .discovery.etcd_access import EtcdAccess
 from .errors import RequestLimit, WatcherLimit
 
 ENGINE_PLACES = ("auto", "thread", "process")
@@ -32,6 +33,8 @@ class ServerConfig:
             "http_bind",
             "http_etcd",
             "http_advertise",
+            "etcd_ca",
+            "etcd_login",
             "allowed_hosts",
             "allowed_origins",
             "gateway",
@@ -51,7 +54,10 @@ class ServerConfig:
         "Logs and metrics": (
             *("log_format", "log_level", "otlp_endpoint", "metrics", "metrics_compat"),
         ),
-        "Life": ("engine_process", "front_workers", "drain_timeout", "exit_with_parent"),
+        "Life": (
+            *("engine_process", "front_workers", "drain_grace", "drain_timeout"),
+            "exit_with_parent",
+        ),
     }
 
     bind: str = option("127.0.0.1:50051", "HOST:PORT to serve; port 0 picks one")
@@ -66,6 +72,12 @@ class ServerConfig:
         "",
         "HOST:PORT under which http_etcd lists this node; none: as bound",
         unit="HOST:PORT",
+    )
+    etcd_ca: str = option(
+        "", "PEM file: etcd must show a certificate signed by these; none: by the system's"
+    )
+    etcd_login: str = option(
+        "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
     )
     # Not option(): a secret stays out of repr.
     api_key: str = field(
@@ -186,7 +198,10 @@ class ServerConfig:
     insecure: bool = option(
         False, "serve a non-loopback address, and dial prefill nodes at one, in plain text"
     )
-    drain_timeout: float = option(30.0, "seconds that requests in flight get after SIGTERM")
+    drain_grace: float = option(
+        0.0, "seconds after SIGTERM in which /ready fails and requests are still taken"
+    )
+    drain_timeout: float = option(30.0, "seconds that requests in flight get after drain_grace")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
     engine_process: str = option(
@@ -225,7 +240,7 @@ class ServerConfig:
             raise ValueError(f"response_store_mib must be 0 or more, not {self.response_store_mib}")
         if not self.response_seconds > 0:
             raise ValueError(f"response_seconds must be over 0, not {self.response_seconds}")
-        for name in ("response_seconds", "drain_timeout", "session_idle_seconds"):
+        for name in ("response_seconds", "drain_grace", "drain_timeout", "session_idle_seconds"):
             if not 0 <= getattr(self, name) <= LONGEST_SECONDS:
                 raise ValueError(
                     f"{name} must be 0 or more, {LONGEST_SECONDS:g} at most, not "
@@ -286,6 +301,11 @@ class ServerConfig:
             allowed_hosts=_listed(self.allowed_hosts),
             allowed_origins=_listed(self.allowed_origins),
         )
+
+    @property
+    def etcd_access(self) -> EtcdAccess:
+        """Raises EtcdAccessError."""
+        return EtcdAccess.load(self.etcd_ca, self.etcd_login)
 
     @property
     def _keyless(self) -> Caller:

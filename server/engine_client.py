@@ -41,6 +41,7 @@ from .errors import (
 )
 from .request_ids import RequestNames
 from .request_log import RequestLog
+from .rotation import Rotation
 from .unread_answer import AnswerPart, SinkTurn, TokenSink, UnreadAnswer
 from .visible_usage import visible_end, visible_evictions
 
@@ -166,6 +167,7 @@ class EngineClient:
         begin: Callable[[m.RequestId, RequestContext], None] = lambda request, context: None,
         requests: ConcurrencyCaps | None = None,
         watchers: ConcurrencyCaps | None = None,
+        drain_grace: float = 0.0,
     ) -> None:
         """post: hands a message to the engine, from any thread, without blocking.
 
@@ -174,7 +176,8 @@ class EngineClient:
         ends, evictions and ends of rooms, on the event loop; count_tokens: how many tokens a
         delivery brought. limits: what callers may ask for; None: as much as they like. begin:
         called with each request that was let in, and from where it comes. requests, watchers: what
-        callers may hold at once; None: as much as they like.
+        callers may hold at once; None: as much as they like. drain_grace: seconds between the call
+        for a drain and the first refusal.
         """
         self._post = post
         self._loop = loop
@@ -188,6 +191,7 @@ class EngineClient:
         self.watchers = watchers or ConcurrencyCaps(WatcherLimit, "watches", 0)
         self.ended = RequestLog(time.monotonic)
         self.calls = CallsInProgress()
+        self.rotation = Rotation(drain_grace)
         self._names = RequestNames()
         self._unread: dict[m.RequestId, UnreadAnswer] = {}
         self._scores: dict[m.RequestId, ScoreSink] = {}
@@ -212,6 +216,7 @@ class EngineClient:
     def engine_lost(self, reason: str) -> None:
         """The engine has died: ends everything in flight and refuses what comes."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
+        self.rotation.hurry()
         for name, unread in self._unread.items():
             self._names.end(name)
             unread.end(RequestRejected(self._lost))
@@ -396,8 +401,10 @@ class EngineClient:
         return await self._query(m.StatsReply, m.CountersQuery)
 
     async def load(self) -> m.LoadReply:
-        """How much room there is for one answer more."""
-        return await self._query(m.LoadReply, m.LoadQuery)
+        """How much room there is for one answer more. Out of rotation the node drains to whoever
+        chooses between nodes, though it takes requests still."""
+        load = await self._query(m.LoadReply, m.LoadQuery)
+        return replace(load, draining=load.draining or self.rotation.left)
 
     async def flush(self) -> int:
         """Returns how many pages and checkpoints were dropped."""
@@ -436,24 +443,35 @@ class EngineClient:
                 self._post(m.EndWatch(opened.watch))
 
     async def drain(self) -> None:
-        """The engine refuses new requests from now on; returns when everything in flight has
-        ended. Raises RequestAborted where undrain() came first."""
-        if not (await self._query(m.Drained, m.Drain)).at_rest:
+        """The node leaves the rotation, and after the grace the engine refuses new requests;
+        returns when everything in flight has ended. Raises RequestAborted where undrain() came
+        first."""
+        self.rotation.leave()
+        await self.rotation.grace()
+        if not self.rotation.left or not (await self._query(m.Drained, m.Drain)).at_rest:
             raise RequestAborted("this node takes requests again: drain it once more")
 
     def undrain(self) -> None:
-        """The engine takes requests again. Raises RequestRejected once the node retires."""
+        """The node takes requests again, and is in rotation. Raises RequestRejected once it
+        retires."""
         self._check_alive()
         if self._retires:
             raise RequestRejected(
                 m.RequestError(m.ErrorKind.DRAINING, "this node is being stopped; try another")
             )
+        self.rotation.come_back()
         self._post(m.Undrain())
 
-    async def retire(self) -> None:
-        """drain(), and nothing undoes it. Returns when the calls that answer have ended too: a
-        client that reads slowly gets all that was computed for it."""
+    async def leave(self) -> None:
+        """Leave the rotation for good. Returns when the grace is over."""
         self._retires = True
+        self.rotation.leave()
+        await self.rotation.grace()
+
+    async def retire(self) -> None:
+        """leave() and drain(). Returns when the calls that answer have ended too: a client that
+        reads slowly gets all that was computed for it."""
+        await self.leave()
         await self.drain()
         await self.calls.over()
 

@@ -47,7 +47,14 @@ TUNING = frozenset(
         ),
         *("queue_timeout", "ttft_target", "max_itl_ms"),
         *("route", "local_prefill_tokens", "pull_tokens", "layers_per_window"),
-        *("drain_timeout", "max_sessions", "session_idle_seconds", "chat_cache_mib", "log_level"),
+        *(
+            "drain_grace",
+            "drain_timeout",
+            "max_sessions",
+            "session_idle_seconds",
+            "chat_cache_mib",
+            "log_level",
+        ),
     }
 )
 """What a call may set: how fast a node works and how much it holds."""

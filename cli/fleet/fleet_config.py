@@ -9,7 +9,7 @@ from typing import ClassVar
 from tasuki.dashboard.fleet.targets import Targets
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import join_address
-from tasuki.server.discovery.etcd import Etcd
+from tasuki.server.discovery.etcd_access import EtcdAccess
 from tasuki.server.discovery.etcd_membership import EtcdMembership
 from tasuki.server.discovery.http_registration import HTTP_PREFIX
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, Membership
@@ -27,7 +27,16 @@ class FleetConfigError(ValueError):
 @dataclass(frozen=True)
 class FleetConfig:
     HEADINGS: ClassVar[Headings] = {
-        "Nodes": ("nodes", "nodes_file", "etcd", "etcd_prefix", "api_key_file", "ca"),
+        "Nodes": (
+            "nodes",
+            "nodes_file",
+            "etcd",
+            "etcd_prefix",
+            "etcd_ca",
+            "etcd_login",
+            "api_key_file",
+            "ca",
+        ),
         "Asking": ("every_seconds", "answer_timeout", "answer_mib", "at_a_time"),
         "Targets": ("ttft_target_ms", "itl_target_ms"),
         "The page": (
@@ -45,6 +54,12 @@ class FleetConfig:
         unit="URL",
     )
     etcd_prefix: str = option(HTTP_PREFIX, "what the keys of nodes' HTTP servers begin with")
+    etcd_ca: str = option(
+        "", "PEM file: etcd must show a certificate signed by these; none: by the system's"
+    )
+    etcd_login: str = option(
+        "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
+    )
     api_key_file: str = option(
         "", "file with the key that every node is shown; the scope metrics is enough"
     )
@@ -133,7 +148,9 @@ class FleetConfig:
     @property
     def _membership(self) -> Membership:
         if self.etcd:
-            return EtcdMembership(lambda: Etcd(self.etcd), self.etcd_prefix)
+            access = EtcdAccess.load(self.etcd_ca, self.etcd_login)
+            access.check(self.etcd)
+            return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)
         if self.nodes_file:
             return FileMembership(Path(self.nodes_file))
         return FixedMembership(self._listed)

@@ -17,7 +17,9 @@ async def serve_apart(
     """role_change: offered once the node stands. REQUIRES: engine.stands() has returned; the node
     is attached to it. Raises EngineProcessError where the engine's process has ended unasked, once
     all clients have their error."""
-    async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
+    async with StopRequest(
+        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+    ) as stop:
         engine.on_loss(stop.ask)
         address = await node.startup()
         if role_change is not None:

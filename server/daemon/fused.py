@@ -88,7 +88,9 @@ async def serve(
         engine.max_batch,
     )
     node = _front(NearEngine(engine), engine_config, server_config, front, codec)
-    async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
+    async with StopRequest(
+        exit_with_parent=server_config.exit_with_parent, hurry=node.hurry
+    ) as stop:
         address = await node.startup()
         spare_collections()
         announce_ready(address, node.http_address)

@@ -9,6 +9,9 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+
+from tasuki.utils.service_manager import report_ready, report_stopping
 
 _STDIN = 0
 _MIDDLE_BEFORE_FULL = 200
@@ -17,12 +20,17 @@ considered; Python's own is 10. Cycles that are garbage and old wait for it: som
 
 
 class StopRequest:
-    """`async with` it around a daemon's life. The first SIGTERM or SIGINT requests a drain, the
-    second one exits at once. exit_with_parent: the end of stdin requests a drain too, so that no
-    child outlives its launcher."""
+    """`async with` it around a daemon's life. The first SIGTERM or SIGINT requests a drain. Another
+    one skips the grace before the drain, where there is one; the next exits at once."""
 
-    def __init__(self, *, exit_with_parent: bool = False) -> None:
+    def __init__(
+        self, *, exit_with_parent: bool = False, hurry: Callable[[], bool] = lambda: False
+    ) -> None:
+        """exit_with_parent: the end of stdin requests a drain too, so that no child outlives its
+        launcher. hurry: skips the grace, and returns whether there was one."""
         self._exit_with_parent = exit_with_parent
+        self._hurry = hurry
+        self._signalled = False
         self._asked = asyncio.Event()
 
     async def __aenter__(self) -> "StopRequest":
@@ -47,8 +55,13 @@ class StopRequest:
         self._asked.set()
 
     def _on_signal(self, number: int) -> None:
+        if self._signalled and self._hurry():
+            return
+        # Also where a change of the role was asked for: it would outlive the signal.
         if self._asked.is_set():
             os._exit(128 + number)
+        self._signalled = True
+        report_stopping("drains")
         self.ask()
 
     def _on_stdin(self) -> None:
@@ -58,12 +71,14 @@ class StopRequest:
 
 
 def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
-    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. http,
-    handover: HOST:PORT of the servers for HTTP and for decode nodes, where it has them apart."""
+    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. A
+    service manager that waits for it gets a message. http, handover: HOST:PORT of the servers for
+    HTTP and for decode nodes, where it has them apart."""
     addresses = {"ready": address, "http": http, "handover": handover}
     known = {name: where for name, where in addresses.items() if where is not None}
     sys.stdout.write(json.dumps(known) + "\n")
     sys.stdout.flush()
+    report_ready(", ".join(f"{name} at {where}" for name, where in known.items()))
 
 
 def spare_collections() -> None:

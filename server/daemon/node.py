@@ -97,6 +97,9 @@ class Node:
         grammars: trials that this process's callers wait for; None where it answers no caller.
         files: that it lives on, beside the server's."""
         self._config = config
+        self._etcd_access = config.etcd_access
+        if config.http_etcd:
+            self._etcd_access.check(config.http_etcd)
         self.loop = asyncio.get_running_loop()
         exposition = Exposition(config.metrics_compat, about.get("model", ""))
         self._exposition = exposition
@@ -116,7 +119,9 @@ class Node:
             begin=self._begun,
             requests=config.requests,
             watchers=config.watchers,
+            drain_grace=config.drain_grace,
         )
+        self.engine.rotation.watch(self._show_rotation)
         self._workers = workers
         self._grammars = grammars
         self._services = services(self.engine)
@@ -221,7 +226,7 @@ class Node:
         if host is None:
             self._server = await self._serve(guests, None)
         else:
-            bridge = Bridge(self.loop, [guest.name for guest in guests])
+            bridge = Bridge(self.loop, [guest.name for guest in guests], self.engine.calls.failed)
             self._server = await host.run(self._serve(guests, bridge), _START_SECONDS)
         try:
             await self._start_http()
@@ -235,7 +240,9 @@ class Node:
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
             reached_at = self._config.http_advertise or self._http_address
-            self._registration = http_registration(self._config.http_etcd, reached_at)
+            self._registration = http_registration(
+                self._etcd_access, self._config.http_etcd, reached_at
+            )
             self._registration.start()
         if self._keeps:
             for watch in (self._recorder.sample, self._activity.run):
@@ -270,8 +277,9 @@ class Node:
 
     async def _serve(self, guests: Sequence[Service], bridge: Bridge | None) -> Server:
         services = [*self._services, *guests]
-        access, calls = self._config.access, self.engine.calls
-        return await start_server(self._config.bind, services, access, bridge, calls=calls)
+        bind, access = self._config.bind, self._config.access
+        calls, rotation = self.engine.calls, self.engine.rotation
+        return await start_server(bind, services, access, bridge, calls=calls, rotation=rotation)
 
     async def _start_http(self) -> None:
         if self._config.http_bind:
@@ -283,6 +291,7 @@ class Node:
                 admitted=self.engine.admitted,
                 calls=self.engine.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
+                rotation=self.engine.rotation,
             )
             self._http_address = self._http.address
 
@@ -291,15 +300,28 @@ class Node:
         await self.refuse_and_drain()
         await self.stop()
 
+    def hurry(self) -> bool:
+        """Skip the grace of refuse_and_drain(), whether or not it has begun. Returns False where
+        none is left."""
+        return self.engine.rotation.hurry()
+
+    def _show_rotation(self) -> None:
+        if self._workers is None:
+            return
+        if self.engine.rotation.left:
+            self._workers.pool.leave_rotation()
+        else:
+            self._workers.pool.come_back()
+
     async def refuse_and_drain(self) -> None:
-        """Report NOT_SERVING, and let requests in flight end within drain_timeout; have prefill
-        nodes take states over meanwhile, and for a part of it afterwards."""
+        """Report NOT_SERVING, and take requests for drain_grace still. Then let requests in flight
+        end within drain_timeout; have prefill nodes take states over meanwhile, and for a part of
+        it afterwards."""
         if self._server is None:
             return
         self._watch.drains = True
         await self._server.refuse_traffic()
-        if self._http is not None:
-            self._http.refuse_traffic()
+        await self.engine.leave()
         if self._workers is not None:
             self._workers.pool.refuse_traffic()
         if self._grammars is not None:

@@ -7,13 +7,16 @@ of its gRPC exists. One event loop's thread.
 import asyncio
 import base64
 import json
+import ssl
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 _SECONDS = 5.0
+_UNAUTHENTICATED = 16
+"""gRPC's code, which the gateway passes on: a token has ended."""
 
 
 class EtcdError(ConnectionError):
@@ -38,12 +41,28 @@ class Snapshot:
     revision: int
 
 
+@dataclass(frozen=True)
+class EtcdLogin:
+    name: str
+    password: str = field(repr=False)
+
+
 class Etcd:
     """endpoint: for example http://127.0.0.1:2379. Close it. REQUIRES: a running event loop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        tls: ssl.SSLContext | None = None,
+        login: EtcdLogin | None = None,
+    ) -> None:
+        """tls: checks etcd's certificate; None: by the system's authorities. login: where etcd asks
+        for a user."""
         self._endpoint = endpoint.rstrip("/")
-        self._session = aiohttp.ClientSession()
+        self._login = login
+        self._token: str | None = None
+        connector = aiohttp.TCPConnector(ssl=True if tls is None else tls)
+        self._session = aiohttp.ClientSession(connector=connector)
 
     async def grant(self, seconds: int) -> int:
         """A lease that ends `seconds` after its last renewal."""
@@ -74,13 +93,23 @@ class Etcd:
         """Yields once for each change under the prefix after revision `after`."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
+        headers = await self._headers()
         try:
             async with self._session.post(
-                f"{self._endpoint}/v3/watch", json={"create_request": create}, timeout=timeout
+                f"{self._endpoint}/v3/watch",
+                json={"create_request": create},
+                headers=headers,
+                timeout=timeout,
             ) as response:
                 async for line in response.content:
-                    if json.loads(line).get("result", {}).get("events"):
+                    result = json.loads(line).get("result", {})
+                    if result.get("events"):
                         yield
+                    # The stream itself would stay open, and silent.
+                    if result.get("canceled"):
+                        self._token = None
+                        reason = result.get("cancel_reason", "")
+                        raise EtcdError(f"etcd at {self._endpoint} refused a watch: {reason}")
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._error(error) from error
         raise EtcdError(f"etcd at {self._endpoint} ended a watch")
@@ -89,17 +118,43 @@ class Etcd:
         await self._session.close()
 
     async def _ask(self, method: str, body: dict[str, Any]) -> dict[str, Any]:
+        had_token = self._token is not None
+        status, reply = await self._post(method, body, await self._headers())
+        if had_token and isinstance(reply, dict) and reply.get("code") == _UNAUTHENTICATED:
+            self._token = None
+            status, reply = await self._post(method, body, await self._headers())
+        if status != 200 or not isinstance(reply, dict):
+            raise EtcdError(f"etcd at {self._endpoint} refused {method}: {reply}")
+        return reply
+
+    async def _headers(self) -> dict[str, str]:
+        """With a token of the login, where there is one."""
+        if self._login is None:
+            return {}
+        if self._token is None:
+            asked = {"name": self._login.name, "password": self._login.password}
+            status, reply = await self._post("auth/authenticate", asked, {})
+            if status != 200 or not isinstance(reply, dict) or "token" not in reply:
+                raise EtcdError(
+                    f"etcd at {self._endpoint} refused the user {self._login.name}: check "
+                    f"etcd_login ({reply})"
+                )
+            self._token = str(reply["token"])
+        return {"Authorization": self._token}
+
+    async def _post(
+        self, method: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> tuple[int, Any]:
+        """The status, and the reply as JSON."""
+        url = f"{self._endpoint}/v3/{method}"
         try:
             async with (
                 asyncio.timeout(_SECONDS),
-                self._session.post(f"{self._endpoint}/v3/{method}", json=body) as response,
+                self._session.post(url, json=body, headers=headers) as response,
             ):
-                reply = await response.json(content_type=None)
+                return response.status, await response.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._error(error) from error
-        if response.status != 200 or not isinstance(reply, dict):
-            raise EtcdError(f"etcd at {self._endpoint} refused {method}: {reply}")
-        return reply
 
     def _error(self, error: Exception) -> EtcdError:
         return EtcdError(f"etcd at {self._endpoint} does not answer: {error!r}")

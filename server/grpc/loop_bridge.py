@@ -12,6 +12,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ import grpc
 from tasuki.server.errors import CallContext, LoopBehind
 from tasuki.utils.loops.loop_thread import run_on
 
-from .malformed_requests import method_of, refusing
+from .malformed_requests import Failed, method_of, refusing
 
 _PATIENCE_SECONDS = 30.0
 
@@ -29,12 +30,14 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self,
         loop: asyncio.AbstractEventLoop,
         stay: Sequence[str],
+        failed: Failed,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
         """stay: full names of services whose methods run on the server's loop, as gRPC's own do.
-        patience: seconds within which `loop` must begin a call."""
+        failed: counts, on `loop`, a call that is refused here. patience: seconds within which `loop` must begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")
+        self._failed = partial(loop.call_soon_threadsafe, failed)
         self._patience = patience
 
     async def intercept_service(
@@ -55,7 +58,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 LoopBehind(
                     f"this node's callers have waited for more than {self._patience:g} s: ask "
                     "another node, or this one again later"
-                )
+                ),
+                self._failed,
             )
         return None if handler is None else _bridged(handler, self._loop)
 

@@ -19,6 +19,7 @@ from tasuki.server.auth.access import LOOPBACK_ONLY, Access
 from tasuki.server.auth.surfaces import is_for_peers
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.calls_in_progress import CallsInProgress
+from tasuki.server.rotation import Rotation
 from tasuki.utils.loops.loop_thread import run_on
 
 from .auth import RequireScope
@@ -68,16 +69,33 @@ class Server:
         host: str,
         port: int,
         health_servicer: Any,
+        names: Sequence[str],
+        rotation: Rotation,
     ) -> None:
+        """names: of services whose health is shown. rotation: a node's that has left has none."""
         self._loop = asyncio.get_running_loop()
         self._server = server
         self._health = health_servicer
+        self._names = names
+        self._rotation = rotation
+        self._showing = asyncio.Lock()
+        rotation.watch(self._rotation_changed)
         self.port = port
         self.address = join_address(host, port)
 
     async def refuse_traffic(self) -> None:
         """Report NOT_SERVING for every service from now on; calls are still answered."""
         await self._there(self._health.enter_graceful_shutdown(), _LATE_SECONDS)
+
+    def _rotation_changed(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._show_health(), self._loop)
+
+    async def _show_health(self) -> None:
+        async with self._showing:
+            status = health_pb2.HealthCheckResponse
+            shown = status.NOT_SERVING if self._rotation.left else status.SERVING
+            for name in self._names:
+                await self._health.set(name, shown)
 
     async def drain(self, timeout: float) -> None:
         """Take no new calls, let those in progress end within `timeout` seconds, then cancel
@@ -103,16 +121,18 @@ async def start_server(
     *,
     calls: CallsInProgress | None = None,
     shares_port: bool = False,
+    rotation: Rotation | None = None,
 ) -> Server:
     """bind: HOST:PORT, port 0 picks one. bridge: to the loop on which services run; None: this one.
     forward: takes calls whose key is good, before the services do. calls: counts those that fail.
-    shares_port: with other processes of this node. Raises BindError, TlsError."""
+    shares_port: with other processes of this node. rotation: the node's; None: it is always in.
+    Raises BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
     credentials = None if access.tls is None else access.tls.grpc_credentials()
     interceptors = _interceptors(access, calls or CallsInProgress(), bridge, forward)
-    server, health_servicer = await _built(services, interceptors, access, shares_port)
+    server, health_servicer, names = await _built(services, interceptors, access, shares_port)
     try:
         if credentials is None:
             bound = server.add_insecure_port(bind)
@@ -121,7 +141,7 @@ async def start_server(
     except RuntimeError as error:
         raise BindError(f"bind {bind} failed: is the port taken? Try port 0") from error
     await server.start()
-    return Server(server, host, bound, health_servicer)
+    return Server(server, host, bound, health_servicer, names, rotation or Rotation())
 
 
 async def start_private_server(
@@ -133,10 +153,10 @@ async def start_private_server(
     """For other processes of this node. path: of a Unix socket, in a folder that is this user's
     alone, so in plain text; keys are asked for as elsewhere. calls: as of start_server()."""
     interceptors = _interceptors(access, calls or CallsInProgress())
-    server, health_servicer = await _built(services, interceptors, access, False)
+    server, health_servicer, names = await _built(services, interceptors, access, False)
     server.add_insecure_port(f"unix:{path}")
     await server.start()
-    return Server(server, path, 0, health_servicer)
+    return Server(server, path, 0, health_servicer, names, Rotation())
 
 
 def _interceptors(
@@ -159,8 +179,8 @@ async def _built(
     interceptors: Sequence[Interceptor],
     access: Access,
     shares_port: bool,
-) -> tuple[grpc.aio.Server, Any]:
-    """A server without a port, and its health, which is good."""
+) -> tuple[grpc.aio.Server, Any, tuple[str, ...]]:
+    """A server without a port, its health, which is good, and the names that have one."""
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),
@@ -177,6 +197,7 @@ async def _built(
     reflection.enable_server_reflection(
         [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
     )
-    for name in ("", *names):
+    shown = ("", *names)
+    for name in shown:
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    return server, health_servicer
+    return server, health_servicer, shown

@@ -12,12 +12,15 @@ _PATHS = ("/v1/messages", "/v1/messages/")
 _OVERLOADED = 529
 # A status that Anthropic's clients know by another number.
 _STATUS = {501: 400, 503: _OVERLOADED}
+_ELSEWHERE = ("draining", "behind")
+"""Codes that stay 503: reverse proxies send those on to another node, and know no 529."""
 _TYPE = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    503: "overloaded_error",
     _OVERLOADED: "overloaded_error",
 }
 # Agents shorten their conversation when they read this.
@@ -29,8 +32,9 @@ def asks_as_anthropic(request: web.Request) -> bool:
     return request.path == _PATHS[0] or request.path.startswith(_PATHS[1])
 
 
-def anthropic_status(status: int) -> int:
-    return _STATUS.get(status, status)
+def anthropic_status(status: int, code: str) -> int:
+    """status, code: of the refusal in OpenAI's shape."""
+    return status if code in _ELSEWHERE else _STATUS.get(status, status)
 
 
 def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> di
     too_long = error["code"] == "context_length_exceeded"
     default = "api_error" if status >= 500 else "invalid_request_error"
     shown = {
-        "type": _TYPE.get(anthropic_status(status), default),
+        "type": _TYPE.get(anthropic_status(status, error["code"]), default),
         "message": (_TOO_LONG if too_long else "") + error["message"],
     }
     return {"type": "error", "error": shown, "request_id": request_id}

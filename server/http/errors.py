@@ -175,6 +175,6 @@ def _response(
 ) -> web.Response:
     headers = {"Retry-After": str(seconds)} if status in RETRIED else None
     if asks_as_anthropic(request):
-        body = anthropic_error(status, body, http_request_id(request))
-        status = anthropic_status(status)
+        shown = anthropic_error(status, body, http_request_id(request))
+        status, body = anthropic_status(status, body["error"]["code"]), shown
     return web.json_response(body, status=status, headers=headers)

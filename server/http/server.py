@@ -23,6 +23,7 @@ from tasuki.server.auth.caller import NOBODY, Caller
 from tasuki.server.bind import BindError, join_address, parse_bind, require_callers_known
 from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.server.openapi.routes import ApiDescription
+from tasuki.server.rotation import Rotation
 from tasuki.utils.version import package_version
 
 from .auth import http_caller, require_scope, surface_of
@@ -69,25 +70,21 @@ class HttpServer:
         runner: web.AppRunner,
         listening: asyncio.Server,
         connections: HttpConnections,
-        probes: "Probes",
+        rotation: Rotation,
         host: str,
         port: int,
     ) -> None:
         self._runner = runner
         self._listening = listening
         self.connections = connections
-        self._probes = probes
+        self._rotation = rotation
         self.port = port
         self.address = join_address(host, port)
-
-    def refuse_traffic(self) -> None:
-        """/ready answers 503 from now on; requests are still answered."""
-        self._probes.draining = True
 
     async def drain(self) -> None:
         """Take no new requests, let those in progress end within the last-writes time, then cancel
         them."""
-        self.refuse_traffic()
+        self._rotation.leave()
         self._listening.close()
         await self._runner.cleanup()
 
@@ -95,9 +92,9 @@ class HttpServer:
 class Probes:
     """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
-    def __init__(self, lost: Callable[[], str | None]) -> None:
+    def __init__(self, lost: Callable[[], str | None], rotation: Rotation) -> None:
         self._lost = lost
-        self.draining = False
+        self._rotation = rotation
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -114,7 +111,7 @@ class Probes:
         return web.json_response({"status": "ok"})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        if self.draining:
+        if self._rotation.left:
             raise HttpRefusal(503, "draining", "this node is draining; try another")
         return await self._health(request)
 
@@ -132,15 +129,17 @@ async def start_http_server(
     calls: CallsInProgress | None = None,
     last_writes_seconds: float = 1.0,
     shares_port: bool = False,
+    rotation: Rotation | None = None,
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. admitted: lets a caller's request in before its body is
     read, as EngineClient.admitted(); by default each, under its own id. calls: counts the same
     requests while they are answered, and those that fail. shares_port: with other processes of this
-    node. Raises BindError, TlsError."""
+    node. rotation: the node's; None: one of this server alone. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
-    application = _Application(host, routes, lost, access, admitted, calls)
+    rotation = rotation or Rotation()
+    application = _Application(host, routes, lost, access, admitted, calls, rotation)
     runner = await application.run(last_writes_seconds)
     try:
         listening = await asyncio.get_running_loop().create_server(
@@ -155,8 +154,7 @@ async def start_http_server(
         await runner.cleanup()
         raise BindError(f"http_bind {bind} failed: is the port taken? Try port 0") from error
     bound = int(listening.sockets[0].getsockname()[1])
-    connections, probes = application.connections, application.probes
-    server = HttpServer(runner, listening, connections, probes, host, bound)
+    server = HttpServer(runner, listening, application.connections, rotation, host, bound)
     log.info("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
     return server
 
@@ -173,11 +171,12 @@ async def start_private_http_server(
     that is this user's alone, so in plain text; keys are asked for as elsewhere. bind: HOST:PORT by
     which clients call those processes. calls: as of start_http_server()."""
     host, port = parse_bind(bind, access, "http_bind")
-    application = _Application(host, routes, lost, access, _everybody, calls)
+    rotation = Rotation()
+    application = _Application(host, routes, lost, access, _everybody, calls, rotation)
     runner = await application.run(0.0)
     loop = asyncio.get_running_loop()
     listening = await loop.create_unix_server(application.protocol(runner), path)
-    return HttpServer(runner, listening, application.connections, application.probes, host, port)
+    return HttpServer(runner, listening, application.connections, rotation, host, port)
 
 
 class _Application:
@@ -189,9 +188,9 @@ class _Application:
         access: Access,
         admitted: Admitted,
         calls: CallsInProgress | None,
+        rotation: Rotation,
     ) -> None:
         most = access.max_connections
-        self.probes = Probes(lost)
         self.connections = HttpConnections(most, max(1, most // 4))
         calls = calls or CallsInProgress()
         origins = AllowedOrigins(access.allowed_origins, CHARGED)
@@ -213,12 +212,14 @@ class _Application:
         self._application[CALLS] = calls
         sockets = OpenSockets(self.connections, most)
         self._application[OPEN_SOCKETS] = sockets
+        rotation.watch(sockets.leave)
         self._application.on_shutdown.append(sockets.end)
         self._application.on_response_prepare.append(send_request_id)
         self._application.on_response_prepare.append(send_added_headers)
         self._application.on_response_prepare.append(origins.mark)
+        self._application.on_response_prepare.append(partial(_part_with_client, rotation))
         description = ApiDescription()
-        served = [*self.probes.routes(), *description.routes(), *routes]
+        served = [*Probes(lost, rotation).routes(), *description.routes(), *routes]
         self._application.add_routes([_reading_later(route) for route in served])
         surfaces = [
             (route.method, route.resource.canonical)
@@ -250,6 +251,16 @@ class _Application:
         loop = asyncio.get_running_loop()
         make = partial(TypedRequestHandler, runner.server, loop=loop, **settings)
         return self.connections.bounded(make)
+
+
+async def _part_with_client(
+    rotation: Rotation, request: web.Request, response: web.StreamResponse
+) -> None:
+    """Out of rotation an answer is its connection's last, so that the client's next request finds
+    another node."""
+    if rotation.left and not isinstance(response, web.WebSocketResponse):
+        response.force_close()
+        response.headers["Connection"] = "close"
 
 
 def _let_in(

@@ -35,7 +35,7 @@ _STATUSES: Mapping[int, str] = {
     500: "Something failed here: see the node's log",
     501: "A node with front workers does not serve it",
     503: "The node is busy or draining",
-    529: "The node is busy or draining",
+    529: "The node is busy",
 }
 _ALWAYS = (400, 415, 417, 421, 500, 503)
 _OF_BODIES = (408, 409, 413)

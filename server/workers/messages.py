@@ -214,6 +214,14 @@ class AbortAsked(Message):
     name: RequestId
 
 
+class LeaveRotation(Message):
+    """Report that this node is not ready; calls are taken as before."""
+
+
+class ComeBack(Message):
+    """Report that this node is ready again."""
+
+
 class RefuseTraffic(Message):
     """Report that this node drains; calls are still answered."""
 
@@ -234,5 +242,15 @@ class EngineDied(Message):
     reason: str
 
 
-ToWorker = Reply | AbortAsked | RefuseTraffic | AwaitCalls | Look | EndWorker | EngineDied
+ToWorker = (
+    Reply
+    | AbortAsked
+    | LeaveRotation
+    | ComeBack
+    | RefuseTraffic
+    | AwaitCalls
+    | Look
+    | EndWorker
+    | EngineDied
+)
 KINDS: tuple[type, ...] = get_args(FromWorker) + get_args(ToWorker)

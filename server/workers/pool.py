@@ -54,6 +54,7 @@ class WorkerPool:
         self._workers: dict[int, _WorkerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._numbers = iter(range(1, 1 << 31))
+        self._shown: w.LeaveRotation | w.ComeBack = w.ComeBack()
 
     async def start(self, registry: Registry) -> tuple[str, str | None]:
         """Returns HOST:PORT of gRPC and of HTTP, once all workers stand. Raises BindError,
@@ -71,6 +72,16 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         self._keepers = [loop.create_task(self._kept(worker)) for worker in self._workers.values()]
         return bind, http or None
+
+    def leave_rotation(self) -> None:
+        """Report that this node is not ready; so does a worker that is started from now on."""
+        self._shown = w.LeaveRotation()
+        self._tell(self._shown)
+
+    def come_back(self) -> None:
+        """Undo leave_rotation()."""
+        self._shown = w.ComeBack()
+        self._tell(self._shown)
 
     def refuse_traffic(self) -> None:
         """Report that this node drains; a worker that ends from now on has no successor."""
@@ -123,6 +134,7 @@ class WorkerPool:
             await worker.stop()
             del self._workers[number]
             raise
+        worker.send([self._shown])
         return worker
 
     async def _kept(self, worker: "_WorkerProcess") -> None:

@@ -30,6 +30,7 @@ from tasuki.server.model_api.routes import model_routes
 from tasuki.server.openai.routes import openai_routes, served_model
 from tasuki.server.responses.conversations.routes import unserved_conversation_routes
 from tasuki.server.responses.routes import answering_routes
+from tasuki.server.rotation import Rotation
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.utils.error_lines import is_expected, line_of
 from tasuki.utils.logs import configure_logging
@@ -101,6 +102,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[int] = self._loop.create_future()
         self._waits: asyncio.Task[None] | None = None
+        self._rotation = Rotation()
         self._registry: RegistryLink
         self._engine: EngineSocket
         self._client: WorkerClient
@@ -172,12 +174,11 @@ class Worker:
         ]
         forward = GrpcForwarding(self._channel, OWN_METHODS)
         self._server = await start_server(
-            config.bind,
-            services,
-            access,
+            *(config.bind, services, access),
             forward=forward,
             calls=client.calls,
             shares_port=True,
+            rotation=self._rotation,
         )
         if config.http_bind:
             self._forwarding = HttpForwarding(job.sockets.http)
@@ -190,6 +191,7 @@ class Worker:
                 calls=client.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
                 shares_port=True,
+                rotation=self._rotation,
             )
 
     def _routes(self, codec: TextCodec) -> Sequence[web.RouteDef]:
@@ -207,11 +209,13 @@ class Worker:
         match message:
             case w.AbortAsked(name):
                 self._client.abort_asked(name)
+            case w.LeaveRotation():
+                self._rotation.leave()
+            case w.ComeBack():
+                self._rotation.come_back()
             case w.RefuseTraffic():
                 self._grammars.close(DRAINS)
-                self._loop.create_task(self._server.refuse_traffic())
-                if self._http is not None:
-                    self._http.refuse_traffic()
+                self._rotation.leave()
             case w.AwaitCalls():
                 self._waits = self._loop.create_task(self._tell_when_over())
             case w.Look():

@@ -4,6 +4,8 @@ LeaderWorkerSet's own fields are checked against its published API (v1); its pod
 kind, against Kubernetes' own schemas.
 """
 
+import os
+import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -17,6 +19,8 @@ from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.config import ServerConfig
+from tasuki.server.daemon.dry_run import DryRunConfig
+from tasuki.server.daemon.http_address import HttpAddress
 from tasuki.utils.config.flags import parse_configs
 from tests.harness.programs import finished, output_of, program
 
@@ -27,6 +31,11 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES, SYSTEMD = DEPLOY / "kubernetes", DEPLOY / "systemd"
 VERSION = "1.31"
 CONFIGS = {"prefill": PrefillConfig, "decode": DecodeConfig}
+UNITS = {
+    "prefill": "tasuki-prefill.service",
+    "decode": "tasuki-decode.service",
+    "serve": "tasuki.service",
+}
 COUNT = {"type": "integer", "minimum": 0}
 COUNT_OR_SHARE = {"oneOf": [COUNT, {"type": "string", "pattern": "^[0-9]+%$"}]}
 LEADER_WORKER_SET = {
@@ -115,7 +124,8 @@ def validate(item: dict[str, Any]) -> None:
 
 def parsed(role: str, flags: Sequence[str]) -> tuple[Any, ...]:
     """As the daemon reads them; exits where one is wrong."""
-    return parse_configs(f"tasuki {role}", "", flags, EngineConfig, ServerConfig, CONFIGS[role])
+    kinds = (CONFIGS[role],) if role in CONFIGS else (DryRunConfig, HttpAddress)
+    return parse_configs(f"tasuki {role}", "", flags, EngineConfig, ServerConfig, *kinds)
 
 
 def test_every_object_fits_its_schema() -> None:
@@ -153,16 +163,31 @@ def test_a_pod_starts_a_node_whose_flags_exist(role: str, tmp_path: Path) -> Non
     (tmp_path / f"{role}.toml").write_text(settings, encoding="utf-8")
     here = [flag.replace("/config", str(tmp_path)) for flag in flags]
     engine, front, node = parsed(role, here)
-    assert engine.model == "/model" and node.name == "pod-0" and node.etcd.startswith("http://")
+    assert engine.model == "/model" and node.name == "pod-0" and node.etcd.startswith("https://")
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert front.bind.endswith(f":{ports['grpc']}")
     assert front.http_bind.endswith(f":{ports['http']}")
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = container[probe]["httpGet"]
         assert asked["path"] in ("/health", "/ready") and asked["scheme"] == "HTTPS"
-    assert front.tls_cert and pod["spec"]["terminationGracePeriodSeconds"] > front.drain_timeout
+    assert front.tls_cert
+    assert stopping_seconds(pod["spec"], front) < pod["spec"]["terminationGracePeriodSeconds"]
+    assert front.drain_grace >= 2 * container["readinessProbe"]["periodSeconds"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    for file, volume in ((front.etcd_login, "etcd"), (front.etcd_ca, "tls")):
+        assert file.startswith(mounts[volume] + "/")
+    environment = {item["name"]: item.get("value", "") for item in container["env"]}
+    assert environment["TRITON_CACHE_DIR"].startswith(mounts["cache"] + "/")
     mounted = {volume["name"] for volume in pod["spec"]["volumes"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == mounted
+
+
+def stopping_seconds(pod: dict[str, Any], front: ServerConfig) -> float:
+    """From the begin of a pod's end to that of its node."""
+    (container,) = pod["containers"]
+    before = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert before[0] == "sleep"
+    return float(before[1]) + front.drain_grace + front.drain_timeout
 
 
 def test_pods_run_the_image_that_the_dockerfile_makes() -> None:
@@ -175,6 +200,12 @@ def test_pods_run_the_image_that_the_dockerfile_makes() -> None:
         assert container["image"] == f"{project['name']}:{project['version']}"
         assert "command" not in container and container["args"][0] == role
         assert f"--uid {pod['securityContext']['runAsUser']} " in image
+    # Of the two transports one fits a driver, and a CUDA build of torch brings triton.
+    extras = {*project["optional-dependencies"]} - {"cu12", "cuda"}
+    (installed,) = re.findall(r"\.whl\)\[([a-z0-9,]+)\]", image)
+    assert set(installed.split(",")) == extras
+    assert "TRITON_CACHE_DIR=/var/cache/tasuki/triton" in image
+    assert 'VOLUME ["/models", "/var/cache/tasuki/triton"]' in image
 
 
 def test_budgets_and_the_front_door_choose_pods_that_exist() -> None:
@@ -188,10 +219,10 @@ def test_budgets_and_the_front_door_choose_pods_that_exist() -> None:
     assert door["selector"].items() <= pod_of("decode")["metadata"]["labels"].items()
 
 
-@pytest.mark.parametrize("role", [*CONFIGS])
+@pytest.mark.parametrize("role", [*UNITS])
 def test_a_unit_is_one_that_systemd_takes(role: str, tmp_path: Path) -> None:
     analyze = program("systemd-analyze", "install Debian's systemd")
-    name = f"tasuki-{role}.service"
+    name = UNITS[role]
     text = (SYSTEMD / name).read_text(encoding="utf-8")
     # What it starts, and as whom, is not on this machine.
     here = text.replace("/opt/tasuki/bin/tasuki", "/bin/true").replace("=tasuki\n", "=root\n")
@@ -201,15 +232,37 @@ def test_a_unit_is_one_that_systemd_takes(role: str, tmp_path: Path) -> None:
         assert run.returncode == 0 and "Unknown" not in run.stderr, run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("role", [*CONFIGS])
+@pytest.mark.parametrize("role", [*UNITS])
 def test_a_unit_starts_a_node_whose_settings_exist(role: str) -> None:
-    unit = (SYSTEMD / f"tasuki-{role}.service").read_text(encoding="utf-8")
+    unit = (SYSTEMD / UNITS[role]).read_text(encoding="utf-8")
     (line,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
     _, command, *flags = line.removeprefix("ExecStart=").split()
     assert command == role
     here = [flag.replace("/etc/tasuki", str(SYSTEMD)) for flag in flags]
-    _, front, _ = parsed(role, here)
+    _, front, *_ = parsed(role, here)
     settings = tomllib.loads((SYSTEMD / f"{role}.toml").read_text(encoding="utf-8"))
     assert front.bind == settings["bind"]
     (stop,) = [line for line in unit.splitlines() if line.startswith("TimeoutStopSec=")]
-    assert int(stop.split("=")[1]) > front.drain_timeout
+    assert int(stop.split("=")[1]) > front.drain_grace + front.drain_timeout
+    assert front.drain_grace == 5
+    assert "\nType=notify\n" in unit and "\nTimeoutStartSec=" in unit
+
+
+def test_the_script_puts_all_that_units_name_in_place(tmp_path: Path) -> None:
+    output_of([SYSTEMD / "install", *UNITS], env={**os.environ, "DESTDIR": str(tmp_path)})
+    for unit in UNITS.values():
+        text = (tmp_path / "etc/systemd/system" / unit).read_text(encoding="utf-8")
+        named = re.findall(
+            r"file://(\S+)|--config=(\S+)|^EnvironmentFile=-(\S+)", text, re.MULTILINE
+        )
+        paths = [path for found in named for path in found if path]
+        assert len(paths) == 3
+        for path in paths:
+            assert (tmp_path / path.lstrip("/")).is_file(), path
+    assert (tmp_path / "etc/tasuki/environment").stat().st_mode & 0o777 == 0o600
+    # An operator's settings stay.
+    (tmp_path / "etc/tasuki/serve.toml").write_text("mine")
+    output_of([SYSTEMD / "install", "serve"], env={**os.environ, "DESTDIR": str(tmp_path)})
+    assert (tmp_path / "etc/tasuki/serve.toml").read_text() == "mine"
+    wrong = finished([SYSTEMD / "install", "both"], env={**os.environ, "DESTDIR": str(tmp_path)})
+    assert wrong.returncode == 2 and "serve, prefill or decode" in wrong.stderr

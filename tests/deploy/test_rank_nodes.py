@@ -52,7 +52,12 @@ def test_a_pod_has_a_gpu_for_each_rank_and_flags_that_exist(tmp_path: Path) -> N
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert front.bind.endswith(f":{ports['grpc']}")
     assert front.http_bind.endswith(f":{ports['http']}")
-    assert pod["spec"]["terminationGracePeriodSeconds"] > front.drain_timeout
+    before = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    stopping = before + front.drain_grace + front.drain_timeout
+    assert pod["spec"]["terminationGracePeriodSeconds"] > stopping
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    environment = {item["name"]: item["value"] for item in container["env"]}
+    assert environment["TRITON_CACHE_DIR"].startswith(mounts["cache"] + "/")
     labels = pod["metadata"]["labels"].items()
     assert rendered()["Service"]["spec"]["selector"].items() <= labels
     assert rendered()["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= labels

@@ -44,7 +44,7 @@ FIXED = frozenset(
         *("tls_cert", "tls_key", "tls_client_ca", "insecure", "gateway"),
         # Addresses, and peers trusted with prompts and memory.
         *("bind", "http_bind", "handover_bind", "name", "advertise", "etcd", "etcd_prefix"),
-        *("http_etcd", "http_advertise"),
+        *("http_etcd", "http_advertise", "etcd_ca", "etcd_login"),
         *("prefill", "prefill_file", "prefill_ca"),
         *("remote_cache", "remote_endpoint", "remote_credentials"),
         # The model, and the settings that peers must share.

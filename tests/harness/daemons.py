@@ -177,6 +177,11 @@ class Node:
         stub = pb_grpc.CacheAdminStub(self._bearing)
         stub.Drain(pb.DrainRequest(), timeout=HANG_SECONDS)
 
+    def undrain(self) -> None:
+        """It takes requests again."""
+        stub = pb_grpc.CacheAdminStub(self._bearing)
+        stub.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
+
     def story(self) -> dict[str, object]:
         """The part of stats() that a failure should show."""
         stats = self.stats()

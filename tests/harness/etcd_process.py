@@ -1,6 +1,7 @@
 """A real etcd on loopback, for tests."""
 
 import shutil
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -10,18 +11,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.certificates import Authority
 from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS
 
 
 class EtcdProcess:
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", authority: Authority | None = None
+    ) -> None:
+        """authority: signs its certificate; None: it speaks plain text."""
         program = shutil.which("etcd")
         if program is None:
             pytest.skip("etcd is not installed: install Debian's etcd-server")
         self._folder = folder
         self._program = program
-        self.url = f"http://{host}:{free_port(host)}"
+        self.url = f"{'https' if authority else 'http'}://{host}:{free_port(host)}"
+        self._tls: tuple[str, ...] = ()
+        self._context: ssl.SSLContext | None = None
+        if authority is not None:
+            issued = authority.issue()
+            self._tls = ("--cert-file", issued.certificate, "--key-file", issued.key)
+            self._context = ssl.create_default_context(cafile=authority.path)
         self._peer = f"http://{host}:{free_port(host)}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,6 +45,7 @@ class EtcdProcess:
                     *("--listen-peer-urls", self._peer),
                     *("--initial-advertise-peer-urls", self._peer),
                     *("--initial-cluster", f"default={self._peer}"),
+                    *self._tls,
                 ],
                 stdout=log,
                 stderr=log,
@@ -41,7 +53,9 @@ class EtcdProcess:
         deadline = time.monotonic() + HANG_SECONDS
         while True:
             try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=1) as reply:
+                with urllib.request.urlopen(
+                    f"{self.url}/health", timeout=1, context=self._context
+                ) as reply:
                     if b"true" in reply.read():
                         return
             except OSError:
@@ -57,8 +71,10 @@ class EtcdProcess:
 
 
 @contextmanager
-def running_etcd(folder: Path, host: str = "127.0.0.1") -> Iterator[EtcdProcess]:
-    etcd = EtcdProcess(folder, host)
+def running_etcd(
+    folder: Path, host: str = "127.0.0.1", authority: Authority | None = None
+) -> Iterator[EtcdProcess]:
+    etcd = EtcdProcess(folder, host, authority)
     etcd.start()
     try:
         yield etcd

@@ -263,6 +263,7 @@ def running_front(
             limits=config.limits,
             requests=config.requests,
             watchers=config.watchers,
+            drain_grace=config.drain_grace,
             **observers,
         )
         engine.deliver = lambda message: client.deliver([message])
@@ -270,7 +271,9 @@ def running_front(
 
         async def start() -> Server:
             served = services(client) if services else grpc_services(client, codec, config)
-            return await start_server("127.0.0.1:0", served, config.access)
+            return await start_server(
+                "127.0.0.1:0", served, config.access, rotation=client.rotation
+            )
 
         server = asyncio.run_coroutine_threadsafe(start(), loop).result(HANG_SECONDS)
         try:

@@ -98,6 +98,7 @@ def running_http(
                 config.access,
                 admitted=front.client.admitted,
                 calls=front.client.calls,
+                rotation=front.client.rotation,
             )
 
         server = front.run(start())

@@ -28,7 +28,7 @@ from tests.harness.api_keys import metadata
 from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.grpc_fixtures import TOKENS_ONLY, ScriptedEngine
 from tests.harness.refusals import refusal
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, until
 
 KEY = "secret"
 
@@ -58,6 +58,7 @@ class Bridged:
     seen: set[int]
     """Threads on which the front's requests arrived."""
     lost: list[str]
+    failures: list[str]
 
     @property
     def calls(self) -> GrpcCalls:
@@ -69,6 +70,7 @@ def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Ite
     config = ServerConfig(api_key=KEY)
     engine = engine or ScriptedEngine()
     lost: list[str] = []
+    failures: list[str] = []
     front, host = LoopThread("front", lost.append), LoopThread("host", lost.append)
     front.start()
     host.start()
@@ -88,7 +90,7 @@ def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Ite
             partial(handover_pb2_grpc.add_HandoverServicer_to_server, guest),
         ),
     ]
-    bridge = Bridge(front.loop, ["tasuki.handover.v1.Handover"], patience)
+    bridge = Bridge(front.loop, ["tasuki.handover.v1.Handover"], failures.append, patience)
 
     async def start() -> Server:
         return await start_server("127.0.0.1:0", services, config.access, bridge)
@@ -96,7 +98,7 @@ def bridged(engine: ScriptedEngine | None = None, patience: float = 30.0) -> Ite
     server = asyncio.run(run_on(host.loop, start()))
     channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
     try:
-        yield Bridged(engine, front.loop, host, guest, channel, seen, lost)
+        yield Bridged(engine, front.loop, host, guest, channel, seen, lost, failures)
         assert not lost
     finally:
         channel.close()
@@ -175,3 +177,4 @@ def test_a_front_that_never_comes_round_costs_a_typed_error() -> None:
         finally:
             go_on.set()
         assert refused.typed == (grpc.StatusCode.UNAVAILABLE, "behind")
+        until(lambda: both.failures == ["behind"], lambda: f"counted {both.failures}")

@@ -16,8 +16,9 @@ from tasuki.server.http.log import HttpLog
 from tasuki.server.http.server import start_http_server
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.api_keys import headers
+from tests.harness.http_calls import JSON
 from tests.harness.http_fixtures import HttpFront, running_http
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, until
 
 KEY = "a-key-of-this-test"
 
@@ -28,9 +29,30 @@ def test_probes_and_version(http: HttpFront) -> None:
 
 
 def test_a_draining_node_is_alive_but_not_ready(http: HttpFront) -> None:
-    http.server.refuse_traffic()
+    http.front.loop.call_soon_threadsafe(http.front.client.rotation.leave)
     assert http.ask("GET", "/ready").refusal == (503, "draining")
     assert http.ask("GET", "/health").status == 200
+
+
+def test_an_answer_of_a_node_out_of_rotation_is_the_last_of_its_connection(http: HttpFront) -> None:
+    connection = http.connect()
+    body = {"prompt": [5], "max_tokens": 1}
+
+    def asked() -> tuple[int, str | None]:
+        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
+        reply = connection.getresponse()
+        reply.read()
+        return reply.status, reply.headers["Connection"]
+
+    assert asked() == (200, None)
+    first = connection.sock
+    http.front.loop.call_soon_threadsafe(http.front.client.rotation.leave)
+    until(lambda: http.ask("GET", "/ready").status == 503, "it stays ready")
+    assert asked() == (200, "close") and connection.sock is None and first is not None
+    http.front.loop.call_soon_threadsafe(http.front.client.rotation.come_back)
+    until(lambda: http.ask("GET", "/ready").status == 200, "it does not come back")
+    assert asked() == (200, None)
+    connection.close()
 
 
 def test_a_dead_engine_is_neither(http: HttpFront) -> None:

@@ -517,6 +517,19 @@ def test_an_end_of_the_server_closes_idle_sockets_at_once(codec: TextCodec) -> N
         drained.result(10)
 
 
+def test_a_node_that_leaves_closes_idle_sockets_and_serves_those_that_open(
+    codec: TextCodec,
+) -> None:
+    with running_agent_front(codec) as front:
+        with response_socket(front.http.server.address) as idle:
+            idle.response()
+            rotation = front.http.front.client.rotation
+            front.http.front.loop.call_soon_threadsafe(rotation.leave)
+            assert idle.closed() == 1001
+        with response_socket(front.http.server.address) as late:
+            assert late.response()["status"] == late.response()["status"] == "completed"
+
+
 def test_an_idle_socket_is_no_call_that_a_drain_waits_for(
     front: AgentFront, client: ResponseClient
 ) -> None:

@@ -17,6 +17,7 @@ from tasuki.server.bind import BindError
 from tasuki.server.config import ServerConfig
 from tasuki.server.http.server import Probes
 from tasuki.server.openapi.routes import ApiDescription
+from tasuki.server.rotation import Rotation
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.workers.forwarding import HttpForwarding
 from tasuki.server.workers.port_claim import PortClaim
@@ -63,7 +64,7 @@ def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
 
     # The page of many nodes is no node's.
     asked = {path for _, path in HTTP if "{path}" not in path and not path.startswith("/fleet/")}
-    each = [*Probes(lambda: None).routes(), *ApiDescription().routes()]
+    each = [*Probes(lambda: None, Rotation()).routes(), *ApiDescription().routes()]
     probes = {route.path for route in each}
     own = {path for path in asked if path.startswith(("/v1/", "/token", "/detokenize"))}
     forwarded = asyncio.run(handed_on())

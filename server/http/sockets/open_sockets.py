@@ -27,11 +27,17 @@ class OpenSockets:
             *(max(1, most_connections // _SHARE_OF_KEY), max(1, most_connections // _SHARE)),
         )
         self.ending = asyncio.Event()
-        """The server ends: sockets without a response in progress close."""
+        """Of the sockets that open now. Once set, those without a response in progress close."""
 
     def held(self, caller: Caller) -> AbstractContextManager[None]:
         """One more, inside `with`. Raises SocketLimit."""
         return self._caps.held(caller)
+
+    def leave(self) -> None:
+        """The node has left the rotation, or come back: sockets that are open have had their last
+        response, or the one in progress is it. Those that open from now on stay."""
+        self.ending.set()
+        self.ending = asyncio.Event()
 
     async def end(self, application: web.Application) -> None:
         """For `on_shutdown`."""

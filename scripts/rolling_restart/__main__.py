@@ -1,0 +1,135 @@
+"""Nodes restarted in turn behind a reverse proxy: python -m scripts.rolling_restart --proxy nginx
+
+Two nodes behind the proxy of deploy/proxies, requests at a fixed pace, and one node after the other
+is stopped and started again. Requests come until the last restart is over. Exit status 1 where
+an answer is lost or not whole.
+"""
+
+import asyncio
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.command import seed_option, settings_of, show
+from tasuki.bench.load.serving_report import ServingReport
+from tasuki.utils.config.options import option
+
+from .nodes import Nodes, Restart
+from .proxy import KINDS, ProxyError, running_proxy
+from .requests import Load, Outcome, asked_at_a_pace
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    proxy: str = option("nginx", "before the nodes", tuple(KINDS))
+    model: str = option("free", "of the nodes", ("free", "embedded"))
+    requests: int = option(2000, "at least")
+    a_second: float = option(10.0, "requests a second")
+    restarts: int = option(3, "of one node after the other")
+    grace: float = option(5.0, "the nodes' drain_grace, in seconds")
+    shortest: float = option(1.0, "seconds of an answer of the free model")
+    longest: float = option(20.0, "seconds of an answer of the free model")
+    step_ms: float = option(50.0, "of the free model's forwards: a token of each answer")
+    tokens: int = option(24, "the most of an answer of the embedded model")
+    pause: float = option(5.0, "seconds before each restart")
+    seed: int | None = seed_option()
+    out: str = option("", "write JSON here, and a table beside it")
+
+    @property
+    def load(self) -> Load:
+        known = self.model == "free"
+        least, most = (
+            round(seconds * 1000 / self.step_ms) for seconds in (self.shortest, self.longest)
+        )
+        assert self.seed is not None
+        return Load(
+            self.requests,
+            self.a_second,
+            (least, most) if known else (1, self.tokens),
+            2000 if known else 48,
+            known,
+            self.seed,
+        )
+
+
+@dataclass
+class Run:
+    outcome: Outcome = field(default_factory=Outcome)
+    restarts: list[Restart] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome.whole == self.outcome.sent > 0
+
+
+def restarted_under_load(settings: Settings, folder: Path) -> Run:
+    """Raises ProxyError."""
+    with (
+        Nodes(folder, settings.model, settings.grace, settings.step_ms) as nodes,
+        running_proxy(settings.proxy, nodes.addresses, folder) as address,
+    ):
+        return asyncio.run(_run(settings, nodes, address))
+
+
+async def _run(settings: Settings, nodes: Nodes, address: str) -> Run:
+    run = Run()
+    load = settings.load
+    asking = asyncio.create_task(
+        asked_at_a_pace(address, load, lambda: len(run.restarts) == settings.restarts)
+    )
+    for number in range(settings.restarts):
+        await asyncio.sleep(settings.pause)
+        restart = await asyncio.to_thread(nodes.restart, number % len(nodes.nodes))
+        run.restarts.append(restart)
+        show(
+            f"node {restart.node} ended after {restart.ended_after:.1f} s and was ready after "
+            f"{restart.ready_after:.1f} s"
+        )
+    run.outcome = await asking
+    return run
+
+
+def main() -> int:
+    about = "Restart nodes in turn behind a reverse proxy."
+    settings = settings_of("scripts.rolling_restart", about, Settings)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run = restarted_under_load(settings, Path(folder))
+        except ProxyError as error:
+            print(error, file=sys.stderr)
+            return 1
+    for trouble in run.outcome.lost[:_SHOWN]:
+        show(trouble)
+    report = ServingReport(
+        f"rolling restart behind {settings.proxy}, {settings.model} model",
+        {"free_model": settings.model == "free", **asdict(settings)},
+        _figures(run),
+    )
+    if settings.out:
+        report.write(Path(settings.out))
+    show(report.as_lines())
+    return 0 if run.passed else 1
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    outcome = run.outcome
+    return {
+        "requests": outcome.sent,
+        "whole": outcome.whole,
+        "lost": len(outcome.lost),
+        "streams": outcome.streams,
+        "most_at_once": outcome.most_at_once,
+        "longest_answer_seconds": round(outcome.longest_seconds, 1),
+        "restarts_under_load": len(run.restarts),
+        "ended_after_seconds": [round(restart.ended_after, 1) for restart in run.restarts],
+        "ready_after_seconds": [round(restart.ready_after, 1) for restart in run.restarts],
+        "passed": run.passed,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""How a node proves itself to etcd, and etcd to it: an authority, a user and its password.
+
+Immutable, any thread; files are read once, by load(). A password goes to https or to loopback only.
+"""
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tasuki.server.bind import is_loopback
+
+from .etcd import Etcd, EtcdLogin
+
+
+class EtcdAccessError(ValueError):
+    """A file of etcd's settings cannot be used; the message names it and the mend."""
+
+
+@dataclass(frozen=True)
+class EtcdAccess:
+    tls: ssl.SSLContext | None = None
+    login: EtcdLogin | None = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, ca: str, login: str) -> "EtcdAccess":
+        """ca: PEM file of the authority of etcd's certificate; none: the system's. login: file with
+        USER:PASSWORD; none: etcd asks for no user. Raises EtcdAccessError."""
+        return cls(_authority(ca) if ca else None, _login(login) if login else None)
+
+    def client(self, endpoint: str) -> Etcd:
+        """endpoint: etcd's URL. REQUIRES: a running event loop. Raises EtcdAccessError."""
+        self.check(endpoint)
+        return Etcd(endpoint, self.tls, self.login)
+
+    def check(self, endpoint: str) -> None:
+        """Raises EtcdAccessError where the password would go in plain text."""
+        url = urlsplit(endpoint)
+        if self.login is not None and url.scheme != "https" and not is_loopback(url.hostname or ""):
+            raise EtcdAccessError(
+                f"etcd_login would send its password to {endpoint} in plain text: give an https URL"
+            )
+
+
+def _authority(path: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:
+        raise EtcdAccessError(
+            f"etcd_ca {path} cannot be used ({error.strerror or error}): give the PEM file of the "
+            "authority that signed etcd's certificate"
+        ) from error
+
+
+def _login(path: str) -> EtcdLogin:
+    try:
+        text = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EtcdAccessError(
+            f"etcd_login {path} cannot be read: give a file with USER:PASSWORD"
+        ) from error
+    name, _, password = text.partition(":")
+    if not name or not password or "\n" in text:
+        raise EtcdAccessError(f"etcd_login {path} must hold one line, USER:PASSWORD")
+    return EtcdLogin(name, password)
