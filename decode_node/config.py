@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tasuki.server.discovery.etcd import Etcd
-from tasuki.server.discovery.etcd_membership import EtcdMembership
 from tasuki.server.discovery.membership import (
     FileMembership,
     FixedMembership,
@@ -14,7 +12,7 @@ from tasuki.server.discovery.membership import (
 )
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
-from tasuki.transfer.transports.factory import KINDS
+from tasuki.transfer.transports.kinds import KINDS
 from tasuki.utils.config.options import Headings, option
 
 
@@ -75,6 +73,10 @@ class DecodeConfig(WireOptions):
     @property
     def membership(self) -> Membership:
         if self.etcd:
+            # They load aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd import Etcd
+            from tasuki.server.discovery.etcd_membership import EtcdMembership
+
             return EtcdMembership(lambda: Etcd(self.etcd), self.etcd_prefix)
         if self.prefill_file:
             return FileMembership(Path(self.prefill_file))

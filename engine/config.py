@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, get_args
 
-from tasuki.engine.speculation.speculation import SpeculateName
+from tasuki.engine.speculation.speculate_name import SpeculateName
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto

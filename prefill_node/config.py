@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
-from tasuki.transfer.transports.factory import KINDS
+from tasuki.transfer.transports.kinds import KINDS
 from tasuki.utils.config.options import Headings, option
 
 

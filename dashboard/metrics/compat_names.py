@@ -10,8 +10,6 @@ from prometheus_client.samples import Sample
 
 from tasuki.engine.messages import RequestPhase
 
-DIALECTS = ("none", "vllm", "sglang")
-
 _RENAMED = {
     "vllm": {
         "tasuki_looked_up_tokens": "vllm:prefix_cache_queries",
@@ -35,7 +33,7 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Families to add to our own. dialect: one of DIALECTS."""
+    """Families to add to our own. dialect: one of dialects.DIALECTS."""
     if dialect == "none":
         return
     by_name = {family.name: family for family in families}

@@ -31,7 +31,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """dialect: other names to offer beside our own (compat_names.DIALECTS)."""
+    """dialect: other names to offer beside our own (dialects.DIALECTS)."""
 
     def __init__(self, dialect: str = "none") -> None:
         self._registry = CollectorRegistry()

@@ -10,13 +10,13 @@ from collections import Counter
 import numpy as np
 from prometheus_client.core import Metric
 
+from tasuki.dashboard.dialects import DIALECTS
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.sending.counters import SenderCounters
 
-from .compat_names import DIALECTS
 from .exposition import Exposition
 from .node_report import NodeReport
 from .request_metrics import UNSCHEDULED

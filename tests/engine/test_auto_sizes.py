@@ -14,7 +14,7 @@ from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import CacheLayout
-from tasuki.server.daemon.dry_run import GPUS
+from tasuki.server.daemon.serving.dry_run_config import GPUS
 from tasuki.utils.config.auto import Auto
 from tests.harness.engines import TINY, Lone, engine_config, prompt, tiny_parts
 

@@ -1,0 +1,3 @@
+"""Engines whose names of metrics /metrics may offer beside its own."""
+
+DIALECTS = ("none", "vllm", "sglang")
