@@ -18,6 +18,7 @@ from tasuki.utils.config.options import Headings, option
 
 @dataclass(frozen=True)
 class DecodeConfig(WireOptions):
+    MOST_ASKED: ClassVar[tuple[str, ...]] = ("name", "prefill", "prefill_ca", "etcd")
     HEADINGS: ClassVar[Headings] = {
         "Prefill nodes": ("prefill", "prefill_file", "etcd", "etcd_prefix", "prefill_ca"),
         "Hand-over": (

@@ -11,6 +11,7 @@ from tasuki.utils.config.options import Headings, option
 
 @dataclass(frozen=True)
 class PrefillConfig(WireOptions):
+    MOST_ASKED: ClassVar[tuple[str, ...]] = ("name", "handover_bind", "advertise", "etcd")
     HEADINGS: ClassVar[Headings] = {
         "Addresses": ("handover_bind", "advertise", "etcd", "etcd_prefix"),
         "Hand-over": (

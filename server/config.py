@@ -28,6 +28,7 @@ MOST_FRONT_WORKERS = 64
 
 @dataclass(frozen=True)
 class ServerConfig:
+    MOST_ASKED: ClassVar[tuple[str, ...]] = ("bind", "http_bind", "api_key", "served_model_name")
     HEADINGS: ClassVar[Headings] = {
         "Addresses": (
             "bind",

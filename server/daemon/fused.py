@@ -12,6 +12,8 @@ from tasuki.utils.logs import configure_logging
 from .http_address import HttpAddress
 from .local_checkpoint import with_local_checkpoint
 from .serving.dry_run_config import DryRunConfig
+from .serving.serve_config import ServeConfig
+from .start.loading import log_loading
 
 if TYPE_CHECKING:
     from tasuki.engine.build import BuildParts
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     """build: what it serves; None: the checkpoint that the flags name."""
-    engine_config, server_config, plan_config, http = parse_configs(
+    engine_config, server_config, plan_config, http, own = parse_configs(
         "tasuki serve",
         "One node that prefills and decodes.",
         argv,
@@ -27,6 +29,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
         ServerConfig,
         DryRunConfig,
         HttpAddress,
+        ServeConfig,
     )
     if plan_config.dry_run:
         from .dry_run import dry_run
@@ -36,10 +39,11 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     configure_logging(server_config.log_format, server_config.log_level)
     server_config = replace(server_config, http_bind=http.bind(server_config.http_bind))
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
+    log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
     from tasuki.engine.build_ranks import build_node_parts
 
     from .serving.fused_node import run
 
-    run(engine_config, server_config, build or build_node_parts)
+    run(engine_config, server_config, build or build_node_parts, own.name)
     return 0

@@ -13,6 +13,7 @@ DEFAULT_PORT = 8000
 
 @dataclass(frozen=True)
 class HttpAddress:
+    MOST_ASKED: ClassVar[tuple[str, ...]] = ("host", "port")
     HEADINGS: ClassVar[Headings] = {"Addresses": ("host", "port", "no_http")}
 
     host: str | None = option(

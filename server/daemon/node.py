@@ -50,6 +50,7 @@ from tasuki.utils.version import package_version
 from .leaving.time_for_heirs import TimeForHeirs
 from .node_recorder import NodeRecorder, log_ended
 from .running_engine import RunningEngine
+from .start.banner import Served
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class Node:
             self._registry = workers.registry(self.engine, self.tracing.header)
             chat_tokens = partial(_with_workers, self._registry, chat_tokens)
         about = {**about, "version": package_version(), "started_at": f"{time.time():.0f}"}
+        self._about = about
         self._report = partial(node_report, self.engine, status, chat_tokens, about)
         source = DashboardSource(
             self._recorder.history,
@@ -195,7 +197,7 @@ class Node:
         Returns the HOST:PORT of gRPC."""
         if self._workers is not None:
             address = await self._start_workers(self._workers)
-            await self._begin()
+            await self._begin(address)
             return address
         if host is None:
             self._server = await self._serve(guests, None)
@@ -207,10 +209,11 @@ class Node:
         except (BindError, TlsError):
             await self._server.drain(0)
             raise
-        await self._begin()
+        await self._begin(self._server.address)
         return self._server.address
 
-    async def _begin(self) -> None:
+    async def _begin(self, address: str) -> None:
+        """address: of gRPC."""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
             reached_at = self._config.http_advertise or self._http_address
@@ -219,6 +222,11 @@ class Node:
         if self._keeps:
             for watch in (self._recorder.sample, self._activity.run):
                 self._sampling.append(self.loop.create_task(watch(self._report)))
+        access = self._config.access
+        served = Served(
+            self._about, address, self._http_address, access.tls is not None, bool(access.keys)
+        )
+        served.announce()
 
     async def _start_workers(self, workers: NodeWorkers) -> str:
         """The servers of this process, which workers alone reach, then theirs."""

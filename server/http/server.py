@@ -160,7 +160,7 @@ async def start_http_server(
     bound = int(listening.sockets[0].getsockname()[1])
     connections, probes = application.connections, application.probes
     server = HttpServer(runner, listening, connections, probes, host, bound)
-    log.info("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
+    log.debug("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
     return server
 
 

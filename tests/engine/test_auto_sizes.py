@@ -24,7 +24,7 @@ ROLES = pytest.mark.parametrize("role", list(Role))
 
 
 def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
-    return model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
+    return model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
 
 
 @ROLES

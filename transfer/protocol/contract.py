@@ -10,6 +10,17 @@ WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
 """Fields that may differ, and must be there."""
+_FLAGS = {
+    "conv_dtype": "--dtype",
+    "kv_dtype": "--kv-dtype",
+    "ssm_dtype": "--ssm-dtype",
+    "wire_kv": "--wire-kv",
+    "wire_state": "--wire-state",
+    "draft_layers": "--draft-layer",
+}
+"""What sets a field, the first of them the cause of the next."""
+OF_DTYPE = ("conv_dtype", "carry_dtype")
+"""Fields of a layout that are its engine's --dtype."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +38,18 @@ class ContractMismatch(TransferError):
     def __init__(self, differences: tuple[Difference, ...]) -> None:
         self.differences = differences
         listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
-        super().__init__(
-            f"contract mismatch: {listed}; start both nodes with one version, checkpoint and wire"
-        )
+        super().__init__(f"contract mismatch: {listed}; {_mend(differences)}")
+
+
+def _mend(differences: tuple[Difference, ...]) -> str:
+    named = {difference.field: difference for difference in differences}
+    if "conv_dtype" in named and named.keys() <= {*OF_DTYPE, "kv_dtype"}:
+        ours, theirs = named["conv_dtype"].ours, named["conv_dtype"].theirs
+        return f"give both nodes the same --dtype, {ours} or {theirs}"
+    if named and named.keys() <= _FLAGS.keys():
+        flags = " and ".join(flag for field, flag in _FLAGS.items() if field in named)
+        return f"give both nodes the same {flags}"
+    return "start both nodes with one version, checkpoint and wire"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     }
     if kind in builders:
         return _expecting(builders[kind]())
+    if device.type != "cuda":
+        # It copies between GPUs: nothing that auto could lack.
+        del builders["peer_copy"]
     members, reasons = {}, []
     for member, build in builders.items():
         try:

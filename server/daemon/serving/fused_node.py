@@ -28,11 +28,13 @@ from tasuki.utils.logs import configure_logging
 from tasuki.utils.progress import progress_bar
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts) -> None:
-    """Blocks until the node has drained. Raises EngineConfigError and the typed errors of what is
-    built."""
+def run(
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
+) -> None:
+    """Blocks until the node has drained. name: the node's, on pages. Raises EngineConfigError and
+    the typed errors of what is built."""
     serving = serve_apart if _engine_apart(engine_config, server_config) else serve
-    asyncio.run(serving(engine_config, server_config, build))
+    asyncio.run(serving(engine_config, server_config, build, name))
 
 
 def _engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> bool:
@@ -44,7 +46,7 @@ def _engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> b
 
 
 async def serve(
-    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
     """Startup, main loop, drain; the engine on a thread."""
     side = FusedSide(engine_config, build)
@@ -58,7 +60,7 @@ async def serve(
         engine.max_request_tokens,
         engine.max_batch,
     )
-    node = _front(NearEngine(engine), server_config, front, codec)
+    node = _front(NearEngine(engine), server_config, front, codec, name)
     async with StopRequest(exit_with_parent=server_config.exit_with_parent) as stop:
         address = await node.startup()
         spare_collections()
@@ -68,7 +70,7 @@ async def serve(
 
 
 async def serve_apart(
-    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts
+    engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
     """As serve(), the engine in a process of its own, and front workers where there are some."""
     with node_sockets(server_config) as sockets:
@@ -83,7 +85,7 @@ async def serve_apart(
             engine_config, server_config, model, codec, sizes.max_request_tokens, sizes.max_batch
         )
         workers = front.workers(engine, sockets)
-        node = _front(engine, server_config, front, codec, workers)
+        node = _front(engine, server_config, front, codec, name, workers)
         await live_apart(engine, node, server_config)
 
 
@@ -153,6 +155,7 @@ def _front(
     server_config: ServerConfig,
     front: ClientFront,
     codec: TextCodec,
+    name: str,
     workers: NodeWorkers | None = None,
 ) -> Node:
     return Node(
@@ -160,8 +163,8 @@ def _front(
         server_config,
         front.services,
         routes=front.routes,
-        about=about_node("serve", "fused", front.folder, server_config),
-        tracing=open_tracing(server_config.otlp_endpoint, "serve", "fused"),
+        about=about_node(name, "fused", front.folder, server_config),
+        tracing=open_tracing(server_config.otlp_endpoint, name, "fused"),
         chat_tokens=codec.chat_tokens,
         workers=workers,
         grammars=codec.grammars,
