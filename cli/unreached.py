@@ -7,6 +7,8 @@ import grpc
 
 from tasuki.client.errors import ClientError
 
+from .node_target import MEND
+
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
@@ -19,8 +21,7 @@ def asking(target: str) -> Iterator[None]:
         if error.status is not grpc.StatusCode.UNAVAILABLE or error.kind is not None:
             raise
         raise ClientError(
-            f"nothing at {target} speaks tasuki's gRPC: is a node running there? Give the "
-            "HOST:PORT that it announced as ready, and --ca where it has TLS",
+            f"nothing at {target} speaks tasuki's gRPC: is a node running there? If so, {MEND}",
             error.status,
             None,
         ) from error

@@ -14,7 +14,7 @@ from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
 from tasuki.server.http.server import start_http_server
 from tasuki.utils.config.flags import FlagParser
 
-from .file_format import Recording
+from .file_format import NOT_CONNECTED, Recording
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,6 +33,8 @@ def replayed(recording: Recording, seconds: float | None = None) -> DashboardSou
     history = NodeHistory()
     last = first = recording.events[0]["at"] if recording.events else 0.0
     for event in recording.events:
+        if event["kind"] == NOT_CONNECTED:
+            continue
         if "at" not in event or (seconds is not None and event["at"] > first + seconds):
             continue
         history.apply(event)

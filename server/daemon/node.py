@@ -214,6 +214,7 @@ class Node:
 
     async def _begin(self, address: str) -> None:
         """address: of gRPC."""
+        self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
             reached_at = self._config.http_advertise or self._http_address
@@ -262,6 +263,7 @@ class Node:
                 admitted=self.engine.admitted,
                 calls=self.engine.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
+                grpc="" if self._server is None else self._server.address,
             )
             self._http_address = self._http.address
 

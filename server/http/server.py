@@ -98,8 +98,10 @@ class HttpServer:
 class Probes:
     """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
-    def __init__(self, lost: Callable[[], str | None]) -> None:
+    def __init__(self, lost: Callable[[], str | None], grpc: str) -> None:
+        """grpc: HOST:PORT of the node's other server; empty: there is none."""
         self._lost = lost
+        self._grpc = {"grpc": grpc} if grpc else {}
         self.draining = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -122,7 +124,7 @@ class Probes:
         return await self._health(request)
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": package_version()})
+        return web.json_response({"version": package_version(), **self._grpc})
 
 
 async def start_http_server(
@@ -135,15 +137,16 @@ async def start_http_server(
     calls: CallsInProgress | None = None,
     last_writes_seconds: float = 1.0,
     shares_port: bool = False,
+    grpc: str = "",
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. admitted: lets a caller's request in before its body is
     read, as EngineClient.admitted(); by default each, under its own id. calls: counts the same
-    requests while they are answered. shares_port: with other processes of this node. Raises
-    BindError, TlsError."""
+    requests while they are answered. shares_port: with other processes of this node. grpc: the
+    node's HOST:PORT for gRPC, which /version names. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
-    application = _Application(host, routes, lost, access, admitted, calls)
+    application = _Application(host, routes, lost, access, admitted, calls, grpc)
     runner = await application.run(last_writes_seconds)
     try:
         listening = await asyncio.get_running_loop().create_server(
@@ -191,9 +194,10 @@ class _Application:
         access: Access,
         admitted: Admitted,
         calls: CallsInProgress | None,
+        grpc: str = "",
     ) -> None:
         most = access.max_connections
-        self.probes = Probes(lost)
+        self.probes = Probes(lost, grpc)
         self.connections = HttpConnections(most, max(1, most // 4))
         origins = AllowedOrigins(access.allowed_origins, _CHARGED)
         self._application = web.Application(

@@ -185,6 +185,7 @@ class Worker:
                 calls=client.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
                 shares_port=True,
+                grpc=self._server.address,
             )
 
     def _routes(self, codec: TextCodec) -> Sequence[web.RouteDef]:
