@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from tasuki.engine.tiers.host_memory import available_bytes
+from tasuki.engine.tiers.store.within import within
 
 from .finding import Finding, ok, warning
 
@@ -58,8 +59,13 @@ def hub() -> Finding:
     """Whether a connection can be opened, within a bound; nothing is asked."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return ok("hub", "HF_HUB_OFFLINE is set: only models that are here are served by name")
-    try:
+
+    def reach() -> None:
         socket.create_connection((_HUB, 443), timeout=_HUB_SECONDS).close()
+
+    try:
+        # A resolver without a server has no bound of its own.
+        within(_HUB_SECONDS, reach, TimeoutError(f"no answer in {_HUB_SECONDS:g} s"))
     except OSError as error:
         return ok(
             "hub",

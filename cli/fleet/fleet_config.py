@@ -9,15 +9,13 @@ from typing import ClassVar
 from tasuki.dashboard.fleet.targets import Targets
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import join_address
-from tasuki.server.discovery.etcd import Etcd
-from tasuki.server.discovery.etcd_membership import EtcdMembership
-from tasuki.server.discovery.http_registration import HTTP_PREFIX
+from tasuki.server.discovery.http_prefix import HTTP_PREFIX
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, Membership
 from tasuki.utils.config.options import Headings, option
 from tasuki.utils.tls import ServerTls
 
 from .node_address import AddressError, check_address
-from .node_poll import Credentials, PollLimits
+from .poll_settings import Credentials, PollLimits
 
 
 class FleetConfigError(ValueError):
@@ -69,7 +67,7 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.nodes, self.nodes_file, self.etcd))) != 1:
-            raise ValueError("give one of nodes, nodes_file and etcd")
+            raise ValueError("give one of --nodes, --nodes-file and --etcd")
         if self.nodes and not self._listed:
             raise ValueError(f"nodes {self.nodes!r} names no node: give HOST:PORT, comma-separated")
         if not self.etcd_prefix:
@@ -133,6 +131,10 @@ class FleetConfig:
     @property
     def _membership(self) -> Membership:
         if self.etcd:
+            # They load aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd import Etcd
+            from tasuki.server.discovery.etcd_membership import EtcdMembership
+
             return EtcdMembership(lambda: Etcd(self.etcd), self.etcd_prefix)
         if self.nodes_file:
             return FileMembership(Path(self.nodes_file))

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tasuki.dashboard.history.events import Event
-
+Event = dict[str, Any]
 _VERSION = 1
 _KEY = "tasuki_recording"
 NOT_CONNECTED = "not_connected"
