@@ -7,39 +7,21 @@ until their end; `/help` lists its commands.
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TextIO
 
 from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
 from tasuki.utils.tls import ClientTls
 
+from .conversation.config import ChatConfig
 from .embedded import embedded_model
 from .node_target import grpc_address
-
-
-@dataclass(frozen=True)
-class ChatConfig:
-    target: str = option("", "HOST:PORT of a running node's HTTP or gRPC; none: start one here")
-    model: str = option(
-        "",
-        "checkpoint folder for a node that is started; the embedded if empty",
-        argument="MODEL",
-    )
-    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
-    api_key: str = option("", "the node's key, where it requires one")
-    system: str = option("", "a system message to begin with")
-    max_new_tokens: int = option(256, "tokens of an answer at most")
-    temperature: float = option(0.7, "0 takes the likeliest token")
-    top_p: float = option(0.95, "draw from the likeliest tokens of this share")
-    seed: int = option(0, "of the draws")
 
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki chat", "A conversation.", argv, ChatConfig)
     from tasuki.client.session import Client
 
-    from .chat_screen import Chat
+    from .conversation.screen import Chat
     from .launcher import fused
     from .unreached import asking
 

@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 
 from tasuki.utils.config.options import option
 
+from .unreached import MEND, asking
+
 _SECONDS = 5.0
 _MOST_READ = 64 << 10
 _USUAL = ("127.0.0.1:8000", "127.0.0.1:50051")
 """Where `tasuki serve` has HTTP, and every node gRPC."""
-MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca where it has TLS"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
         _refuse(f"{answer.message or 'the node refuses this key'} (--api-key)")
     known = answer.body.get("grpc")
     if answer.status != 200 or not isinstance(known, str) or not known:
-        _refuse(f"nothing at {target} speaks tasuki's gRPC or names it: {MEND}")
+        _refuse(
+            f"nothing at {target} speaks tasuki's gRPC or names it: is a node running there? If "
+            f"so, {MEND}"
+        )
     return _beside(target, known)
 
 
@@ -88,8 +92,6 @@ def _http_by_grpc(target: str, ca: str, api_key: str) -> str:
     from tasuki.proto import inference_pb2 as pb
     from tasuki.proto import inference_pb2_grpc as pb_grpc
     from tasuki.utils.tls import ClientTls
-
-    from .unreached import asking
 
     with asking(target), open_channel(target, ClientTls(ca) if ca else None) as plain:
         channel = bearing(plain, api_key) if api_key else plain

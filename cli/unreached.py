@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import grpc
-
-from tasuki.client.errors import ClientError
-
-from .node_target import MEND
+MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca where it has TLS"
 
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
     """Inside `with`, a call that reached no node raises a ClientError that has the target and the
     mend in place of gRPC's words. target: HOST:PORT."""
+    import grpc
+
+    from tasuki.client.errors import ClientError
+
     try:
         yield
     except ClientError as error:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasuki.engine.config import EngineConfig
+from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.start.loading import log_loading
@@ -25,6 +26,8 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     )
     configure_logging(server_config.log_format, server_config.log_level)
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
+    binds = {"bind": server_config.bind, "http_bind": server_config.http_bind}
+    check_binds(binds, server_config.access)
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
     from tasuki.engine.build_ranks import build_node_parts

@@ -15,9 +15,9 @@ from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, parse_bind
 from tasuki.utils.tls import ClientTls, TlsError
 
+from .doctor_config import DoctorConfig
 from .finding import Finding, failure, ok
 from .machine_checks import MACHINE
-from .main import DoctorConfig
 from .room_checks import disk, hub, memory
 from .weights_check import weights
 

@@ -18,7 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasuki.cli.node_target import MEND, NodeTarget, answers_http
+from tasuki.cli.node_target import NodeTarget, answers_http
+from tasuki.cli.unreached import MEND
 
 if TYPE_CHECKING:
     from tasuki.client.errors import ClientError
@@ -47,17 +48,17 @@ class HttpTarget(NodeTarget):
         which there was none. Raises ClientError, also where the node has gone."""
         address = self.http_address()
         stream = _Stream(*self._opened(address, path))
-        heard = time.monotonic()
+        last_at = time.monotonic()
         try:
             while True:
                 value = stream.next(_LOOK_SECONDS)
                 now = time.monotonic()
                 if value is not None:
-                    heard = now
-                elif now - heard > _SILENT_SECONDS:
+                    last_at = now
+                elif now - last_at > _SILENT_SECONDS:
                     if not answers_http(address, self.ca, self.api_key):
                         raise _unavailable(f"http {address}: the node answers no more")
-                    heard = now
+                    last_at = now
                 yield value
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise _unavailable(f"http {address}: {_cause(error)}") from error

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tasuki.engine.config import EngineConfig
+from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
@@ -39,6 +40,8 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     configure_logging(server_config.log_format, server_config.log_level)
     server_config = replace(server_config, http_bind=http.bind(server_config.http_bind))
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
+    binds = {"bind": server_config.bind, "http_bind": server_config.http_bind}
+    check_binds(binds, server_config.access)
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
     from tasuki.engine.build_ranks import build_node_parts

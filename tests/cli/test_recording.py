@@ -44,12 +44,12 @@ class Recorded:
     usages: list[Usage]
 
 
-def interrupted_at_the_end(target: HttpTarget, path: str) -> Iterator[dict[str, Any]]:
+def interrupted_at_the_end(target: HttpTarget, path: str) -> Iterator[dict[str, Any] | None]:
     """What comes until the last request has ended; then Ctrl-C."""
     ended = 0
-    for value in HttpTarget.values(target, path):
+    for value in HttpTarget.followed(target, path):
         yield value
-        ended += value["kind"] == "finished"
+        ended += value is not None and value["kind"] == "finished"
         if ended == REQUESTS:
             raise KeyboardInterrupt
 
@@ -59,7 +59,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """Two sessions of two turns each, which begin alike."""
     file = tmp_path_factory.mktemp("recording") / "node.jsonl.gz"
     with fused_node(*HTTP) as node, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordConfig, "values", interrupted_at_the_end)
+        patch.setattr(RecordConfig, "followed", interrupted_at_the_end)
         arguments = ["--http", node.http_address, "--out", str(file), "--blocks"]
         keeping = threading.Thread(target=record, args=(arguments,))
         keeping.start()

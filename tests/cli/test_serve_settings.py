@@ -225,7 +225,7 @@ def test_http_off_loopback_is_refused_by_its_own_name(capfd: pytest.CaptureFixtu
 )
 def test_help_is_grouped_and_shows_units(configs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse_configs("tasuki node", "A node.", ["--help"], *configs)
+        parse_configs("tasuki node", "A node.", ["--help-all"], *configs)
     said = capsys.readouterr().out
     headings = [line[:-1] for line in said.splitlines() if line[:1].isupper() and line[-1] == ":"]
     assert headings[:2] == ["Model", "Memory and batches"] and "Other" not in headings
@@ -297,7 +297,7 @@ def test_a_port_without_http_is_one_line(capfd: pytest.CaptureFixture[str]) -> N
     with running_front() as front:
         assert cli.main(["top", "--http", front.address]) == 1
         line = error_line(capfd)
-        assert "is a node running there?" in line and "\\x" not in line
+        assert "has no HTTP server" in line and "--http-bind" in line and "\\x" not in line
     with speaking(Quiet) as address:
         assert cli.main(["top", "--http", address]) == 1
     assert "is a node running there?" in error_line(capfd)

@@ -118,7 +118,7 @@ class FlagParser(argparse.ArgumentParser):
         """What most need, where the configs name it; else everything."""
         if not self._most_asked:
             return super().format_help()
-        shown = {"help", "help_all", *self._most_asked}
+        shown = {"help", "help_all", "config", *self._most_asked}
         left_out = [
             action
             for action in self._actions

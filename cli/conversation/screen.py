@@ -11,7 +11,7 @@ from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client, Session
 from tasuki.engine.messages import Usage
 
-from .chat import ChatConfig
+from .config import ChatConfig
 
 HELP = """/new    forget the conversation and begin another
 /fork   go on with a copy of it; /back returns to where it was copied
