@@ -12,7 +12,6 @@ def log_loading(config: EngineConfig) -> None:
     log.info(
         "loading %s as %s on %s%s",
         *(config.model, config.compute_dtype, config.device, _reason(config)),
-        extra={"model": config.model, "dtype": config.compute_dtype, "device": config.device},
     )
 
 
