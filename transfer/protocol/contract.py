@@ -18,9 +18,11 @@ _FLAGS = {
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
 }
-"""What sets a field, the first of them the cause of the next."""
+"""What sets a field."""
 OF_DTYPE = ("conv_dtype", "carry_dtype")
 """Fields of a layout that are its engine's --dtype."""
+_OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
+"""Fields that differ where the dtype does, and nothing else is given."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,16 @@ class ContractMismatch(TransferError):
 
 def _mend(differences: tuple[Difference, ...]) -> str:
     named = {difference.field: difference for difference in differences}
-    if "conv_dtype" in named and named.keys() <= {*OF_DTYPE, "kv_dtype"}:
-        ours, theirs = named["conv_dtype"].ours, named["conv_dtype"].theirs
-        return f"give both nodes the same --dtype, {ours} or {theirs}"
-    if named and named.keys() <= _FLAGS.keys():
-        flags = " and ".join(flag for field, flag in _FLAGS.items() if field in named)
-        return f"give both nodes the same {flags}"
-    return "start both nodes with one version, checkpoint and wire"
+    causes = named.keys() - (_OF_DTYPE if "conv_dtype" in named else set())
+    if not causes or not causes <= _FLAGS.keys():
+        return "start both nodes with one version, checkpoint and wire"
+    flags = [flag for field, flag in _FLAGS.items() if field in causes]
+    values = ""
+    # Flags say fp8 and bf16 of keys and values, where a layout names what is stored.
+    if len(causes) == 1 and "kv_dtype" not in causes:
+        (cause,) = (named[field] for field in causes)
+        values = f", {cause.ours} or {cause.theirs}"
+    return f"give both nodes the same {' and '.join(flags)}{values}"
 
 
 @dataclass(frozen=True)
