@@ -13,12 +13,17 @@ from tasuki.server.discovery.membership import (
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
 from tasuki.transfer.transports.kinds import KINDS
-from tasuki.utils.config.options import Headings, option
+from tasuki.utils.config.options import Headings, MostAsked, option
 
 
 @dataclass(frozen=True)
 class DecodeConfig(WireOptions):
-    MOST_ASKED: ClassVar[tuple[str, ...]] = ("name", "prefill", "prefill_ca", "etcd")
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "name": "of this node, as peers and pages show it",
+        "prefill": "prefill nodes; none: prompts are computed here",
+        "prefill_ca": "CA of prefill nodes' certificates",
+        "etcd": "where prefill nodes register",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Prefill nodes": ("prefill", "prefill_file", "etcd", "etcd_prefix", "prefill_ca"),
         "Hand-over": (

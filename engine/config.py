@@ -7,7 +7,7 @@ from tasuki.engine.speculation.speculate_name import SpeculateName
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
+from tasuki.utils.config.options import LONGEST_SECONDS, Headings, MostAsked, option
 from tasuki.utils.cpu_units import has_bf16_units
 
 DTYPES = ("float32", "bfloat16")
@@ -27,10 +27,17 @@ class EngineConfigError(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    MOST_ASKED: ClassVar[tuple[str, ...]] = (
-        *("model", "device", "dtype", "kv_dtype", "max_model_len"),
-        *("arena_mib", "host_cache_gib", "max_batch", "max_itl_ms", "speculate"),
-    )
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "model": "checkpoint folder, or a name on huggingface.co",
+        "device": "cpu, cuda or cuda:N",
+        "dtype": "auto, float32 or bfloat16",
+        "kv_dtype": "of cached keys and values: auto, bf16 or fp8",
+        "max_model_len": "most tokens of a prompt and its answer together",
+        "arena_mib": "memory of the prefix cache",
+        "host_cache_gib": "host memory below it; auto: half of what is free",
+        "max_batch": "requests that are computed together",
+        "max_itl_ms": "longest time between two tokens of an answer",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Model": (
             "model",
@@ -116,6 +123,7 @@ class EngineConfig:
         None,
         "folder on a disk below host memory, for KV and tokens of prompts, which a restarted node "
         "with the same model finds again: needs disk_cache_gib and host_cache_gib",
+        unit="DIR",
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
@@ -128,6 +136,7 @@ class EngineConfig:
         "s3://BUCKET[/PREFIX] below host memory, and below disk_cache, which nodes of the same "
         "model share: KV and tokens of prompts; needs remote_cache_gib, host_cache_gib and "
         "tasuki[s3]",
+        unit="URL",
     )
     remote_cache_gib: float | None = option(
         None, "of remote_cache, GiB that this node knows at a time; what others put there it finds"

@@ -9,7 +9,7 @@ from tasuki.dashboard.dialects import DIALECTS
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
-from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
+from tasuki.utils.config.options import LONGEST_SECONDS, Headings, MostAsked, option
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.tls import ServerTls
 
@@ -28,7 +28,12 @@ MOST_FRONT_WORKERS = 64
 
 @dataclass(frozen=True)
 class ServerConfig:
-    MOST_ASKED: ClassVar[tuple[str, ...]] = ("bind", "http_bind", "api_key", "served_model_name")
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "bind": "of gRPC",
+        "http_bind": "of HTTP; port 0 picks one",
+        "api_key": "which callers must bear; none: any local one may ask",
+        "served_model_name": "by which clients name the model",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Addresses": (
             "bind",

@@ -29,7 +29,7 @@ from typing import (
 
 from .auto import Auto
 from .config_file import ConfigFileError, file_flags
-from .options import Headings
+from .options import Headings, MostAsked
 
 DESCRIBE = "--describe-flags"
 
@@ -66,6 +66,10 @@ _UNITS = {
     "ids": "FILE",
     "credentials": "FILE",
     "minute": "N",
+    "revision": "NAME",
+    "gpu": "NAME|MIB",
+    "prediction": "FILE",
+    "gib": "GIB",
 }
 """What --help shows for a value, by the last word of its setting's name."""
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
@@ -107,7 +111,7 @@ class FlagParser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
         )
-        self._most_asked: set[str] = set()
+        self._most_asked: dict[str, str] = {}
         self.add_argument(DESCRIBE, action=_Describe, nargs=0, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
@@ -115,27 +119,26 @@ class FlagParser(argparse.ArgumentParser):
         sys.exit(2)
 
     def format_help(self) -> str:
-        """What most need, where the configs name it; else everything."""
+        """What most need, a line each, where the configs name it; else everything."""
         if not self._most_asked:
             return super().format_help()
-        shown = {"help", "help_all", "config", *self._most_asked}
-        left_out = [
-            action
-            for action in self._actions
-            if action.dest not in shown
-            and action.help is not argparse.SUPPRESS
-            and action.option_strings
-        ]
-        texts = [action.help for action in left_out]
-        self.epilog = f"{len(left_out)} more options: {self.prog} --help-all"
+        kept = [(action, action.help, action.metavar) for action in self._actions]
+        shown = {"help", "help_all", "config"}
+        left_out = 0
         try:
-            for action in left_out:
-                action.help = argparse.SUPPRESS
+            for action in self._actions:
+                if action.dest in self._most_asked and action.option_strings:
+                    action.help = self._most_asked[action.dest]
+                    action.metavar = "KIND" if action.choices else action.metavar
+                elif action.option_strings and action.dest not in shown:
+                    left_out += action.help is not argparse.SUPPRESS
+                    action.help = argparse.SUPPRESS
+            self.epilog = f"{left_out} more, and more of these: {self.prog} --help-all"
             return super().format_help()
         finally:
             self.epilog = None
-            for action, text in zip(left_out, texts, strict=True):
-                action.help = text
+            for action, text, value in kept:
+                action.help, action.metavar = text, value
 
     def format_whole_help(self) -> str:
         return super().format_help()
@@ -156,7 +159,7 @@ class FlagParser(argparse.ArgumentParser):
         hints = get_type_hints(config)
         headings: Headings = getattr(config, "HEADINGS", {})
         under = {name: heading for heading, names in headings.items() for name in names}
-        most_asked: tuple[str, ...] = getattr(config, "MOST_ASKED", ())
+        most_asked: MostAsked = getattr(config, "MOST_ASKED", {})
         if most_asked and not self._most_asked:
             self.add_argument(
                 "--help-all", action=_HelpAll, nargs=0, help="show every option and exit"

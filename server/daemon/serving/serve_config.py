@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
-from tasuki.utils.config.options import Headings, option
+from tasuki.utils.config.options import Headings, MostAsked, option
 
 
 @dataclass(frozen=True)
 class ServeConfig:
     HEADINGS: ClassVar[Headings] = {"Addresses": ("name",)}
-    MOST_ASKED: ClassVar[tuple[str, ...]] = ("name",)
+    MOST_ASKED: ClassVar[MostAsked] = {"name": "of this node, on pages and in the fleet"}
 
     name: str = option("serve", "how pages, metrics and the fleet show this node")
 
