@@ -98,7 +98,7 @@ class HttpServer:
 class Probes:
     """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
-    def __init__(self, lost: Callable[[], str | None], grpc: str) -> None:
+    def __init__(self, lost: Callable[[], str | None], grpc: str = "") -> None:
         """grpc: HOST:PORT of the node's other server; empty: there is none."""
         self._lost = lost
         self._grpc = {"grpc": grpc} if grpc else {}
