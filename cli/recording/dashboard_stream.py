@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class HttpTarget(NodeTarget):
             if value is not None:
                 yield value
 
-    def followed(self, path: str) -> Iterator[Value | None]:
+    def followed(self, path: str) -> Generator[Value | None, None, None]:
         """Values of the stream at `path`, as /debug/stream, and None after each half second in
         which there was none. Raises ClientError, also where the node has gone."""
         address = self.http_address()

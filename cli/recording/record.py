@@ -69,7 +69,8 @@ class Recorder:
             try:
                 with closing(self.config.followed(self._path)) as values:
                     for value in values:
-                        lost = self._found_again(lost)
+                        self._found_again(lost)
+                        lost = None
                         if value is not None:
                             self._keep(value)
                         if self._is_over(began):

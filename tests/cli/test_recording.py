@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,9 @@ class Recorded:
     usages: list[Usage]
 
 
-def interrupted_at_the_end(target: HttpTarget, path: str) -> Iterator[dict[str, Any] | None]:
+def interrupted_at_the_end(
+    target: HttpTarget, path: str
+) -> Generator[dict[str, Any] | None, None, None]:
     """What comes until the last request has ended; then Ctrl-C."""
     ended = 0
     for value in HttpTarget.followed(target, path):

@@ -81,6 +81,7 @@ First = TypeVar("First")
 Second = TypeVar("Second")
 Third = TypeVar("Third")
 Fourth = TypeVar("Fourth")
+Fifth = TypeVar("Fifth")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -262,6 +263,20 @@ def parse_configs(
     fourth: type[Fourth],
     /,
 ) -> tuple[First, Second, Third, Fourth]: ...
+
+
+@overload
+def parse_configs(
+    program: str,
+    description: str,
+    argv: Sequence[str],
+    first: type[First],
+    second: type[Second],
+    third: type[Third],
+    fourth: type[Fourth],
+    fifth: type[Fifth],
+    /,
+) -> tuple[First, Second, Third, Fourth, Fifth]: ...
 
 
 def parse_configs(
