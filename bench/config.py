@@ -12,7 +12,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
-from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS
+from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.options import option
 

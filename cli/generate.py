@@ -2,26 +2,20 @@
 
 import json
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
-from tasuki.client.answer import Answer
-from tasuki.client.prompt import Prompt, SamplingOptions
-from tasuki.client.session import Client
-from tasuki.engine.speculation.speculation import SpeculateName
-from tasuki.proto import inference_pb2 as pb
+from tasuki.engine.speculation.speculate_name import SpeculateName
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
-from .launcher import READY_SECONDS, disaggregated, fused
+from .embedded import embedded_model
 
-_MAX_CONCURRENT = 256
-_LOOK_SECONDS = 0.02
+if TYPE_CHECKING:
+    from tasuki.client.prompt import Prompt, SamplingOptions
 
 
 class PromptFileError(ValueError):
@@ -30,11 +24,17 @@ class PromptFileError(ValueError):
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    model: str = option("", "folder of a Qwen3.5-family checkpoint")
+    model: str = option(
+        "", "folder of a Qwen3.5-family checkpoint; the embedded one if empty", argument="MODEL"
+    )
     prompt: str | None = option(None, "one prompt as text")
     prompt_ids: str | None = option(None, "JSON file: a list of token-id lists, run concurrently")
     max_new_tokens: int = option(64, "tokens of an answer at most")
-    dtype: str = option("bfloat16", "weights, activations and cache", ("float32", "bfloat16"))
+    dtype: str = option(
+        "auto",
+        "weights, activations and cache; auto: as of tasuki serve",
+        ("auto", "float32", "bfloat16"),
+    )
     kv_dtype: str = option("auto", "keys and values in pages", ("auto", "bf16", "fp8"))
     temperature: float = option(0.0, "0 is greedy")
     top_k: int = option(0, "0 keeps every token")
@@ -63,11 +63,10 @@ class GenerateConfig:
         None, "JSON file: a token-id list for each prompt, which its answer is drafted from"
     )
     disaggregated: bool = option(False, "through a prefill and a decode daemon")
+    ids: bool = option(False, "print the ids of an answer's tokens under its text")
     json: bool = option(False, "print a list of objects with token_ids, text and usage")
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ValueError("--model is missing: give the folder of a checkpoint")
         if (self.prompt is None) == (self.prompt_ids is None):
             raise ValueError("give either --prompt TEXT or --prompt-ids FILE.json")
         if self.prefill_tensor_parallel is not None and not self.disaggregated:
@@ -81,7 +80,7 @@ class GenerateConfig:
 
     def daemon_flags(self) -> list[str]:
         return [
-            *("--model", self.model),
+            *("--model", self.model or str(embedded_model())),
             *("--dtype", self.dtype),
             *("--kv-dtype", self.kv_dtype),
             *("--arena-mib", str(self.arena_mib)),
@@ -103,7 +102,7 @@ class GenerateConfig:
             *(["--expert-parallel"] if by_expert else []),
         ]
 
-    def sampling(self) -> SamplingOptions:
+    def sampling(self) -> "SamplingOptions":
         return {
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature,
@@ -116,6 +115,10 @@ class GenerateConfig:
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki generate", "Answer prompts.", argv, GenerateConfig)
+    from tasuki.client.session import Client
+
+    from .prompt_answers import answer_all, as_json, as_text, count_predictions, wait_until_met
+
     prompts = read_prompts(config)
     predictions = read_predictions(config, len(prompts))
     print("starting daemons ...", file=sys.stderr, flush=True)
@@ -130,23 +133,15 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(objects, indent=1))
     else:
         for index, answer in enumerate(answers):
-            print(as_text(index, answer))
+            print(as_text(index, answer, with_ids=config.ids))
     return 0
-
-
-def wait_until_met(client: Client) -> None:
-    """For the connection to each prefill node, at most READY_SECONDS: the daemon takes calls
-    before, and would prefill their prompts itself."""
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and any(
-        node.state != pb.PREFILL_NODE_STATE_CONNECTED for node in client.stats().prefill_nodes
-    ):
-        time.sleep(_LOOK_SECONDS)
 
 
 def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
     """The daemons that answer; yields HOST:PORT. Two daemons hand over every prompt, short ones
     too."""
+    from .launcher import disaggregated, fused
+
     if config.disaggregated:
         ranks = config.prefill_ranks
         # An engine of several ranks has a process of its own.
@@ -160,8 +155,10 @@ def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
     return fused([*config.daemon_flags(), *config.rank_flags(config.tensor_parallel)])
 
 
-def read_prompts(config: GenerateConfig) -> list[Prompt]:
+def read_prompts(config: GenerateConfig) -> "list[Prompt]":
     """Raises PromptFileError."""
+    from tasuki.client.prompt import Prompt
+
     if config.prompt_ids is None:
         return [Prompt(text=config.prompt)]
     lists = _read_ids("--prompt-ids", config.prompt_ids)
@@ -195,59 +192,6 @@ def _read_ids(flag: str, file: str) -> list[list[int]]:
             f"{flag} {path}: write a non-empty list of lists of integers, as [[1, 2], [3]]"
         )
     return lists
-
-
-def answer_all(
-    client: Client,
-    prompts: Sequence[Prompt],
-    predictions: Sequence[Sequence[int]],
-    sampling: SamplingOptions,
-) -> list[Answer]:
-    """All prompts at once, answers in their order. Raises the first ClientError."""
-
-    def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
-        return client.generate(prompt, prediction=prediction, **sampling).result()
-
-    with ThreadPoolExecutor(min(len(prompts), _MAX_CONCURRENT)) as pool:
-        return [*pool.map(answer, prompts, predictions)]
-
-
-def as_json(answer: Answer) -> dict[str, Any]:
-    return {
-        "token_ids": list(answer.token_ids),
-        "text": answer.text,
-        "usage": asdict(answer.usage),
-    }
-
-
-def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
-    """Of an empty prediction, which a node takes for none, no token was accepted or rejected."""
-    for answer in answers:
-        for field in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
-            answer["usage"][field] = answer["usage"][field] or 0
-
-
-def as_text(index: int, answer: Answer) -> str:
-    usage = answer.usage
-    lines = [f"prompt {index}: {answer.reason.value}"]
-    lines.append("  tokens " + " ".join(map(str, answer.token_ids)))
-    if answer.text:
-        lines.append(f"  text   {answer.text}")
-    lines.append(
-        f"  usage  {usage.prompt_tokens} prompt + {usage.completion_tokens} new tokens, first "
-        "after "
-        f"{usage.time_to_first_token * 1000:.0f} ms, all after {usage.seconds * 1000:.0f} ms, "
-        f"prefilled on {usage.prefilled_on or 'an unnamed node'}"
-    )
-    if usage.drafted_tokens:
-        lines.append(f"  drafts {usage.accepted_tokens} of {usage.drafted_tokens} accepted")
-    if usage.hit is not None:
-        causes = ", ".join(f"{cause} {count}" for cause, count in usage.hit.causes.items() if count)
-        lines.append(
-            f"  cache  {usage.hit.kv_tokens} tokens of KV, {usage.hit.usable_tokens} usable"
-            + (f"; computed: {causes}" if causes else "")
-        )
-    return "\n".join(lines)
 
 
 def _is_ids(item: object) -> bool:

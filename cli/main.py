@@ -3,6 +3,7 @@
 Commands are imported by name and only when asked for, so that this file depends on none of them.
 """
 
+import difflib
 import importlib
 import sys
 import traceback
@@ -24,8 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tasuki {package_version()}")
         return 0
     if command not in COMMANDS:
-        known = ", ".join([*COMMANDS, "version"])
-        print(f"tasuki: error: unknown command {command}: use one of {known}", file=sys.stderr)
+        print(f"tasuki: error: unknown command {command}: {_meant(command)}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"{PACKAGE}.{COMMANDS[command][0]}")
     try:
@@ -37,6 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"tasuki: error: {line_of(error)}", file=sys.stderr)
         return 1
+
+
+def _meant(command: str) -> str:
+    """The command that is near, or where all of them are listed."""
+    known = [*COMMANDS, "version"]
+    begun = [name for name in known if command and name.startswith(command)]
+    close = begun[:1] or difflib.get_close_matches(command, known, n=1)
+    listed = "`tasuki --help` lists them"
+    return f"did you mean {close[0]}? {listed}" if close else listed
 
 
 def _help() -> str:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.recipe import RECIPES
+from tasuki.model.quantise.format_names import FORMATS
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 from tasuki.utils.progress import progress_bar
@@ -20,7 +19,7 @@ class QuantiseConfig:
         "fp8: blocks of 128 x 128, as Qwen's own; fp8-channel: compressed-tensors; fp8-tensor: "
         "ModelOpt; nvfp4: ModelOpt, feed-forwards only; nvfp4-ct: compressed-tensors, attention "
         "too; mixed: ModelOpt, feed-forwards NVFP4 and the rest FP8",
-        tuple(RECIPES),
+        FORMATS,
     )
 
     def __post_init__(self) -> None:
@@ -31,6 +30,10 @@ class QuantiseConfig:
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki quantise", "Quantise a checkpoint.", argv, QuantiseConfig)
+    # Not before the flags are known to be right: torch takes seconds.
+    from tasuki.model.quantise.folder import quantise_folder
+    from tasuki.model.quantise.recipe import RECIPES
+
     target = Path(config.out)
     quantise_folder(Path(config.model), target, RECIPES[config.format], progress_bar("files"))
     print(f"{target}: {config.format} weights of {config.model}")

@@ -3,19 +3,18 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import grpc
-
-from tasuki.cli.unreached import asking
-from tasuki.client.channel import bearing, open_channel
-from tasuki.client.errors import client_error
-from tasuki.proto import inference_pb2 as pb
-from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.config.flags import FlagParser
 from tasuki.utils.config.options import option
 from tasuki.utils.tls import ClientTls
 
-ROLES = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}
+from .node_target import NodeTarget
+
+if TYPE_CHECKING:
+    import grpc
+
+ROLES = ("prefill", "decode")
 
 _POLL_SECONDS = 0.1
 
@@ -25,16 +24,13 @@ class RoleNotTaken(RuntimeError):
 
 
 @dataclass(frozen=True)
-class RoleConfig:
-    target: str = option("127.0.0.1:50051", "HOST:PORT of the node")
-    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
-    api_key: str = option("", "the node's key, where it requires one")
+class RoleConfig(NodeTarget):
     wait: float = option(120.0, "seconds for it to drain and come back")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = FlagParser("tasuki role", "Make a prefill node decode, or the reverse.")
-    parser.add_argument("role", choices=tuple(ROLES))
+    parser.add_argument("role", choices=ROLES)
     parser.add_argument(
         "settings",
         nargs="*",
@@ -51,28 +47,39 @@ def main(argv: Sequence[str]) -> int:
         if not equals:
             parser.error(f"{given} is not NAME=VALUE")
         settings[name.replace("-", "_")] = value
-    tls = ClientTls(config.ca) if config.ca else None
-    with open_channel(config.target, tls) as plain:
+    from tasuki.client.channel import bearing, open_channel
+
+    from .unreached import asking
+
+    target, tls = config.grpc_address(), ClientTls(config.ca) if config.ca else None
+    with open_channel(target, tls) as plain:
         channel = bearing(plain, config.api_key) if config.api_key else plain
-        with asking(config.target):
+        with asking(target):
             change_role(channel, values.role, settings, config.wait)
-    print(f"{config.target} is a {values.role} node")
+    print(f"{target} is a {values.role} node")
     return 0
 
 
 def change_role(
-    channel: grpc.Channel, role: str, settings: Mapping[str, str], wait_seconds: float
+    channel: "grpc.Channel", role: str, settings: Mapping[str, str], wait_seconds: float
 ) -> None:
     """Returns once the node serves in that role. Raises ClientError, RoleNotTaken."""
+    import grpc
+
+    from tasuki.client.errors import client_error
+    from tasuki.proto import inference_pb2 as pb
+    from tasuki.proto import inference_pb2_grpc as pb_grpc
+
+    wanted = pb.NODE_ROLE_PREFILL if role == "prefill" else pb.NODE_ROLE_DECODE
     admin = pb_grpc.CacheAdminStub(channel)  # type: ignore[no-untyped-call]
     try:
-        admin.ChangeRole(pb.ChangeRoleRequest(role=ROLES[role], settings=settings), timeout=10)
+        admin.ChangeRole(pb.ChangeRoleRequest(role=wanted, settings=settings), timeout=10)
     except grpc.RpcError as error:
         raise client_error(error) from error
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
         try:
-            if admin.Stats(pb.StatsRequest(), timeout=5).role == ROLES[role]:
+            if admin.Stats(pb.StatsRequest(), timeout=5).role == wanted:
                 return
         except grpc.RpcError:
             # It drains, or is not back yet.

@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import grpc
-
-from tasuki.client.errors import ClientError
+MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca where it has TLS"
 
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
     """Inside `with`, a call that reached no node raises a ClientError that has the target and the
     mend in place of gRPC's words. target: HOST:PORT."""
+    import grpc
+
+    from tasuki.client.errors import ClientError
+
     try:
         yield
     except ClientError as error:
@@ -19,8 +21,7 @@ def asking(target: str) -> Iterator[None]:
         if error.status is not grpc.StatusCode.UNAVAILABLE or error.kind is not None:
             raise
         raise ClientError(
-            f"nothing at {target} speaks tasuki's gRPC: is a node running there? Give the "
-            "HOST:PORT that it announced as ready, and --ca where it has TLS",
+            f"nothing at {target} speaks tasuki's gRPC: is a node running there? If so, {MEND}",
             error.status,
             None,
         ) from error

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from tasuki.server.discovery.etcd_access import EtcdAccess
-from tasuki.server.discovery.etcd_membership import EtcdMembership
 from tasuki.server.discovery.membership import (
     FileMembership,
     FixedMembership,
@@ -14,12 +13,18 @@ from tasuki.server.discovery.membership import (
 )
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
-from tasuki.transfer.transports.factory import KINDS
-from tasuki.utils.config.options import Headings, option
+from tasuki.transfer.transports.kinds import KINDS
+from tasuki.utils.config.options import Headings, MostAsked, option
 
 
 @dataclass(frozen=True)
 class DecodeConfig(WireOptions):
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "name": "of this node, as peers and pages show it",
+        "prefill": "prefill nodes; none: prompts are computed here",
+        "prefill_ca": "CA of prefill nodes' certificates",
+        "etcd": "where prefill nodes register",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Prefill nodes": ("prefill", "prefill_file", "etcd", "etcd_prefix", "prefill_ca"),
         "Hand-over": (
@@ -75,6 +80,9 @@ class DecodeConfig(WireOptions):
     def membership(self, access: EtcdAccess) -> Membership:
         """access: to etcd. Raises EtcdAccessError."""
         if self.etcd:
+            # It loads aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd_membership import EtcdMembership
+
             access.check(self.etcd)
             return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)
         if self.prefill_file:

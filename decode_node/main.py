@@ -1,157 +1,38 @@
 """`tasuki decode`: the daemon that takes prefixes over and writes answers; the front door."""
 
-import asyncio
-import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from typing import TYPE_CHECKING
 
-from tasuki.engine.build import BuildParts, EngineParts, asked_model
-from tasuki.engine.build_ranks import build_node_parts
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.pair_parts import pair_parts
-from tasuki.engine.role import Role
+from tasuki.engine.config import EngineConfig
+from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.apart import serve_apart
-from tasuki.server.daemon.client_front import ClientFront
-from tasuki.server.daemon.engine_host import EngineHost, host_engine
-from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
-from tasuki.server.daemon.node_codec import node_codec, with_trials
-from tasuki.server.role_change import NextRole, RoleChange, become
-from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
-from tasuki.transfer.data_plane import DataPlane
+from tasuki.server.daemon.start.loading import log_loading
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 
 from .config import DecodeConfig
-from .engine_side import DecodeSide
-from .node import DecodeNode, decode_front
+
+if TYPE_CHECKING:
+    from tasuki.engine.build import BuildParts
 
 CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
 
-def main(argv: Sequence[str], build: BuildParts = build_node_parts) -> int:
-    """build: what it serves; by default the checkpoint that the flags name."""
+def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
+    """build: what it serves; None: the checkpoint that the flags name."""
     engine_config, server_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
-    apart = engine_apart(engine_config, server_config)
-    running = run_apart if apart else run
-    wanted = asyncio.run(running(engine_config, server_config, config, build))
-    if wanted is not None:
-        become(wanted)
+    binds = {"bind": server_config.bind, "http_bind": server_config.http_bind}
+    check_binds(binds, server_config.access)
+    log_loading(engine_config)
+    # Not before the flags are known to be right: torch takes seconds.
+    from tasuki.engine.build_ranks import build_node_parts
+
+    from .running.daemon import run_daemon
+
+    run_daemon(engine_config, server_config, config, build or build_node_parts)
     return 0
-
-
-def engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> bool:
-    """Whether the engine has a process of its own. Raises EngineConfigError."""
-    try:
-        return server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
-    except ValueError as error:
-        raise EngineConfigError(str(error)) from error
-
-
-async def run(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: DecodeConfig,
-    build: BuildParts,
-) -> NextRole | None:
-    """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
-    become, if anything."""
-    role_change = RoleChange("decode", (engine_config, server_config, config))
-    with _parts(engine_config, config, build) as (parts, plane):
-        codec = node_codec(engine_config, server_config, parts.model_config, parts.grammars.trials)
-        node = DecodeNode(
-            engine_config, server_config, config, parts, plane, codec, role_change=role_change
-        )
-        async with StopRequest(
-            exit_with_parent=server_config.exit_with_parent, hurry=node.front.hurry
-        ) as stop:
-            address = await node.startup()
-            role_change.offer(address, node.front.http_address, stop.ask)
-            spare_collections()
-            announce_ready(address, node.front.http_address)
-            await stop.wait()
-            await node.shutdown()
-    return role_change.wanted
-
-
-async def run_apart(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: DecodeConfig,
-    build: BuildParts,
-) -> NextRole | None:
-    """As run(), the engine in a process of its own, and front workers where there are some."""
-    role_change = RoleChange("decode", (engine_config, server_config, config))
-    with node_sockets(server_config) as sockets:
-        engine = await EngineProcess.launch(
-            partial(run_engine, engine_config, server_config, config, build, sockets)
-        )
-        model = asked_model(engine_config)
-        codec = node_codec(engine_config, server_config, model)
-        sizes = await engine.stands()
-        codec = with_trials(codec, sizes.trials)
-        front = ClientFront(
-            engine_config,
-            server_config,
-            model,
-            codec,
-            sizes.max_request_tokens,
-            sizes.max_batch,
-            engine.status,
-            role_change,
-        )
-        workers = front.workers(engine, sockets)
-        node = decode_front(
-            engine,
-            engine_config,
-            server_config,
-            config,
-            front,
-            codec,
-            engine.status,
-            workers=workers,
-        )
-        await serve_apart(engine, node, server_config, role_change)
-    return role_change.wanted
-
-
-def run_engine(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: DecodeConfig,
-    build: BuildParts,
-    sockets: NodeSockets | None,
-    connection: socket.socket,
-) -> int:
-    """The engine's process. sockets: of a node with front workers. connection: to its front.
-    Returns the exit status."""
-    configure_logging(server_config.log_format, server_config.log_level)
-    with ExitStack() as stack:
-
-        def side(front: EngineHost) -> DecodeSide:
-            parts, plane = stack.enter_context(_parts(engine_config, config, build))
-            if parts.ranks is not None:
-                parts.ranks.on_loss(front.end)
-            return DecodeSide(engine_config, server_config, config, parts, plane, front)
-
-        return host_engine(connection, side, None if sockets is None else sockets.engine)
-
-
-def _parts(
-    engine_config: EngineConfig, config: DecodeConfig, build: BuildParts
-) -> AbstractContextManager[tuple[EngineParts, DataPlane]]:
-    return pair_parts(
-        engine_config,
-        build,
-        Role.DECODE,
-        transport=config.transport,
-        name=config.name,
-        wire=config.wire,
-    )

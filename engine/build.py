@@ -194,7 +194,7 @@ def build_parts(
     model_config = asked_model(config)
     arena = build_arena(config, model_config, device, role)
     host = host_arena(config, arena.layout)
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     contract = partial(_contract, config, model_config, weights, arena.layout)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
@@ -281,7 +281,7 @@ def build_arena(
     # What the context has taken already the plan counts again, which leaves some memory to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
-    layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
+    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     try:
         return Arena(layout, slabs, device)
     except RuntimeError as error:

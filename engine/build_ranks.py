@@ -75,7 +75,7 @@ def load_shard(
     progress: Progress,
 ) -> ModelWeights:
     """From the checkpoint's folder. Raises WeightsError."""
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, config.compute_dtype)
     return load_weights(config.model, model, dtype, device, progress, shard=shard)
 
 
@@ -250,7 +250,9 @@ class RankInMemory:
     @property
     def _layout(self) -> CacheLayout:
         settings = self._settings
-        return self._part.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
+        return self._part.cache_layout(
+            settings.stored_kv, settings.compute_dtype, settings.ssm_dtype
+        )
 
     def host_arenas(self, slabs: int) -> HostArenas | None:
         """As the leader, before the followers join: memory for all arenas. None where nothing is
@@ -277,7 +279,9 @@ class RankInMemory:
 
     def _spans(self, slabs: int) -> RankSpans:
         settings = self._settings
-        layout = self.config.cache_layout(settings.stored_kv, settings.dtype, settings.ssm_dtype)
+        layout = self.config.cache_layout(
+            settings.stored_kv, settings.compute_dtype, settings.ssm_dtype
+        )
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, join: Join, report: Report) -> EngineParts:

@@ -3,11 +3,15 @@
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, get_args
 
-from tasuki.engine.speculation.speculation import SpeculateName
+from tasuki.engine.speculation.speculate_name import SpeculateName
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.routing.prefill_route import RouteName
 from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
+from tasuki.utils.config.options import LONGEST_SECONDS, Headings, MostAsked, option
+from tasuki.utils.cpu_units import has_bf16_units
+
+DTYPES = ("float32", "bfloat16")
+AUTO_DTYPE = "auto"
 
 MOST_DRAFTS_ON_GPU = 7
 """Of a row: with its first token they fill a matrix instruction of most models' heads twice."""
@@ -23,6 +27,17 @@ class EngineConfigError(ValueError):
 
 @dataclass(frozen=True)
 class EngineConfig:
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "model": "checkpoint folder, or a name on huggingface.co",
+        "device": "cpu, cuda or cuda:N",
+        "dtype": "auto, float32 or bfloat16",
+        "kv_dtype": "of cached keys and values: auto, bf16 or fp8",
+        "max_model_len": "most tokens of a prompt and its answer together",
+        "arena_mib": "memory of the prefix cache",
+        "host_cache_gib": "host memory below it; auto: half of what is free",
+        "max_batch": "requests that are computed together",
+        "max_itl_ms": "longest time between two tokens of an answer",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Model": (
             "model",
@@ -64,7 +79,12 @@ class EngineConfig:
         "tokens of a prompt and its answer at most; not given: what the model was made for",
         aliases=("--context-length",),
     )
-    dtype: str = option("bfloat16", "weights, activations and conv state", ("float32", "bfloat16"))
+    dtype: str = option(
+        AUTO_DTYPE,
+        "weights, activations and conv state; auto: bfloat16, and float32 on a CPU without units "
+        "for it; alike on nodes of a pair",
+        (AUTO_DTYPE, *DTYPES),
+    )
     kv_dtype: str = option(
         "auto",
         "keys and values in pages, of the draft layer too; auto: as dtype; fp8: a byte a number "
@@ -103,6 +123,7 @@ class EngineConfig:
         None,
         "folder on a disk below host memory, for KV and tokens of prompts, which a restarted node "
         "with the same model finds again: needs disk_cache_gib and host_cache_gib",
+        unit="DIR",
     )
     disk_cache_gib: float | None = option(None, "room taken in disk_cache, GiB of all ranks")
     disk_write_budget: float | None = option(
@@ -115,6 +136,7 @@ class EngineConfig:
         "s3://BUCKET[/PREFIX] below host memory, and below disk_cache, which nodes of the same "
         "model share: KV and tokens of prompts; needs remote_cache_gib, host_cache_gib and "
         "tasuki[s3]",
+        unit="URL",
     )
     remote_cache_gib: float | None = option(
         None, "of remote_cache, GiB that this node knows at a time; what others put there it finds"
@@ -237,11 +259,14 @@ class EngineConfig:
             raise EngineConfigError(
                 "gpu_memory_utilization decides arena_mib: give one of them, not both"
             )
-        if self.stored_kv not in (self.dtype, FP8_ROWS) and self.device.split(":")[0] != "cpu":
+        if (
+            self.stored_kv not in (self.compute_dtype, FP8_ROWS)
+            and self.device.split(":")[0] != "cpu"
+        ):
             raise EngineConfigError(
-                f"kv_dtype is {self.kv_dtype} and dtype {self.dtype}, and a GPU keeps keys and "
-                "values in its dtype or as FP8 rows: leave --kv-dtype out, give --kv-dtype fp8, or "
-                f"give --device cpu, not {self.device}"
+                f"kv_dtype is {self.kv_dtype} and dtype {self.compute_dtype}, and a GPU keeps keys "
+                "and values in its dtype or as FP8 rows: leave --kv-dtype out, give --kv-dtype fp8 "
+                f"or --device cpu, not {self.device}"
             )
         if self.expert_parallel and self.tensor_parallel == 1:
             raise EngineConfigError(
@@ -305,9 +330,21 @@ class EngineConfig:
                 raise EngineConfigError(f"{name} must be above 0, not {value}")
 
     @property
+    def compute_dtype(self) -> str:
+        """What dtype comes to on this machine."""
+        if self.dtype != AUTO_DTYPE:
+            return self.dtype
+        on_cpu = self.device.split(":")[0] == "cpu"
+        return "float32" if on_cpu and not has_bf16_units() else "bfloat16"
+
+    def of_a_gpu(self) -> "EngineConfig":
+        """The same with what dtype comes to on a GPU, whatever computes here."""
+        return replace(self, dtype="bfloat16") if self.dtype == AUTO_DTYPE else self
+
+    @property
     def stored_kv(self) -> str:
         """dtype of keys and values in pages, as `pycache.layout` names it."""
-        return {"auto": self.dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
+        return {"auto": self.compute_dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
         """What auto comes to where the arena has so many draft layers: a GPU gains by one, and has

@@ -5,12 +5,18 @@ from typing import ClassVar
 
 from tasuki.transfer.peer_values import LONGEST_NAME, is_name
 from tasuki.transfer.precision.settings import WireOptions
-from tasuki.transfer.transports.factory import KINDS
-from tasuki.utils.config.options import Headings, option
+from tasuki.transfer.transports.kinds import KINDS
+from tasuki.utils.config.options import Headings, MostAsked, option
 
 
 @dataclass(frozen=True)
 class PrefillConfig(WireOptions):
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "name": "of this node, as peers and pages show it",
+        "handover_bind": "of hand-overs; none: as --bind",
+        "advertise": "by which decode nodes reach this one",
+        "etcd": "where this node registers",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Addresses": ("handover_bind", "advertise", "etcd", "etcd_prefix"),
         "Hand-over": (

@@ -1,158 +1,37 @@
 """`tasuki prefill`: the daemon that reads prompts and hands their prefixes on."""
 
-import asyncio
-import logging
-import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from typing import TYPE_CHECKING
 
-from tasuki.engine.build import BuildParts, EngineParts, asked_model
-from tasuki.engine.build_ranks import build_node_parts
-from tasuki.engine.config import EngineConfig, EngineConfigError
-from tasuki.engine.pair_parts import pair_parts
-from tasuki.engine.role import Role
+from tasuki.engine.config import EngineConfig
+from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
-from tasuki.server.daemon.apart import serve_apart
-from tasuki.server.daemon.engine_host import EngineHost, host_engine
-from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
-from tasuki.server.role_change import NextRole, RoleChange, become
-from tasuki.transfer.data_plane import DataPlane
+from tasuki.server.daemon.start.loading import log_loading
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
 
 from .config import PrefillConfig
-from .engine_side import PrefillSide
-from .node import PrefillNode, prefill_front
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from tasuki.engine.build import BuildParts
 
 CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
 
-def main(argv: Sequence[str], build: BuildParts = build_node_parts) -> int:
-    """build: what it serves; by default the checkpoint that the flags name."""
+def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
+    """build: what it serves; None: the checkpoint that the flags name."""
     engine_config, server_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )
     configure_logging(server_config.log_format, server_config.log_level)
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
-    apart = engine_apart(engine_config, server_config, config)
-    running = run_apart if apart else run
-    wanted = asyncio.run(running(engine_config, server_config, config, build))
-    if wanted is not None:
-        become(wanted)
+    check_binds({"http_bind": server_config.http_bind}, server_config.access)
+    log_loading(engine_config)
+    # Not before the flags are known to be right: torch takes seconds.
+    from tasuki.engine.build_ranks import build_node_parts
+
+    from .running.daemon import run_daemon
+
+    run_daemon(engine_config, server_config, config, build or build_node_parts)
     return 0
-
-
-def engine_apart(
-    engine_config: EngineConfig, server_config: ServerConfig, config: PrefillConfig
-) -> bool:
-    """Whether the engine has a process of its own. Decode nodes are served where the engine is, so
-    not where they or a gateway share the front's port. Raises EngineConfigError."""
-    ranks = engine_config.tensor_parallel
-    try:
-        if not server_config.engine_apart(engine_config.device, ranks):
-            return False
-    except ValueError as error:
-        raise EngineConfigError(str(error)) from error
-    if config.handover_bind and not server_config.gateway:
-        return True
-    if ranks > 1:
-        raise EngineConfigError(
-            f"an engine of {ranks} ranks has a process of its own: give --handover-bind, and no "
-            "--gateway"
-        )
-    if server_config.engine_process == "process":
-        log.warning(
-            "the engine stays on a thread: a process of its own needs --handover-bind, and no "
-            "--gateway"
-        )
-    return False
-
-
-async def run(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: PrefillConfig,
-    build: BuildParts,
-) -> NextRole | None:
-    """Startup, main loop, drain; the engine on a thread. Returns what the daemon was asked to
-    become, if anything."""
-    role_change = RoleChange("prefill", (engine_config, server_config, config))
-    with _parts(engine_config, config, build) as (parts, plane):
-        node = PrefillNode(
-            engine_config, server_config, config, parts, plane, role_change=role_change
-        )
-        async with StopRequest(
-            exit_with_parent=server_config.exit_with_parent, hurry=node.front.hurry
-        ) as stop:
-            address = await node.startup()
-            role_change.offer(address, node.front.http_address, stop.ask)
-            spare_collections()
-            announce_ready(address, node.front.http_address, node.handover_address)
-            await stop.wait()
-            await node.shutdown()
-    return role_change.wanted
-
-
-async def run_apart(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: PrefillConfig,
-    build: BuildParts,
-) -> NextRole | None:
-    """As run(), the engine in a process of its own."""
-    role_change = RoleChange("prefill", (engine_config, server_config, config))
-    engine = await EngineProcess.launch(
-        partial(run_engine, engine_config, server_config, config, build)
-    )
-    sizes = await engine.stands()
-    node = prefill_front(
-        engine,
-        engine_config,
-        server_config,
-        config,
-        asked_model(engine_config),
-        sizes.max_request_tokens,
-        sizes.max_batch,
-        engine.status,
-        role_change,
-    )
-    await serve_apart(engine, node, server_config, role_change)
-    return role_change.wanted
-
-
-def run_engine(
-    engine_config: EngineConfig,
-    server_config: ServerConfig,
-    config: PrefillConfig,
-    build: BuildParts,
-    connection: socket.socket,
-) -> int:
-    """The engine's process. connection: to its front. Returns the exit status."""
-    configure_logging(server_config.log_format, server_config.log_level)
-    with ExitStack() as stack:
-
-        def side(front: EngineHost) -> PrefillSide:
-            parts, plane = stack.enter_context(_parts(engine_config, config, build))
-            if parts.ranks is not None:
-                parts.ranks.on_loss(front.end)
-            return PrefillSide(engine_config, server_config, config, parts, plane, front)
-
-        return host_engine(connection, side)
-
-
-def _parts(
-    engine_config: EngineConfig, config: PrefillConfig, build: BuildParts
-) -> AbstractContextManager[tuple[EngineParts, DataPlane]]:
-    return pair_parts(
-        engine_config,
-        build,
-        Role.PREFILL,
-        transport=config.transport,
-        name=config.name,
-        wire=config.wire,
-    )

@@ -387,7 +387,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("pages", "slots", "slabs", "tree", "lost", "requests", "integrity", "sessions", "prefill_nodes", "windows", "role")
+    __slots__ = ("pages", "slots", "slabs", "tree", "lost", "requests", "integrity", "sessions", "prefill_nodes", "windows", "role", "http_address")
     class PagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +448,7 @@ class StatsResponse(_message.Message):
     PREFILL_NODES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     pages: _containers.ScalarMap[str, int]
     slots: _containers.ScalarMap[str, int]
     slabs: _containers.ScalarMap[str, int]
@@ -459,7 +460,8 @@ class StatsResponse(_message.Message):
     prefill_nodes: _containers.RepeatedCompositeFieldContainer[PrefillNode]
     windows: _containers.ScalarMap[str, int]
     role: NodeRole
-    def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ..., role: _Optional[_Union[NodeRole, str]] = ...) -> None: ...
+    http_address: str
+    def __init__(self, pages: _Optional[_Mapping[str, int]] = ..., slots: _Optional[_Mapping[str, int]] = ..., slabs: _Optional[_Mapping[str, int]] = ..., tree: _Optional[_Mapping[str, int]] = ..., lost: _Optional[_Mapping[str, int]] = ..., requests: _Optional[_Mapping[str, int]] = ..., integrity: _Optional[str] = ..., sessions: _Optional[int] = ..., prefill_nodes: _Optional[_Iterable[_Union[PrefillNode, _Mapping]]] = ..., windows: _Optional[_Mapping[str, int]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class PrefillNode(_message.Message):
     __slots__ = ("address", "name", "state", "differences", "engine_seconds", "front_seconds", "usable_prefixes", "wait_seconds")

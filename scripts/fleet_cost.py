@@ -14,7 +14,8 @@ import resource
 import time
 from multiprocessing.connection import Connection
 
-from tasuki.cli.fleet.node_poll import Credentials, NodePoll, PollLimits
+from tasuki.cli.fleet.node_poll import NodePoll
+from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
 from tasuki.dashboard.fleet.fleet import Fleet
 from tests.harness.imagined_fleet import imagined_nodes
 

@@ -1,6 +1,7 @@
 """Addresses that a server binds, and which of them need TLS or keys."""
 
 import ipaddress
+from collections.abc import Mapping
 
 from tasuki.server.auth.access import Access
 
@@ -43,6 +44,14 @@ def require_callers_known(bind: str, access: Access, field: str = "bind") -> Non
             "give --api-key or --api-keys, --tls-client-ca where certificates are enough, or bind "
             "to 127.0.0.1"
         )
+
+
+def check_binds(binds: Mapping[str, str], access: Access) -> None:
+    """binds: HOST:PORT by the setting's name; empty: none. Raises BindError, as the servers would
+    that clients reach, and before anything is loaded for them."""
+    for field, bind in binds.items():
+        if bind:
+            require_callers_known(bind, access, field)
 
 
 def join_address(host: str, port: int) -> str:

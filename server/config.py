@@ -3,21 +3,23 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from tasuki.dashboard.metrics.compat_names import DIALECTS
+from tasuki.dashboard.dialects import DIALECTS
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
-from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
-from tasuki.server.auth.rate_limits import RateLimits
-from tasuki.utils.config.options import LONGEST_SECONDS, Headings, option
+from tasuki.utils.config.options import LONGEST_SECONDS, Headings, MostAsked, option
 from tasuki.utils.logs import LOG_FORMATS, LOG_LEVELS
 from tasuki.utils.tls import ServerTls
 
 from .bind import is_loopback, read_address
 from .discovery.etcd_access import EtcdAccess
-from .errors import RequestLimit, WatcherLimit
+
+if TYPE_CHECKING:
+    # They load gRPC and the engine's messages, which no command line waits for.
+    from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+    from tasuki.server.auth.rate_limits import RateLimits
 
 ENGINE_PLACES = ("auto", "thread", "process")
 STOP_PLACES = ("answer", "everywhere")
@@ -27,6 +29,12 @@ MOST_FRONT_WORKERS = 64
 
 @dataclass(frozen=True)
 class ServerConfig:
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "bind": "of gRPC",
+        "http_bind": "of HTTP; port 0 picks one",
+        "api_key": "which callers must bear; none: any local one may ask",
+        "served_model_name": "by which clients name the model",
+    }
     HEADINGS: ClassVar[Headings] = {
         "Addresses": (
             "bind",
@@ -316,20 +324,30 @@ class ServerConfig:
         return ANYBODY if here else CERTIFIED
 
     @property
-    def limits(self) -> RateLimits:
+    def limits(self) -> "RateLimits":
         """Fresh ones, whose minute begins now."""
+        from tasuki.server.auth.rate_limits import RateLimits
+
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, time.monotonic)
 
     @property
-    def requests(self) -> ConcurrencyCaps:
+    def requests(self) -> "ConcurrencyCaps":
         """A gateway's key stands for many callers."""
+        from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+
+        from .errors import RequestLimit
+
         gateways = frozenset({Scope.GATEWAY})
         return ConcurrencyCaps(
             RequestLimit, "requests in flight", self.requests_per_key, uncapped=gateways
         )
 
     @property
-    def watchers(self) -> ConcurrencyCaps:
+    def watchers(self) -> "ConcurrencyCaps":
+        from tasuki.server.auth.concurrency_caps import ConcurrencyCaps
+
+        from .errors import WatcherLimit
+
         return ConcurrencyCaps(
             WatcherLimit, "streams of events", self.watchers_per_key, self.max_watchers
         )

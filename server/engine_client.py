@@ -200,6 +200,9 @@ class EngineClient:
         self._query_ids = itertools.count(1)
         self._lost: m.RequestError | None = None
         self._retires = False
+        self.http_address = ""
+        """HOST:PORT of the node's HTTP server, for those who found its gRPC; empty: none, as
+        yet."""
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
         """Called on the engine's thread with what a step made: it wakes the event loop once."""

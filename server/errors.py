@@ -92,6 +92,11 @@ class InvalidField(InvalidRequest):
 class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 
+    def __init__(self, message: str, field: str | None = None) -> None:
+        """field: of the request, that is too large; None: none alone."""
+        super().__init__(message)
+        self.field = field
+
 
 class RequestRejected(ServerError):
     """The engine refused the request or could not finish it."""

@@ -1,7 +1,7 @@
 """Bounds that every request must hold, whichever protocol carries it. Pure functions."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict, Unpack
 from uuid import uuid4
 
@@ -70,7 +70,24 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
         raise PromptTooLong(
             f"{field} has {tokens} tokens, and the model's context is {codec.max_tokens} with the "
             "answer: "
-            "send less"
+            "send less",
+            field,
+        )
+
+
+def check_answer_fits(
+    fields: Mapping[str, int | None], prompt_tokens: int, new_tokens: int, most: int
+) -> None:
+    """fields: those that may have asked for so many new tokens. most: of a prompt and its answer.
+    Raises PromptTooLong where one of them is to blame, and not the prompt."""
+    asked = next((name for name, value in fields.items() if value is not None), None)
+    # The last token of an answer takes no room.
+    fit = most - prompt_tokens + 1
+    if asked is not None and 0 < fit < new_tokens:
+        raise PromptTooLong(
+            f"{asked} is {new_tokens}, and behind a prompt of {prompt_tokens} tokens at most {fit} "
+            "fit: ask for fewer, or shorten the prompt",
+            asked,
         )
 
 

@@ -23,6 +23,12 @@ def configure_logging(shape: str, level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def writes_json() -> bool:
+    """Whether this process's log is for machines."""
+    handlers = logging.getLogger().handlers
+    return any(isinstance(handler.formatter, JsonLines) for handler in handlers)
+
+
 def is_no_hang_up(record: logging.LogRecord) -> bool:
     """False for the traceback that gRPC logs where a caller hangs up while it is answered: no
     defect of the node, and whoever can connect could fill the log with it."""

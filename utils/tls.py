@@ -6,8 +6,11 @@ channel is made, so a renewed certificate needs a restart. Immutable, any thread
 
 import ssl
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import grpc
+if TYPE_CHECKING:
+    # Settings name these classes, and a command line does not wait for gRPC.
+    import grpc
 
 
 class TlsError(OSError):
@@ -23,8 +26,10 @@ class ServerTls:
     key: str
     client_ca: str = ""
 
-    def grpc_credentials(self) -> grpc.ServerCredentials:
+    def grpc_credentials(self) -> "grpc.ServerCredentials":
         """Raises TlsError."""
+        import grpc
+
         # Also checks what gRPC would only complain of at the first handshake, and namelessly.
         self.ssl_context()
         return grpc.ssl_server_credentials(
@@ -66,8 +71,10 @@ class ClientTls:
         if bool(self.certificate) != bool(self.key):
             raise ValueError("a client certificate and its key go together: give both or neither")
 
-    def grpc_credentials(self) -> grpc.ChannelCredentials:
+    def grpc_credentials(self) -> "grpc.ChannelCredentials":
         """Raises TlsError."""
+        import grpc
+
         _trust(ssl.create_default_context(ssl.Purpose.SERVER_AUTH), self.ca)
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca),

@@ -49,7 +49,7 @@ def engine_rows(
     work: Workload,
 ) -> Iterator[Row]:
     """The prefill engine of `config`, its receiver with `slabs` slabs on the device `other`."""
-    layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
+    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     with receiving_peer(layout, slabs, Place(other, kind)) as peer:
         rig = PrefillRig(model, config, kind, peer, slabs)
         try:

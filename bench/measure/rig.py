@@ -191,7 +191,7 @@ def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = 
     source: TensorSource = RandomSource(SEED, device)
     if quantization:
         source = QuantisedSource(source, RECIPES[quantization])
-    weights = assemble(model, source, getattr(torch, config.dtype), device)
+    weights = assemble(model, source, getattr(torch, config.compute_dtype), device)
     # Drawing leaves float32 copies behind that a checkpoint's loading does not.
     torch.cuda.empty_cache()
     return weights

@@ -37,7 +37,7 @@ def drawn_shard(
 ) -> ModelWeights:
     """As LoadShard, of the same weights as drawn_weights()."""
     source = ShardedSource(RandomSource(SEED, device), model, shard)
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, config.compute_dtype)
     weights = assemble(shard.part(model), source, dtype, device, progress)
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     model = replace(model, max_position=min(model.max_position, longest))
     report = config.reported(f"tiers {config.model}")
     engine = replace(config.engine_config(), max_batch=max(2, own.answers))
-    layout = model.cache_layout(engine.stored_kv, engine.dtype, engine.ssm_dtype)
+    layout = model.cache_layout(engine.stored_kv, engine.compute_dtype, engine.ssm_dtype)
     pages = -(-own.session_tokens // PAGE_TOKENS)
     slabs = -(-pages // layout.pages_per_slab) + 1
     link = {way: _link_rate(config, way) for way in Direction}

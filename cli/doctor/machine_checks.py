@@ -1,4 +1,4 @@
-"""What tasuki needs of a machine: interpreter, libraries, GPU, shared memory, limits, clock.
+"""What tasuki needs of a machine: interpreter, libraries, GPU and compiler, limits, clock.
 
 Each check looks and changes nothing. A check that fails to look is a finding, not an error.
 """
@@ -6,46 +6,14 @@ Each check looks and changes nothing. A check that fails to look is a finding, n
 import importlib
 import os
 import resource
+import shutil
 import sys
 import time
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import torch
 
-
-class Verdict(Enum):
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """mend: what to do; empty where there is nothing to do."""
-
-    subject: str
-    verdict: Verdict
-    found: str
-    mend: str = ""
-
-    def __str__(self) -> str:
-        line = f"{self.verdict.value:<8} {self.subject:<12} {self.found}"
-        return line + (f"\n{'':<22}-> {self.mend}" if self.mend else "")
-
-
-def ok(subject: str, found: str) -> Finding:
-    return Finding(subject, Verdict.OK, found)
-
-
-def warning(subject: str, found: str, mend: str) -> Finding:
-    return Finding(subject, Verdict.WARNING, found, mend)
-
-
-def failure(subject: str, found: str, mend: str) -> Finding:
-    return Finding(subject, Verdict.FAILURE, found, mend)
-
+from .finding import Finding, failure, ok, warning
 
 _MIB = 2**20
 _SHARED_MIB = 256
@@ -65,7 +33,7 @@ def tree() -> Finding:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
         return failure("tree", str(error), "build the package again: pip install -e . (needs g++)")
-    return ok("tree", str(module.__file__))
+    return ok("tree", f"the compiled cache is {module.__file__}")
 
 
 def gpu() -> Finding:
@@ -91,6 +59,22 @@ def gpu() -> Finding:
     return ok("gpu", f"{found}, triton {triton.__version__}")
 
 
+def compiler() -> Finding:
+    """Triton compiles a launcher of each kernel in C, on a GPU's node alone."""
+    if not torch.cuda.is_available():
+        return ok("compiler", "not needed: only a GPU's kernels are compiled at run time")
+    asked = os.environ.get("CC")
+    for name in filter(None, (asked, "gcc", "cc", "clang")):
+        found = shutil.which(name)
+        if found is not None:
+            return ok("compiler", found)
+    return failure(
+        "compiler",
+        f"CC is {asked}, which is not there" if asked else "no C compiler is on PATH",
+        "apt-get install gcc, or set CC: Triton compiles kernels when a node starts",
+    )
+
+
 def nixl() -> Finding:
     """One agent is made and let go, as a daemon does at its start."""
     from tasuki.transfer.errors import TransferError
@@ -104,8 +88,9 @@ def nixl() -> Finding:
             str(error),
             "pip install nixl-cu13 (or tasuki[cu12] for a CUDA 12 driver), one of the two only",
         )
-    devices = os.environ.get("UCX_NET_DEVICES", "lo (default)")
-    return ok("nixl", f"UCX works, UCX_NET_DEVICES {devices}")
+    devices = os.environ.get("UCX_NET_DEVICES")
+    over = devices or "loopback alone (UCX_NET_DEVICES is not set)"
+    return ok("nixl", f"hand-overs can be sent, over {over}")
 
 
 def shared_memory(folder: str = "/dev/shm") -> Finding:
@@ -117,10 +102,10 @@ def shared_memory(folder: str = "/dev/shm") -> Finding:
     if free < _SHARED_MIB:
         return warning(
             "shm",
-            f"{free} MiB free in {folder}",
+            f"{free} MiB of shared memory free in {folder}",
             f"give at least {_SHARED_MIB} MiB: docker run --shm-size 1g",
         )
-    return ok("shm", f"{free} MiB free in {folder}")
+    return ok("shm", f"{free} MiB of shared memory free in {folder}")
 
 
 def open_files() -> Finding:
@@ -131,7 +116,8 @@ def open_files() -> Finding:
             f"{soft} open files allowed (hard limit {hard})",
             f"ulimit -n {_OPEN_FILES}, or LimitNOFILE in the unit: each client is a socket",
         )
-    return ok("files", f"{'any number of' if soft == resource.RLIM_INFINITY else soft} open files")
+    most = "any number of" if soft == resource.RLIM_INFINITY else f"up to {soft}"
+    return ok("files", f"{most} files and connections may be open")
 
 
 def locked_memory(devices: Path = Path("/sys/class/infiniband")) -> Finding:
@@ -143,7 +129,7 @@ def locked_memory(devices: Path = Path("/sys/class/infiniband")) -> Finding:
             f"{', '.join(cards)}, but only {soft // _MIB} MiB may be locked",
             "ulimit -l unlimited, or LimitMEMLOCK=infinity: the arena is registered whole",
         )
-    return ok("rdma", ", ".join(cards) or "no RDMA card: transfers go over TCP")
+    return ok("rdma", ", ".join(cards) or "no RDMA card: hand-overs go over TCP")
 
 
 def clock() -> Finding:
@@ -151,10 +137,10 @@ def clock() -> Finding:
     if info.resolution > 1e-6:
         return warning(
             "clock",
-            f"{info.implementation} ticks every {info.resolution} s",
-            "choose a finer clock source: windows are timed in microseconds",
+            f"it ticks every {info.resolution} s, and transfers are timed in microseconds",
+            "choose a finer clock source of the system, as tsc",
         )
-    return ok("clock", f"{info.implementation}, resolution {info.resolution:g} s")
+    return ok("clock", f"fine enough: it ticks every {info.resolution * 1e9:g} ns")
 
 
-MACHINE = (python, tree, gpu, nixl, shared_memory, open_files, locked_memory, clock)
+MACHINE = (python, tree, gpu, compiler, nixl, shared_memory, open_files, locked_memory, clock)

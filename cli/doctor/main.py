@@ -1,43 +1,20 @@
 """`tasuki doctor`: what would keep a daemon from working here, and the mend for each."""
 
 import json
-import socket
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-from tasuki.client.channel import open_channel
-from tasuki.model.config import ModelConfig
-from tasuki.model.config_fields import ModelConfigError
-from tasuki.pycache.layout import FP8_ROWS
-from tasuki.server.auth.access import Access
-from tasuki.server.bind import BindError, parse_bind
 from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
-from tasuki.utils.tls import ClientTls, TlsError
 
-from .machine_checks import MACHINE, Finding, Verdict, failure, ok
-from .weights_check import weights
-
-_PEER_SECONDS = 3.0
-
-
-@dataclass(frozen=True)
-class DoctorConfig:
-    model: str = option("", "folder of a checkpoint that is to be served")
-    bind: str = option("127.0.0.1:50051", "HOST:PORT that a daemon is to serve")
-    peers: str = option("", "daemons that should answer, HOST:PORT separated by commas")
-    peers_ca: str = option(
-        "", "PEM file of a CA: connect to peers by TLS and check them against it"
-    )
-    json: bool = option(False, "print a list of objects")
+from .doctor_config import DoctorConfig
+from .finding import Verdict
 
 
 def main(argv: Sequence[str]) -> int:
     """0 where nothing failed, else 1."""
     config = parse_config("tasuki doctor", "Look for what would not work.", argv, DoctorConfig)
+    from .checks import checks
+
     findings = [check() for check in checks(config)]
     if config.json:
         rows = [{**asdict(found), "verdict": found.verdict.value} for found in findings]
@@ -45,63 +22,3 @@ def main(argv: Sequence[str]) -> int:
     else:
         print("\n".join(map(str, findings)))
     return int(any(found.verdict is Verdict.FAILURE for found in findings))
-
-
-def checks(config: DoctorConfig) -> list[Callable[[], Finding]]:
-    asked: list[Callable[[], Finding]] = [*MACHINE, lambda: port(config.bind)]
-    if config.model:
-        asked += [lambda: model(config.model), lambda: weights(config.model)]
-    for target in filter(None, (part.strip() for part in config.peers.split(","))):
-        asked.append(lambda target=target: peer(target, config.peers_ca))  # type: ignore[misc]
-    return asked
-
-
-def port(bind: str) -> Finding:
-    """Whether it can be had; it is let go at once."""
-    try:
-        host, number = parse_bind(bind, Access(insecure=True))
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as listener:
-            listener.bind((host, number))
-    except BindError as error:
-        return failure("port", str(error), "give --bind HOST:PORT")
-    except OSError as error:
-        return failure(
-            "port", f"{bind}: {error.strerror or error}", "stop what holds it, or choose another"
-        )
-    return ok("port", f"{bind} is free")
-
-
-def model(folder: str) -> Finding:
-    try:
-        config = ModelConfig.load(folder)
-    except ModelConfigError as error:
-        return failure("model", str(error), "give the folder of a Qwen3.5-family checkpoint")
-    layout = config.cache_layout("bfloat16", "bfloat16", "float32")
-    small = replace(layout, kv_dtype=FP8_ROWS)
-    return ok(
-        "model",
-        f"{config.layers} layers, {layout.page_bytes // 1024} KiB a page of 64 tokens, "
-        f"{small.page_bytes // 1024} with --kv-dtype fp8, {layout.slot_bytes // 1024} KiB a state "
-        "slot",
-    )
-
-
-def peer(target: str, ca: str) -> Finding:
-    """By gRPC's health service."""
-    try:
-        with open_channel(target, ClientTls(ca) if ca else None) as channel:
-            request = health_pb2.HealthCheckRequest()
-            reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_PEER_SECONDS)
-    except TlsError as error:
-        return failure("peer", str(error), "give --peers-ca the authority's PEM file")
-    except grpc.RpcError as error:
-        cause = error.code().name if isinstance(error, grpc.Call) else str(error)
-        return failure(
-            "peer",
-            f"{target} does not answer: {cause}",
-            "start it, open the port between the hosts, or give --peers-ca where it has TLS",
-        )
-    if reply.status != health_pb2.HealthCheckResponse.SERVING:
-        return failure("peer", f"{target} is draining", "wait for its restart, or leave it out")
-    return ok("peer", f"{target} serves")

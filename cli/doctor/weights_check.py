@@ -13,7 +13,7 @@ from tasuki.model.weights.layers import assemble, tensors
 from tasuki.model.weights.part import WeightsError
 from tasuki.model.weights.safetensors_folder import Checkpoint, check_kernels
 
-from .machine_checks import Finding, failure, ok
+from .finding import Finding, failure, ok
 
 _GIB = 2**30
 

@@ -10,14 +10,13 @@ from tasuki.dashboard.fleet.targets import Targets
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import join_address
 from tasuki.server.discovery.etcd_access import EtcdAccess
-from tasuki.server.discovery.etcd_membership import EtcdMembership
-from tasuki.server.discovery.http_registration import HTTP_PREFIX
+from tasuki.server.discovery.http_prefix import HTTP_PREFIX
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, Membership
 from tasuki.utils.config.options import Headings, option
 from tasuki.utils.tls import ServerTls
 
 from .node_address import AddressError, check_address
-from .node_poll import Credentials, PollLimits
+from .poll_settings import Credentials, PollLimits
 
 
 class FleetConfigError(ValueError):
@@ -84,7 +83,7 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.nodes, self.nodes_file, self.etcd))) != 1:
-            raise ValueError("give one of nodes, nodes_file and etcd")
+            raise ValueError("give one of --nodes, --nodes-file and --etcd")
         if self.nodes and not self._listed:
             raise ValueError(f"nodes {self.nodes!r} names no node: give HOST:PORT, comma-separated")
         if not self.etcd_prefix:
@@ -148,6 +147,9 @@ class FleetConfig:
     @property
     def _membership(self) -> Membership:
         if self.etcd:
+            # It loads aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd_membership import EtcdMembership
+
             access = EtcdAccess.load(self.etcd_ca, self.etcd_login)
             access.check(self.etcd)
             return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)

@@ -4,53 +4,17 @@ Asks the nodes it was given for their metrics, and nobody else for anything; has
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
-from contextlib import aclosing
 
-from tasuki.dashboard.fleet.fleet import Fleet
-from tasuki.dashboard.page_files import load_page
-from tasuki.server.daemon.lifecycle import StopRequest
-from tasuki.server.http.server import start_http_server
 from tasuki.utils.config.flags import parse_config
 
 from .fleet_config import FleetConfig
-from .fleet_handlers import FleetHandlers
-from .node_poll import NodePoll
 
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki dashboard", "One page for many nodes.", argv, FleetConfig)
-    asyncio.run(_serve(config))
+    # Not before the flags are known to be right: aiohttp takes half a second.
+    from .serving import serve_page
+
+    asyncio.run(serve_page(config))
     return 0
-
-
-async def _serve(config: FleetConfig) -> None:
-    fleet = Fleet(config.targets)
-    credentials = config.credentials
-    scheme = "http" if credentials.tls is None else "https"
-    routes = FleetHandlers(fleet, load_page(), scheme).routes()
-    async with (
-        StopRequest() as stop,
-        NodePoll(fleet, credentials, config.limits) as poll,
-        aclosing(config.members()) as members,
-    ):
-        await poll.ask_these(await anext(members))
-        server = await start_http_server(config.bind, routes, lambda: None, config.access)
-        shown = "http" if config.access.tls is None else "https"
-        print(f"{shown}://{server.address}/", flush=True)
-        async with asyncio.TaskGroup() as tasks:
-            working = [
-                tasks.create_task(poll.follow(members)),
-                tasks.create_task(_mark_time(fleet, config.every_seconds)),
-            ]
-            await stop.wait()
-            for task in working:
-                task.cancel()
-        await server.drain()
-
-
-async def _mark_time(fleet: Fleet, every_seconds: float) -> None:
-    while True:
-        await asyncio.sleep(every_seconds)
-        fleet.mark_time(time.time())

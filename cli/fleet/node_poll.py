@@ -8,10 +8,8 @@ keeps the page from the others. A node that does not answer is asked less often.
 import asyncio
 import os
 import socket
-import ssl
 import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
@@ -20,6 +18,7 @@ from tasuki.dashboard.fleet.exposition_text import LabelTexts, Samples, read_sam
 from tasuki.dashboard.fleet.metric_names import WANTED
 
 from .node_address import is_here
+from .poll_settings import Credentials, PollLimits
 
 _PATH = "/metrics"
 _CHUNK = 1 << 16
@@ -33,27 +32,6 @@ _REFUSALS = {
     404: "it serves no /metrics",
     421: "it is not called by this name: see its --allowed-hosts",
 }
-
-
-@dataclass(frozen=True)
-class PollLimits:
-    """every_seconds: from one answer to the next question. answer_seconds: for an answer, whole.
-    at_a_time: questions in flight."""
-
-    every_seconds: float = 5.0
-    answer_seconds: float = 3.0
-    answer_bytes: int = 4 << 20
-    at_a_time: int = 64
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """key: borne to every node; empty for none. tls: nodes are asked by HTTPS and checked against
-    it; None: by HTTP. insecure: the key may leave this host in plain text."""
-
-    key: str = field(default="", repr=False)
-    tls: ssl.SSLContext | None = None
-    insecure: bool = False
 
 
 class NodeRefused(Exception):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from tasuki.cli.fleet.node_poll import Credentials, PollLimits
+from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
 from tasuki.utils.config.options import Headings, option
 

@@ -16,7 +16,8 @@ from typing import Any
 import ray
 from ray.autoscaler.sdk import request_resources
 
-from tasuki.cli.fleet.node_poll import Credentials, NodePoll
+from tasuki.cli.fleet.node_poll import NodePoll
+from tasuki.cli.fleet.poll_settings import Credentials
 from tasuki.cli.planner.cluster import ClusterNode
 from tasuki.cli.planner.fleet_observer import FleetObserver
 from tasuki.cli.planner.node_access import NodeAccess

@@ -1,53 +1,151 @@
-"""A node's dashboard streams, from its HTTP port: JSON values as they come.
+"""A node's dashboard streams, from either of its ports: JSON values as they come.
 
-Reads server-sent events and sends the key; values stay JSON. One thread; reading blocks.
+Reads server-sent events and sends the key; values stay JSON. A thread of its own reads, so that
+whoever follows a stream can look at the clock while nothing comes.
 """
 
 import http.client
 import json
+import queue
+import socket
 import ssl
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
+from tasuki.cli.node_target import NodeTarget, answers_http
+from tasuki.cli.unreached import MEND
 
-from tasuki.client.errors import ClientError
-from tasuki.utils.config.options import option
+if TYPE_CHECKING:
+    from tasuki.client.errors import ClientError
 
 _CONNECT_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+_SILENT_SECONDS = 30.0
+"""Of a stream, before the node is asked whether it still lives: one step of a busy engine may take
+as long."""
 _MOST_READ = 64 << 10
+_MOST_WAITING = 4096
+
+Value = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class HttpTarget:
-    http: str = option("127.0.0.1:8000", "HOST:PORT of the node's HTTP server (--http-bind)")
-    ca: str = option("", "PEM file of a CA: connect by TLS and check the node against it")
-    api_key: str = option("", "the node's key, where it requires one")
+class HttpTarget(NodeTarget):
+    def values(self, path: str) -> Iterator[Value]:
+        """As followed(), without the pauses."""
+        for value in self.followed(path):
+            if value is not None:
+                yield value
 
-    def values(self, path: str) -> Iterator[dict[str, Any]]:
-        """Of the stream at `path`, as /debug/stream, until it ends. Raises ClientError."""
+    def followed(self, path: str) -> Generator[Value | None, None, None]:
+        """Values of the stream at `path`, as /debug/stream, and None after each half second in
+        which there was none. Raises ClientError, also where the node has gone."""
+        address = self.http_address()
+        stream = _Stream(*self._opened(address, path))
+        last_at = time.monotonic()
+        try:
+            while True:
+                value = stream.next(_LOOK_SECONDS)
+                now = time.monotonic()
+                if value is not None:
+                    last_at = now
+                elif now - last_at > _SILENT_SECONDS:
+                    if not answers_http(address, self.ca, self.api_key):
+                        raise _unavailable(f"http {address}: the node answers no more")
+                    last_at = now
+                yield value
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _unavailable(f"http {address}: {_cause(error)}") from error
+        finally:
+            stream.close()
+
+    def _opened(self, address: str, path: str) -> tuple[Any, socket.socket]:
+        """The answer, and its connection without a bound on silence. Raises ClientError."""
         scheme = "https" if self.ca else "http"
         trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
-        request = urllib.request.Request(f"{scheme}://{self.http}{path}")
+        request = urllib.request.Request(f"{scheme}://{address}{path}")
         if self.api_key:
             request.add_header("Authorization", f"Bearer {self.api_key}")
         try:
-            with urllib.request.urlopen(request, timeout=_CONNECT_SECONDS, context=trust) as reply:
-                for line in reply:
-                    if line.startswith(b"data: "):
-                        yield json.loads(line[6:])
+            reply = urllib.request.urlopen(request, timeout=_CONNECT_SECONDS, context=trust)
         except (OSError, http.client.HTTPException) as error:
             if refusal := _refusal(error):
-                raise ClientError(refusal, grpc.StatusCode.PERMISSION_DENIED, None) from error
-            raise ClientError(
-                f"http {self.http}: {_cause(error)}: is a node running there? Give the HOST:PORT "
-                "that it announced as http",
-                grpc.StatusCode.UNAVAILABLE,
-                None,
+                raise _denied(refusal) from error
+            raise _unavailable(
+                f"http {address}: {_cause(error)}: is a node running there? If so, {MEND}"
             ) from error
+        connection: socket.socket = reply.fp.raw._sock
+        connection.settimeout(None)
+        return reply, connection
+
+
+class _Stream:
+    """Owns the answer and the thread that reads it. close() once."""
+
+    def __init__(self, reply: Any, connection: socket.socket) -> None:
+        self._reply = reply
+        self._connection = connection
+        self._values: queue.Queue[Value | Exception] = queue.Queue(_MOST_WAITING)
+        self._closed = False
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def next(self, seconds: float) -> Value | None:
+        """None where there is none in that time. Raises OSError, ValueError, HTTPException once
+        the stream has ended."""
+        try:
+            value = self._values.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def close(self) -> None:
+        self._closed = True
+        # It wakes the thread, which closes the rest.
+        with suppress(OSError):
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
+
+    def _read(self) -> None:
+        ended: Exception = ConnectionResetError("the node ended the stream")
+        try:
+            for line in self._reply:
+                if line.startswith(b"data: "):
+                    self._put(json.loads(line[6:]))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            ended = error
+        finally:
+            self._reply.close()
+        self._put(ended)
+
+    def _put(self, value: Value | Exception) -> None:
+        while not self._closed:
+            with suppress(queue.Full):
+                self._values.put(value, timeout=_LOOK_SECONDS)
+                return
+
+
+def _unavailable(message: str) -> "ClientError":
+    import grpc
+
+    from tasuki.client.errors import ClientError
+
+    return ClientError(message, grpc.StatusCode.UNAVAILABLE, None)
+
+
+def _denied(message: str) -> "ClientError":
+    import grpc
+
+    from tasuki.client.errors import ClientError
+
+    return ClientError(message, grpc.StatusCode.PERMISSION_DENIED, None)
 
 
 def _refusal(error: Exception) -> str:
@@ -63,7 +161,7 @@ def _refusal(error: Exception) -> str:
 
 def _cause(error: Exception) -> str:
     """In words; what came in place of HTTP may hold any bytes."""
-    if isinstance(error, http.client.HTTPException):
+    if isinstance(error, http.client.HTTPException | ValueError):
         return "what answers is no HTTP"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, OSError) and reason.strerror:

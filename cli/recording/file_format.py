@@ -1,8 +1,10 @@
 """A recording: what happened at a node, event by event, in a file of gzipped JSON lines.
 
 Owns the format. The first line is {"tasuki_recording": 1, "about": {...}}, every other one an event
-as in dashboard/history/events.py, in order of `at`. A recording whose end was cut off is
-read up to there: the recorder may have been killed."""
+as in dashboard/history/events.py, in order of `at`, or of the kind NOT_CONNECTED: for so many
+`seconds` behind that time the recorder had no connection, and what the node forgot meanwhile is
+missing. A recording whose end was cut off is read up to there: the recorder may have been killed.
+"""
 
 import gzip
 import json
@@ -12,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tasuki.dashboard.history.events import Event
-
+Event = dict[str, Any]
 _VERSION = 1
 _KEY = "tasuki_recording"
+NOT_CONNECTED = "not_connected"
 
 
 class RecordingError(Exception):

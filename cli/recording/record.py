@@ -1,19 +1,25 @@
-"""`tasuki record`: keeps what happens at a node in a file, until interrupted."""
+"""`tasuki record`: keeps what happens at a node in a file, until interrupted.
+
+A node that is silent is waited for, and one that restarts is found again; the file and the last
+line say for how long it was not connected.
+"""
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
 from .dashboard_stream import HttpTarget
-from .file_format import RecordingWriter
+from .file_format import NOT_CONNECTED, RecordingWriter
 
 _FLUSH_SECONDS = 5.0
+_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,20 +35,101 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki record", "What happens at a node, in a file.", argv, RecordConfig)
     about = next(config.values("/debug/stream"))["about"]
     with RecordingWriter(Path(config.out), about) as writer, suppress(KeyboardInterrupt):
-        _record(config, writer)
-    print(f"{writer.count} events in {config.out}", file=sys.stderr)
+        recorder = Recorder(config, writer)
+        recorder.run()
+    gone = ""
+    if recorder.gaps:
+        gone = f"; not connected for {sum(recorder.gaps):.1f} s, {len(recorder.gaps)} times"
+    print(f"{recorder.count} events in {config.out}{gone}", file=sys.stderr)
     return 0
 
 
-def _record(config: RecordConfig, writer: RecordingWriter) -> None:
-    # From the first event that the node remembers: the page of the recording then has its past too.
-    path = f"/debug/events?after=0{'&blocks=1' if config.blocks else ''}"
-    began = flushed = time.monotonic()
-    for event in config.values(path):
-        writer.add(event)
-        now = time.monotonic()
-        if now - flushed > _FLUSH_SECONDS:
-            writer.flush()
-            flushed = now
-        if config.seconds and now - began > config.seconds:
+@dataclass
+class Recorder:
+    """run() once. count: events kept. gaps: seconds of each time without a connection."""
+
+    config: RecordConfig
+    writer: RecordingWriter
+    clock: Callable[[], float] = time.monotonic
+    count: int = 0
+    gaps: list[float] = field(default_factory=list)
+    _last: "_LastEvents" = field(default_factory=lambda: _LastEvents())
+    _flushed: float = 0.0
+
+    def run(self) -> None:
+        """Returns once the time is over. Raises ClientError where a node refuses, at its first
+        connection and later."""
+        import grpc
+
+        from tasuki.client.errors import ClientError
+
+        began = self._flushed = self.clock()
+        lost: float | None = None
+        while True:
+            try:
+                with closing(self.config.followed(self._path)) as values:
+                    for value in values:
+                        self._found_again(lost)
+                        lost = None
+                        if value is not None:
+                            self._keep(value)
+                        if self._is_over(began):
+                            return
+            except ClientError as error:
+                if error.status is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                if lost is None:
+                    lost = self.clock()
+                    print(f"{error}; trying again", file=sys.stderr, flush=True)
+            if self._is_over(began):
+                self._found_again(lost)
+                return
+            time.sleep(_RETRY_SECONDS)
+
+    @property
+    def _path(self) -> str:
+        # From the first event that the node remembers: the page of the recording then has its past
+        # too, and what came while nobody listened.
+        return f"/debug/events?after=0{'&blocks=1' if self.config.blocks else ''}"
+
+    def _found_again(self, lost: float | None) -> None:
+        if lost is None:
             return
+        gap = self.clock() - lost
+        self.gaps.append(gap)
+        self.writer.add({"kind": NOT_CONNECTED, "at": self._last.at, "seconds": round(gap, 3)})
+        print(f"connected again after {gap:.1f} s", file=sys.stderr, flush=True)
+
+    def _keep(self, event: dict[str, Any]) -> None:
+        if self._last.has(event):
+            return
+        self._last.note(event)
+        self.writer.add(event)
+        self.count += 1
+        now = self.clock()
+        if now - self._flushed > _FLUSH_SECONDS:
+            self.writer.flush()
+            self._flushed = now
+
+    def _is_over(self, began: float) -> bool:
+        return bool(self.config.seconds) and self.clock() - began >= self.config.seconds
+
+
+class _LastEvents:
+    """Which events a stream that begins anew repeats: those before the last one's time, and those
+    of that time itself that were there."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self._of_that_time: list[dict[str, Any]] = []
+
+    def has(self, event: dict[str, Any]) -> bool:
+        at = event.get("at", self.at)
+        return at < self.at or (at == self.at and event in self._of_that_time)
+
+    def note(self, event: dict[str, Any]) -> None:
+        at = event.get("at", self.at)
+        if at > self.at:
+            self.at = at
+            self._of_that_time = []
+        self._of_that_time.append(event)

@@ -7,11 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from tasuki.dashboard.history.node_history import NodeHistory
-from tasuki.dashboard.page_files import load_page
-from tasuki.server.daemon.lifecycle import StopRequest
-from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
-from tasuki.server.http.server import start_http_server
 from tasuki.utils.config.flags import FlagParser
 
 from .file_format import Recording
@@ -23,28 +18,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--bind", default="127.0.0.1:8080", help="HOST:PORT; port 0 picks one")
     parser.add_argument("--seconds", type=float, help="show only so much of its beginning")
     values = parser.parse_args(argv)
-    source = replayed(Recording.load(values.file), values.seconds)
-    asyncio.run(_serve(source, values.bind))
+    recording = Recording.load(values.file)
+    from .replayed import replayed, serve_page
+
+    asyncio.run(serve_page(replayed(recording, values.seconds), values.bind))
     return 0
-
-
-def replayed(recording: Recording, seconds: float | None = None) -> DashboardSource:
-    """seconds: of its beginning; None: all."""
-    history = NodeHistory()
-    last = first = recording.events[0]["at"] if recording.events else 0.0
-    for event in recording.events:
-        if "at" not in event or (seconds is not None and event["at"] > first + seconds):
-            continue
-        history.apply(event)
-        last = event["at"]
-    about = {**recording.about, "recorded": f"{last - first:.0f} s"}
-    return DashboardSource(history, lambda: last, None, about)
-
-
-async def _serve(source: DashboardSource, bind: str) -> None:
-    async with StopRequest() as stop:
-        routes = DashboardHandlers(source, load_page()).routes()
-        server = await start_http_server(bind, routes, lambda: None)
-        print(f"http://{server.address}/", flush=True)
-        await stop.wait()
-        await server.drain()

@@ -7,8 +7,9 @@ request, so that nothing of the prompts, names or dates is left. `tasuki replay-
 import gzip
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,26 @@ from tasuki.utils.config.flags import FlagParser
 from .file_format import Recording, RecordingError
 
 _STOPS = {"tool_call": "tool_use", "end_of_turn": "end_turn"}
+_RUNNING = "had not ended when the recording did"
+_REFUSED = "were refused"
+_CUT_OFF = "were given up by their clients"
+_BEGUN_BEFORE = "began before the node's memory of them"
+_WITHOUT_BLOCKS = "came before a recording with --blocks began"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """left_out: requests that are no rows, by the reason."""
+
+    rows: list[dict[str, Any]]
+    left_out: Counter[str]
+
+    @property
+    def summary(self) -> str:
+        total = len(self.rows) + self.left_out.total()
+        reasons = [f"{number} {reason}" for reason, number in self.left_out.most_common()]
+        behind = f"; left out: {', '.join(reasons)}" if reasons else ""
+        return f"{len(self.rows)} of {total} requests{behind}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,32 +46,51 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("file", type=Path, help="of `tasuki record --blocks`")
     parser.add_argument("out", type=Path, help="trace to write: .jsonl or .jsonl.gz")
     values = parser.parse_args(argv)
-    rows = list(trace_rows(Recording.load(values.file)))
-    if not rows:
-        raise RecordingError(f"{values.file}: holds no finished prompt with blocks: use --blocks")
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    recording = Recording.load(values.file)
+    trace = trace_of(recording)
+    if not trace.rows:
+        raise RecordingError(f"{values.file}: {trace.summary}; {_mend(recording)}")
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in trace.rows)
     if values.out.suffix == ".gz":
         values.out.write_bytes(gzip.compress(text.encode()))
     else:
         values.out.write_text(text)
-    print(f"{len(rows)} requests in {values.out}", file=sys.stderr)
+    print(f"{trace.summary}, in {values.out}", file=sys.stderr)
     return 0
 
 
-def trace_rows(recording: Recording) -> Iterator[dict[str, Any]]:
-    """One of each request that was answered, in order of arrival."""
-    finished = {
+def _mend(recording: Recording) -> str:
+    """Of a recording of which nothing can be exported."""
+    submits = [event for event in recording.events if event["kind"] == "submit"]
+    if any(event.get("blocks") for event in submits):
+        return "record for longer, until requests have ended"
+    if submits:
+        return "record with --blocks, while requests come"
+    return "record while requests come, with --blocks"
+
+
+def trace_of(recording: Recording) -> Trace:
+    """Rows: of each request that was answered, in order of arrival."""
+    ends = {
         event["request"]: event
         for event in recording.events
-        if event["kind"] == "finished" and event["reason"] != "abort"
+        if event["kind"] in ("finished", "rejected")
     }
     # 0, 1, 2, ... for names as they first appear.
     blocks: defaultdict[str, int] = defaultdict(count().__next__)
     sessions: defaultdict[str, int] = defaultdict(count().__next__)
+    rows: list[dict[str, Any]] = []
+    left_out: Counter[str] = Counter()
+    submitted = set()
     first: float | None = None
     for event in recording.events:
-        end = finished.get(event.get("request", ""))
-        if event["kind"] != "submit" or end is None or not event.get("blocks"):
+        if event["kind"] != "submit":
+            continue
+        submitted.add(event["request"])
+        end = ends.get(event["request"])
+        reason = _why_not(event, end)
+        if reason is not None or end is None:
+            left_out[reason or _RUNNING] += 1
             continue
         first = event["at"] if first is None else first
         row = {
@@ -62,4 +102,19 @@ def trace_rows(recording: Recording) -> Iterator[dict[str, Any]]:
         }
         if event["session"] is not None:
             row |= {"session_id": sessions[event["session"]], "agent": 0}
-        yield row
+        rows.append(row)
+    unseen = ends.keys() - submitted
+    if unseen:
+        left_out[_BEGUN_BEFORE] += len(unseen)
+    return Trace(rows, left_out)
+
+
+def _why_not(submit: dict[str, Any], end: dict[str, Any] | None) -> str | None:
+    """Why a request is no row; None where it is one."""
+    if end is None:
+        return _RUNNING
+    if end["kind"] == "rejected":
+        return _REFUSED
+    if end["reason"] == "abort":
+        return _CUT_OFF
+    return None if submit.get("blocks") else _WITHOUT_BLOCKS

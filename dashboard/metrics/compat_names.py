@@ -10,10 +10,6 @@ from prometheus_client.samples import Sample
 
 from tasuki.engine.messages import RequestPhase
 
-from .fleet.gen_ai_metrics import GEN_AI
-
-DIALECTS = ("none", "vllm", "sglang", GEN_AI)
-
 _RENAMED = {
     "vllm": {
         "tasuki_looked_up_tokens": "vllm:prefix_cache_queries",
@@ -37,8 +33,8 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Families to add to our own. dialect: one of DIALECTS, of which gen_ai_metrics.py counts its
-    own."""
+    """Families to add to our own. dialect: one of dialects.DIALECTS, of which gen_ai_metrics.py
+    counts its own."""
     if dialect not in _RENAMED:
         return
     by_name = {family.name: family for family in families}

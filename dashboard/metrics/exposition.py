@@ -10,6 +10,7 @@ from itertools import chain
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from tasuki.dashboard.dialects import GEN_AI
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine import messages as m
 
@@ -20,7 +21,7 @@ from .engine_metrics import engine_families
 from .eviction_metrics import EvictionMetrics
 from .fault_metrics import FaultMetrics
 from .fleet.caller_metrics import CallerMetrics
-from .fleet.gen_ai_metrics import GEN_AI, GenAiMetrics
+from .fleet.gen_ai_metrics import GenAiMetrics
 from .fleet.node_metrics import node_families
 from .health.front_report import READY, FrontReport
 from .health.health_metrics import health_families
@@ -34,7 +35,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """dialect: other names to offer beside our own (compat_names.DIALECTS). model: as clients name
+    """dialect: other names to offer beside our own (dialects.DIALECTS). model: as clients name
     it."""
 
     def __init__(self, dialect: str = "none", model: str = "") -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 import numpy as np
 from prometheus_client.core import Metric
 
+from tasuki.dashboard.dialects import GEN_AI
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
@@ -17,7 +18,6 @@ from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.sending.counters import SenderCounters
 
 from .exposition import Exposition
-from .fleet.gen_ai_metrics import GEN_AI
 from .health.front_report import DiskRoom, FrontReport
 from .node_report import NodeReport
 from .request_metrics import UNSCHEDULED

@@ -24,7 +24,7 @@ def arena_slabs(
     """free: bytes of the GPU before anything of ours is there; None: the engine is on a CPU. model,
     share: as of weights_of(). Raises EngineConfigError where the arena would be too small for any
     request."""
-    layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
+    layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     if isinstance(config.arena_mib, Auto) and free is not None:
         return _slabs_that_fit(MemoryPlan.of(model, config, free, role, share=share))
     mib = CPU_ARENA_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib

@@ -77,8 +77,8 @@ class MemoryPlan:
         """quantization: of the weights, where config names no folder that says so. model, share: as
         of weights_of(). Raises WeightsError and ModelConfigError where that folder cannot be
         read."""
-        config = config.drafting(model.draft_layers, on_gpu=True)
-        layout = model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
+        config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
+        layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
         weights = weights_of(model, config, quantization, share).total
         rest = device - weights - rotary - _CONTEXT_BYTES
@@ -151,7 +151,7 @@ class _Beside:
     ) -> "_Beside":
         batch = batch_of_a_gpu(config, layout, role, slabs)
         tokens = min(model.max_position, slabs * layout.pages_per_slab * PAGE_TOKENS)
-        dtype = getattr(torch, config.dtype)
+        dtype = getattr(torch, config.compute_dtype)
         # A step's logits stay where its graph left them, each graph's in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
         # A prompt's rest is computed behind its load, beside the engine's own forward.
@@ -160,10 +160,10 @@ class _Beside:
             max_batch=batch,
             context_tokens=tokens,
             workspace=_workspace(model, config, batch)
-            + beside * _activations(model, config.prefill_chunk_tokens, config.dtype),
+            + beside * _activations(model, config.prefill_chunk_tokens, config.compute_dtype),
             gathered=_gathered(model, config, tokens) * (1 + beside),
             graphs=_GRAPHS_BYTES
-            + _activations(model, batch, config.dtype)
+            + _activations(model, batch, config.compute_dtype)
             + kept_logits
             + _drafts(model, config, layout, role, batch),
         )
@@ -189,7 +189,7 @@ def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -
 
 def _gathered(model: ModelConfig, config: EngineConfig, tokens: int) -> int:
     """Keys and values side by side, and then pages that FP8 rows are turned to, in their place."""
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, config.compute_dtype)
     turned = turned_bytes(model, tokens, dtype) if config.stored_kv == FP8_ROWS else 0
     return max(gathered_bytes(model, tokens, dtype), turned)
 
@@ -200,7 +200,7 @@ def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
     the rows of a prompt that are scored at a time."""
     logits = 4 * model.vocab * batch * 4
     scored = SCORED_ROWS * model.vocab * SCORED_LOGIT_BYTES
-    return _activations(model, config.prefill_chunk_tokens, config.dtype) + logits + scored
+    return _activations(model, config.prefill_chunk_tokens, config.compute_dtype) + logits + scored
 
 
 def _drafts(
@@ -210,13 +210,17 @@ def _drafts(
     attention, and what is kept of each token for folds (runner/verify). A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
-    width, rows, size = config.drafts_on_gpu + 1, min(batch, MOST_ROWS), itemsize(config.dtype)
+    width, rows, size = (
+        config.drafts_on_gpu + 1,
+        min(batch, MOST_ROWS),
+        itemsize(config.compute_dtype),
+    )
     tokens = rows * width
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
     # Of a step and the one before.
     kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
-    activations = _activations(model, tokens, config.dtype)
+    activations = _activations(model, tokens, config.compute_dtype)
     found = _GRAPHS_BYTES + activations + logits + attention + kept
     return found + (_guesses(model, config, layout, rows) if config.drafts_by_layer else 0)
 
@@ -224,10 +228,10 @@ def _drafts(
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
     """Of the draft layer's graphs, likewise (runner/guesses), and the part of the head that drafts
     are drawn from (model/draft_vocabulary.py)."""
-    head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.dtype)
-    logits = 2 * rows * model.vocab * itemsize(config.dtype)
+    head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
+    logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
-    activations = _activations(model, rows, config.dtype)
+    activations = _activations(model, rows, config.compute_dtype)
     return _GRAPHS_BYTES + activations + head + logits + attention + rows * layout.carry_bytes
 
 

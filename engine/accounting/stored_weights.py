@@ -30,7 +30,7 @@ def weights_of(
     """Of config's folder where that is quantised, by the headers of its files; of plain weights
     else. model: what the rank has of it, and share: how it reads that. quantization: count them in
     that format, whatever config names. Raises WeightsError and ModelConfigError."""
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, config.compute_dtype)
     if quantization:
         source = QuantisedSource(ShapesOnly(), RECIPES[quantization])
         return WeightSizes.of(model, dtype, share(source))

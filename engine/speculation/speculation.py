@@ -1,7 +1,5 @@
 """Which requests of a node are drafted, and from what."""
 
-from typing import Literal
-
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
 
@@ -14,7 +12,6 @@ from .prediction import PredictionDrafter
 from .suffix_index import ANCHOR_TOKENS, SuffixIndex
 from .tree_drafter import TreeDrafter
 
-SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
 _LEFT_TOKENS = 1 << 19
 """Of ended requests that the tree drafter looks through: 18 MiB."""
 

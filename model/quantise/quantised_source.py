@@ -20,10 +20,8 @@ from tasuki.model.weights.part import WHOLE, Part, WeightsError
 from tasuki.model.weights.segment import Kind, Segment
 from tasuki.model.weights.source import TensorSource, stacked
 
-from .recipe import RECIPES, Codec, Recipe
+from .recipe import Codec, Recipe
 
-SERVED_ON_GPUS = tuple(RECIPES)
-"""Formats that GPUs have kernels for, by what `tasuki quantise --format` takes."""
 _FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")
 
 

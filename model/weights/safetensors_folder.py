@@ -48,7 +48,6 @@ _OUTER = {"model.language_model.": "", "language_model.model.": "language_model.
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 _UNSERVED_DRAFT_LAYER = re.compile(r"mtp\.(layers\.[1-9]\d*|embed_tokens)\.")
 INDEX = "model.safetensors.index.json"
-_NOTED_SECONDS = 1.0
 
 
 _SERVED = ("F8_E4M3", "U8")
@@ -82,10 +81,9 @@ def load_weights(
             elsewhere = partial(is_elsewhere, config, shard)
             source.check_left_over(elsewhere, drafts=config.draft_layers > 0)
         taken = time.monotonic() - begun
-        if taken >= _NOTED_SECONDS:
-            size = sum(tensor.nbytes for tensor in tensors(weights)) / 2**30
-            count, kinds = len(source), weights.formats
-            log.info("weights: %d tensors, %.2f GiB as %s, in %.1f s", count, size, kinds, taken)
+        size = sum(tensor.nbytes for tensor in tensors(weights)) / 2**30
+        count, kinds = len(source), weights.formats
+        log.info("weights: %d tensors, %.2f GiB as %s, in %.1f s", count, size, kinds, taken)
         return weights
 
 

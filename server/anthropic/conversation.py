@@ -43,7 +43,8 @@ def read_conversation(fields: RequestFields) -> Conversation:
         raise InvalidField("messages", "is empty: send at least one message")
     if len(messages) > MAX_MESSAGES:
         raise PromptTooLong(
-            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
+            "messages",
         )
     reader = _Reader()
     if fields.get("system") is not None:

@@ -1,9 +1,7 @@
 """`tasuki serve --dry-run`: prints the memory plan of a GPU and allocates nothing."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -14,42 +12,14 @@ from tasuki.engine.build_ranks import shard_of
 from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.role import Role
 from tasuki.model.known_models import published_or_folder, with_draft_layer
-from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS
 from tasuki.model.quantization_config import QuantizationConfig
 from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.utils.config.auto import Auto
-from tasuki.utils.config.options import Headings, option
 
-# What the driver reports as total, MiB.
-GPUS = {"h100": 81559, "h200": 143771, "b200": 183359}
+from .serving.dry_run_config import GPUS, DryRunConfig
+
 _CONTEXTS = (8_192, 50_000)
-
-
-@dataclass(frozen=True)
-class DryRunConfig:
-    HEADINGS: ClassVar[Headings] = {"Memory and batches": ("dry_run", "gpu", "quantization")}
-
-    dry_run: bool = option(False, "print the memory plan and exit; --model may be a published name")
-    gpu: str = option(
-        "",
-        f"of the plan: {', '.join(GPUS)}, or MiB; by default what is free of this machine's, and "
-        "without one a plan of each of these",
-    )
-    quantization: str = option(
-        "",
-        "of the plan, where --model is a published name: how its weights are stored; not given: in "
-        "dtype. A folder says so itself",
-        ("", *SERVED_ON_GPUS),
-    )
-
-    def __post_init__(self) -> None:
-        if self.quantization and not self.dry_run:
-            raise ValueError(
-                f"quantization is {self.quantization}, which is a plan's alone: a checkpoint that "
-                "is served says itself how it is stored; make one with tasuki quantise, or give "
-                "--dry-run"
-            )
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:

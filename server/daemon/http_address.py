@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tasuki.server.bind import BindError, join_address
-from tasuki.utils.config.options import Headings, option
+from tasuki.utils.config.options import Headings, MostAsked, option
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
@@ -13,6 +13,10 @@ DEFAULT_PORT = 8000
 
 @dataclass(frozen=True)
 class HttpAddress:
+    MOST_ASKED: ClassVar[MostAsked] = {
+        "host": f"of HTTP, without --http-bind; not given: {DEFAULT_HOST}",
+        "port": f"of HTTP, without --http-bind; not given: {DEFAULT_PORT}",
+    }
     HEADINGS: ClassVar[Headings] = {"Addresses": ("host", "port", "no_http")}
 
     host: str | None = option(

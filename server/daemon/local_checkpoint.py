@@ -13,6 +13,11 @@ def with_local_checkpoint(
     """The same with a folder as the model; a model from huggingface.co keeps its name for HTTP
     clients. Blocks while it downloads. Raises HubError, EngineConfigError."""
     name, revision = engine_config.model, engine_config.revision
+    if not name:
+        raise EngineConfigError(
+            "model is not set: give the folder of a checkpoint, or its name on huggingface.co, as "
+            "Qwen/Qwen3.5-9B"
+        )
     if not is_hub_name(name):
         if revision:
             raise EngineConfigError(

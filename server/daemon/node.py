@@ -51,6 +51,7 @@ from tasuki.utils.version import package_version
 from .leaving.time_for_heirs import TimeForHeirs
 from .node_recorder import NodeRecorder, log_ended
 from .running_engine import RunningEngine
+from .start.banner import Served
 from .watch.node_files import NodeFiles
 from .watch.node_watch import NodeWatch
 
@@ -129,6 +130,7 @@ class Node:
             self._registry = workers.registry(self.engine, self.tracing.header)
             chat_tokens = partial(_with_workers, self._registry, chat_tokens)
         about = {**about, "version": package_version(), "started_at": f"{time.time():.0f}"}
+        self._about = about
         self._report = partial(node_report, self.engine, status, chat_tokens, about)
         self._watch = NodeWatch(
             self._report,
@@ -221,7 +223,7 @@ class Node:
         Returns the HOST:PORT of gRPC."""
         if self._workers is not None:
             address = await self._start_workers(self._workers)
-            await self._begin()
+            await self._begin(address)
             return address
         if host is None:
             self._server = await self._serve(guests, None)
@@ -233,10 +235,12 @@ class Node:
         except (BindError, TlsError):
             await self._server.drain(0)
             raise
-        await self._begin()
+        await self._begin(self._server.address)
         return self._server.address
 
-    async def _begin(self) -> None:
+    async def _begin(self, address: str) -> None:
+        """address: of gRPC."""
+        self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
             reached_at = self._config.http_advertise or self._http_address
@@ -247,6 +251,11 @@ class Node:
         if self._keeps:
             for watch in (self._recorder.sample, self._activity.run):
                 self._sampling.append(self.loop.create_task(watch(self._report)))
+        access = self._config.access
+        served = Served(
+            self._about, address, self._http_address, access.tls is not None, bool(access.keys)
+        )
+        served.announce()
 
     async def _start_workers(self, workers: NodeWorkers) -> str:
         """The servers of this process, which workers alone reach, then theirs."""
@@ -292,6 +301,7 @@ class Node:
                 calls=self.engine.calls,
                 last_writes_seconds=_LAST_WRITES_SECONDS,
                 rotation=self.engine.rotation,
+                grpc="" if self._server is None else self._server.address,
             )
             self._http_address = self._http.address
 

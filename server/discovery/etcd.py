@@ -9,10 +9,12 @@ import base64
 import json
 import ssl
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
+from .etcd_access import EtcdLogin
 
 _SECONDS = 5.0
 _UNAUTHENTICATED = 16
@@ -39,12 +41,6 @@ class Snapshot:
 
     entries: tuple[Entry, ...]
     revision: int
-
-
-@dataclass(frozen=True)
-class EtcdLogin:
-    name: str
-    password: str = field(repr=False)
 
 
 class Etcd:

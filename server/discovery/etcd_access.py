@@ -6,15 +6,23 @@ Immutable, any thread; files are read once, by load(). A password goes to https 
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tasuki.server.bind import is_loopback
 
-from .etcd import Etcd, EtcdLogin
+if TYPE_CHECKING:
+    from .etcd import Etcd
 
 
 class EtcdAccessError(ValueError):
     """A file of etcd's settings cannot be used; the message names it and the mend."""
+
+
+@dataclass(frozen=True)
+class EtcdLogin:
+    name: str
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -28,8 +36,11 @@ class EtcdAccess:
         USER:PASSWORD; none: etcd asks for no user. Raises EtcdAccessError."""
         return cls(_authority(ca) if ca else None, _login(login) if login else None)
 
-    def client(self, endpoint: str) -> Etcd:
+    def client(self, endpoint: str) -> "Etcd":
         """endpoint: etcd's URL. REQUIRES: a running event loop. Raises EtcdAccessError."""
+        # It loads aiohttp, which no command line waits for.
+        from .etcd import Etcd
+
         self.check(endpoint)
         return Etcd(endpoint, self.tls, self.login)
 

@@ -1,10 +1,8 @@
 """Where a node's HTTP server is registered in etcd, for who watches nodes."""
 
 from .etcd_access import EtcdAccess
+from .http_prefix import HTTP_PREFIX
 from .registration import Registration
-
-HTTP_PREFIX = "/tasuki/http/"
-"""The key is this and the address: names of nodes need not differ."""
 
 
 def http_registration(access: EtcdAccess, endpoint: str, address: str) -> Registration:

@@ -57,6 +57,7 @@ class AdminService(pb_grpc.CacheAdminServicer):
             sessions=0 if self._store is None else len(self._store),
             prefill_nodes=[node.message() for node in handover.prefill_nodes],
             windows=handover.windows,
+            http_address=self._engine.http_address,
             role=None if self._role_change is None else _ROLE_NUMBERS[self._role_change.role],
         )
 

@@ -12,7 +12,6 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import grpc
@@ -34,10 +33,15 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
         """stay: full names of services whose methods run on the server's loop, as gRPC's own do.
-        failed: counts, on `loop`, a call that is refused here. patience: seconds within which `loop` must begin a call."""
+        failed: counts, on `loop`, a call that is refused here. patience: seconds within which
+        `loop` must begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")
-        self._failed = partial(loop.call_soon_threadsafe, failed)
+
+        def count(kind: str) -> None:
+            loop.call_soon_threadsafe(failed, kind)
+
+        self._failed = count
         self._patience = patience
 
     async def intercept_service(

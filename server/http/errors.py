@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from tasuki.server.calls_in_progress import CallsInProgress
-from tasuki.server.errors import InvalidField, ServerError
+from tasuki.server.errors import InvalidField, PromptTooLong, ServerError
 
 from .anthropic_errors import anthropic_error, anthropic_status, asks_as_anthropic
+from .headers.answer_headers import SERVER
 from .request_ids import http_request_id
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def error_body(error: Exception) -> dict[str, Any]:
         message, code = str(error), error.code
     elif isinstance(error, ServerError):
         message, code = str(error), _CODE.get(error.kind, error.kind)
-    field = error.field if isinstance(error, InvalidField) else None
+    field = error.field if isinstance(error, InvalidField | PromptTooLong) else None
     return _shape(error_status(error), message, code, field)
 
 
@@ -146,6 +147,7 @@ class TypedRequestHandler(web.RequestHandler):
             complaint = f"the request is no HTTP/1.1: {' '.join(filter(None, lines)):.200}"
             text = _shape(status, complaint, _PLAIN_CODE.get(status, "invalid"), None)
         plain = web.json_response(text, status=response.status)
+        plain.headers[hdrs.SERVER] = SERVER
         plain.force_close()
         return plain
 

@@ -92,9 +92,11 @@ class HttpServer:
 class Probes:
     """The routes of load balancers. lost: why the engine has died, None while it lives."""
 
-    def __init__(self, lost: Callable[[], str | None], rotation: Rotation) -> None:
+    def __init__(self, lost: Callable[[], str | None], rotation: Rotation, grpc: str = "") -> None:
+        """grpc: HOST:PORT of the node's other server; empty: there is none."""
         self._lost = lost
         self._rotation = rotation
+        self._grpc = {"grpc": grpc} if grpc else {}
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -116,7 +118,7 @@ class Probes:
         return await self._health(request)
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": package_version()})
+        return web.json_response({"version": package_version(), **self._grpc})
 
 
 async def start_http_server(
@@ -130,16 +132,18 @@ async def start_http_server(
     last_writes_seconds: float = 1.0,
     shares_port: bool = False,
     rotation: Rotation | None = None,
+    grpc: str = "",
 ) -> HttpServer:
     """bind: HOST:PORT, port 0 picks one. admitted: lets a caller's request in before its body is
     read, as EngineClient.admitted(); by default each, under its own id. calls: counts the same
     requests while they are answered, and those that fail. shares_port: with other processes of this
-    node. rotation: the node's; None: one of this server alone. Raises BindError, TlsError."""
+    node. rotation: the node's; None: one of this server alone. grpc: the node's HOST:PORT for gRPC,
+    which /version names. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
     rotation = rotation or Rotation()
-    application = _Application(host, routes, lost, access, admitted, calls, rotation)
+    application = _Application(host, routes, lost, access, admitted, calls, rotation, grpc)
     runner = await application.run(last_writes_seconds)
     try:
         listening = await asyncio.get_running_loop().create_server(
@@ -155,7 +159,7 @@ async def start_http_server(
         raise BindError(f"http_bind {bind} failed: is the port taken? Try port 0") from error
     bound = int(listening.sockets[0].getsockname()[1])
     server = HttpServer(runner, listening, application.connections, rotation, host, bound)
-    log.info("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
+    log.debug("HTTP is at %s://%s/", "http" if tls is None else "https", server.address)
     return server
 
 
@@ -189,6 +193,7 @@ class _Application:
         admitted: Admitted,
         calls: CallsInProgress | None,
         rotation: Rotation,
+        grpc: str = "",
     ) -> None:
         most = access.max_connections
         self.connections = HttpConnections(most, max(1, most // 4))
@@ -219,7 +224,7 @@ class _Application:
         self._application.on_response_prepare.append(origins.mark)
         self._application.on_response_prepare.append(partial(_part_with_client, rotation))
         description = ApiDescription()
-        served = [*Probes(lost, rotation).routes(), *description.routes(), *routes]
+        served = [*Probes(lost, rotation, grpc).routes(), *description.routes(), *routes]
         self._application.add_routes([_reading_later(route) for route in served])
         surfaces = [
             (route.method, route.resource.canonical)

@@ -79,7 +79,8 @@ def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
     ids = fields.items("tokens")
     if len(ids) > codec.max_tokens:
         raise PromptTooLong(
-            f"tokens has {len(ids)}, and the model's context is {codec.max_tokens}: send less"
+            f"tokens has {len(ids)}, and the model's context is {codec.max_tokens}: send less",
+            "tokens",
         )
     tokens = to_tokens("tokens", ids)
     check_vocabulary("tokens", tokens, codec.vocab_size)

@@ -30,6 +30,7 @@ from tasuki.server.replies.reply import AnswerWriter, Choice, StreamedReply, Who
 from tasuki.server.replies.scored_prompt import ScoredPrompt
 from tasuki.server.replies.token_ids import TokenIds, prompt_ids
 from tasuki.server.request_checks import (
+    check_answer_fits,
     check_length,
     check_priority,
     choice_id,
@@ -59,6 +60,9 @@ IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
 MAX_NAME = 256
+_PROMPTS = ("messages", "prompt", "input")
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""What asks for new tokens, the first of them before the next."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,11 @@ def read_submit(
     PromptTooLong, PermissionDenied."""
     if not len(prompt.tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
-    check_length("prompt", len(prompt.tokens), model.codec)
+    named = next((name for name in _PROMPTS if fields.get(name) is not None), "prompt")
+    check_length(named, len(prompt.tokens), model.codec)
+    limits = {name: fields.integer(name) for name in _LIMITS}
+    new_tokens = options.sampling.max_new_tokens
+    check_answer_fits(limits, len(prompt.tokens), new_tokens, model.max_tokens)
     tenant = http_request_context(request).tenant
     first = place * options.choices
     choices, own_id = range(first, first + options.choices), http_request_id(request)

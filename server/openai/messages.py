@@ -39,7 +39,8 @@ def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
         raise InvalidField("messages", "is empty: send at least one message")
     if len(messages) > MAX_MESSAGES:
         raise PromptTooLong(
-            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+            f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
+            "messages",
         )
     read = [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
     if any(message.role == "system" for message in read[1:]):

@@ -200,7 +200,7 @@ TOKENIZER = object_of(
     ["chat_template", "model_max_length", "tokenizer_class"],
 )
 HEALTHY = _all({"status": _named("ok")})
-VERSION = _all({"version": STRING})
+VERSION = object_of({"version": STRING, "grpc": STRING}, ["version"])
 SOME_OBJECT: Schema = {"type": "object"}
 SOME_LIST: Schema = {"type": "array"}
 ERROR = _all(

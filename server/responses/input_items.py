@@ -34,7 +34,7 @@ def read_input(
     if not isinstance(value, list):
         raise InvalidField(field, "must be a string or a list of items")
     if len(value) > MAX_MESSAGES:
-        raise PromptTooLong(f"{field} has {len(value)} items: send at most {MAX_MESSAGES}")
+        raise PromptTooLong(f"{field} has {len(value)} items: send at most {MAX_MESSAGES}", field)
     builder = ConversationBuilder(before)
     for index, item in enumerate(value):
         place = f"{field}[{index}]"

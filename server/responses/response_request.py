@@ -69,9 +69,10 @@ def read_response_request(
     """Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
     try:
         return _read(model, store, request, fields)
-    except PromptTooLong as error:
+    except PromptTooLong as too_long:
+        error = _of_input(too_long)
         if not fields.flag("stream"):
-            raise
+            raise error from too_long
         # The prompt is among what it would echo, and is too long.
         head = ResponseHead.of(_plain_fields(model, fields), {})
         parser = AnswerParser(Thinking.NEVER, ())
@@ -87,6 +88,13 @@ def count_response_tokens(
     model.named(fields.text("model"))
     turn = read_turn(model, store, request, fields, read_response_tools(fields))
     return len(turn.prompt(model.codec).tokens)
+
+
+def _of_input(error: PromptTooLong) -> PromptTooLong:
+    """What is rendered as messages came as `input`."""
+    if error.field != "messages":
+        return error
+    return PromptTooLong(f"input{str(error).removeprefix('messages')}", "input")
 
 
 def _read(

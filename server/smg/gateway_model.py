@@ -40,7 +40,7 @@ class GatewayModel:
             name=server_config.model_names(folder)[0],
             model_type=model.model_type,
             architectures=tuple(published.get("architectures") or ()),
-            dtype=engine_config.dtype,
+            dtype=engine_config.compute_dtype,
             vocab_size=model.vocab,
             max_tokens=max_tokens,
             eos_ids=model.eos_ids,

@@ -105,7 +105,8 @@ class ChatRenderer:
     def _check_messages(self, messages: Sequence[ChatMessage], more_characters: int) -> None:
         if len(messages) > MAX_MESSAGES:
             raise PromptTooLong(
-                f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some"
+                f"messages has {len(messages)}: send at most {MAX_MESSAGES}, or join some",
+                "messages",
             )
         characters = sum(map(_message_characters, messages))
         self._check_characters("messages", characters + more_characters)
@@ -115,7 +116,8 @@ class ChatRenderer:
         if characters > most:
             raise PromptTooLong(
                 f"{field} has {characters} characters, and no text of over {most} fits the model's "
-                f"context of {self._codec.max_tokens} tokens: send less"
+                f"context of {self._codec.max_tokens} tokens: send less",
+                field,
             )
 
     @contextmanager
@@ -127,7 +129,8 @@ class ChatRenderer:
         except TooManyTokens as error:
             raise PromptTooLong(
                 f"{field} has over {self._codec.max_tokens} tokens, which is the model's context "
-                "with the answer: send less"
+                "with the answer: send less",
+                field,
             ) from error
 
 

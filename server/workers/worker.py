@@ -192,6 +192,7 @@ class Worker:
                 last_writes_seconds=_LAST_WRITES_SECONDS,
                 shares_port=True,
                 rotation=self._rotation,
+                grpc=self._server.address,
             )
 
     def _routes(self, codec: TextCodec) -> Sequence[web.RouteDef]:

@@ -4,7 +4,8 @@ import io
 import sys
 from pathlib import Path
 
-from tasuki.cli.chat import Chat, ChatConfig
+from tasuki.cli.conversation.config import ChatConfig
+from tasuki.cli.conversation.screen import Chat
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
 from tasuki.utils.commands import PACKAGE

@@ -48,9 +48,10 @@ def test_flags_are_the_fields() -> None:
         (["--batchsize", "2"], ["unknown flag --batchsize", "did you mean --batch-size?"]),
         (["--quux=1"], ["unknown flag --quux:", "--bind", "--batch-size", "--verbose"]),
         (["--batch", "2"], ["unknown flag --batch:"]),
-        (["--batch-size", "two"], ["--batch-size", "'two'"]),
-        (["--dtype", "int8"], ["--dtype", "'int8'", "bfloat16"]),
-        (["--bind"], ["--bind"]),
+        (["--batch-size", "two"], ["--batch-size must be a whole number, not 'two'"]),
+        (["--temperature", "hot"], ["--temperature must be a number, not 'hot'"]),
+        (["--dtype", "int8"], ["--dtype must be float32 or bfloat16, not 'int8'"]),
+        (["--bind"], ["--bind needs a value"]),
         (["--batch-size", "0"], ["batch_size must be at least 1"]),
         (["stray"], ["stray"]),
     ],
@@ -74,11 +75,16 @@ def test_help_lists_flags_with_defaults(capsys: pytest.CaptureFixture[str]) -> N
     assert "100% is boiling (default: 0.0)" in told and "--batch-size" in told
 
 
-def test_an_unknown_command_names_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_names_the_near_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["sevre"]) == 2
     line = error_line(capsys)
-    assert "unknown command sevre" in line
-    assert all(name in line for name in [*cli.COMMANDS, "version"])
+    assert line == (
+        "tasuki: error: unknown command sevre: did you mean serve? `tasuki --help` lists them\n"
+    )
+    assert cli.main(["xyzzy"]) == 2
+    assert "unknown command xyzzy: `tasuki --help` lists them" in error_line(capsys)
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +104,7 @@ def test_commands_name_modules_that_exist() -> None:
     ("argv", "status", "part"),
     [
         (["generate", "--model", "x"], 2, "either --prompt TEXT or --prompt-ids"),
-        (["generate", "--prompt", "x"], 2, "--model is missing"),
+        (["generate"], 2, "either --prompt TEXT or --prompt-ids"),
         (["generate", "--model", "x", "--prompt-ids", "/nowhere.json"], 1, "/nowhere.json"),
         (["serve", "--bund", "x"], 2, "did you mean --bind?"),
         (["demo", "--modle", "x"], 2, "did you mean --model?"),
@@ -162,8 +168,8 @@ def test_a_size_may_be_left_open_in_a_file_and_on_the_command_line(tmp_path: Pat
         ("max_bath = 3", "unknown key max_bath: did you mean max_batch?"),
         ("max_batch = [3]", "max_batch must be text, a number or true"),
         ("max_batch = 0", "max_batch must be at least 1"),
-        ('max_batch = "many"', "invalid int value: 'many'"),
-        ('prefill_chunk_tokens = "auto"', "invalid int value: 'auto'"),
+        ('max_batch = "many"', "must be auto or a whole number, not 'many'"),
+        ('prefill_chunk_tokens = "auto"', "must be a whole number, not 'auto'"),
         ("max_batch =", "is not TOML"),
     ],
 )

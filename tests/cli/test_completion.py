@@ -33,7 +33,7 @@ def test_commands_flags_and_choices_are_completed() -> None:
     assert completed("decode", "--pre") == {
         *("--prefill", "--prefill-file", "--prefill-ca", "--prefill-chunk-tokens")
     }
-    assert completed("serve", "--dtype", "") == {"float32", "bfloat16"}
+    assert completed("serve", "--dtype", "") == {"auto", "float32", "bfloat16"}
     assert completed("completion", "z") == {"zsh"}
     assert completed("serve", "folder") == set()
 

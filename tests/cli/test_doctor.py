@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasuki.cli.doctor import machine_checks
-from tasuki.cli.doctor.machine_checks import Verdict
-from tasuki.cli.doctor.main import main, model, peer, port
+from tasuki.cli.doctor import machine_checks, room_checks
+from tasuki.cli.doctor.checks import model, peer, port
+from tasuki.cli.doctor.finding import Verdict
+from tasuki.cli.doctor.main import main
 from tasuki.cli.doctor.weights_check import weights
 from tasuki.cli.embedded import embedded_model
 from tasuki.model.quantise.folder import quantise_folder
@@ -24,7 +25,8 @@ from tests.harness.grpc_fixtures import running_front
 
 
 def test_this_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--bind", "127.0.0.1:0", "--model", str(embedded_model()), "--json"])
+    ports = ["--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0"]
+    status = main([*ports, str(embedded_model()), "--json"])
     rows = json.loads(capsys.readouterr().out)
     assert status == 0, rows
     subjects = {row["subject"] for row in rows}
@@ -36,7 +38,7 @@ def test_this_machine_passes(capsys: pytest.CaptureFixture[str]) -> None:
         "shm",
         "files",
         "clock",
-        "port",
+        *("memory", "disk", "compiler", "hub", "grpc port", "http port"),
         "model",
         "weights",
     }
@@ -47,10 +49,39 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         bind = f"127.0.0.1:{holder.getsockname()[1]}"
-        assert port(bind).verdict is Verdict.FAILURE
-        assert main(["--bind", bind]) == 1
-    assert "-> stop what holds it" in capsys.readouterr().out
-    assert port("nowhere").verdict is Verdict.FAILURE
+        assert port("http port", bind, "--http-bind").verdict is Verdict.FAILURE
+        free = "127.0.0.1:0"
+        for flags in (("--bind", bind, "--http-bind", free), ("--bind", free, "--http-bind", bind)):
+            assert main([*flags]) == 1
+            assert "-> stop what holds it" in capsys.readouterr().out
+    assert port("grpc port", "nowhere", "--bind").mend == "give --bind HOST:PORT"
+
+
+def test_little_room_is_warned_of_and_a_far_hub_is_only_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none" / "yet"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    assert str(tmp_path / "none" / "yet" / "hub") in room_checks.disk().found
+    small = os.statvfs_result((4096, 4096, 100, 10, 10, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(room_checks.os, "statvfs", lambda folder: small)
+    assert room_checks.disk().verdict is Verdict.WARNING
+    monkeypatch.setattr(room_checks, "available_bytes", lambda: 2**20)
+    assert room_checks.memory().verdict is Verdict.WARNING
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    # Nobody listens there, and nothing is asked of anybody else.
+    monkeypatch.setattr(room_checks, "_HUB", "127.0.0.1")
+    found = room_checks.hub()
+    assert found.verdict is Verdict.OK and "serve a model from a folder" in found.found
+
+
+def test_a_gpu_s_node_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_checks.compiler().verdict is Verdict.OK
+    monkeypatch.setattr(machine_checks.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    found = machine_checks.compiler()
+    assert found.verdict is Verdict.FAILURE and "apt-get install gcc" in found.mend
 
 
 def test_a_peer_answers_drains_or_is_not_there(tmp_path: Path) -> None:

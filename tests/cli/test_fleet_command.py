@@ -111,9 +111,12 @@ def test_nodes_come_from_etcd_and_go_with_their_lease(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
-        ((), "give one of nodes, nodes_file and etcd"),
+        ((), "give one of --nodes, --nodes-file and --etcd"),
         (("--nodes", " ,,"), "names no node: give HOST:PORT"),
-        (("--nodes", "a:1", "--etcd", "http://a:2"), "give one of nodes, nodes_file and etcd"),
+        (
+            ("--nodes", "a:1", "--etcd", "http://a:2"),
+            "give one of --nodes, --nodes-file and --etcd",
+        ),
         (("--nodes", "a:1/b"), "is not HOST:PORT"),
         (("--nodes", "a:1", "--every-seconds", "0"), "every_seconds must be over 0"),
         (("--nodes", "a:1", "--answer-mib", "0"), "answer_mib must be in [1, 64]"),

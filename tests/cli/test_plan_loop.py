@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tasuki.cli.fleet.node_poll import Credentials, NodePoll, PollLimits
+from tasuki.cli.fleet.node_poll import NodePoll
+from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase
 from tasuki.cli.planner.fleet_observer import FleetObserver
 from tasuki.cli.planner.node_figures import PLANNED_BY

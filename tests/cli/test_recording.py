@@ -1,10 +1,13 @@
 """What a node lived through, kept in a file: the same page offline, and an anonymous trace."""
 
 import gzip
+import http.server
 import json
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,18 @@ import pytest
 
 from tasuki.bench.replay.replay import replay
 from tasuki.bench.replay.trace import load_trace
+from tasuki.cli.recording import dashboard_stream
+from tasuki.cli.recording import record as record_module
 from tasuki.cli.recording.dashboard_stream import HttpTarget
-from tasuki.cli.recording.file_format import Recording, RecordingError, RecordingWriter
+from tasuki.cli.recording.file_format import (
+    NOT_CONNECTED,
+    Recording,
+    RecordingError,
+    RecordingWriter,
+)
 from tasuki.cli.recording.record import RecordConfig
 from tasuki.cli.recording.record import main as record
-from tasuki.cli.recording.replay_page import replayed
+from tasuki.cli.recording.replayed import replayed
 from tasuki.cli.recording.trace_export import main as trace_export
 from tasuki.client.prompt import Prompt
 from tasuki.dashboard.history import views
@@ -44,12 +54,14 @@ class Recorded:
     usages: list[Usage]
 
 
-def interrupted_at_the_end(target: HttpTarget, path: str) -> Iterator[dict[str, Any]]:
+def interrupted_at_the_end(
+    target: HttpTarget, path: str
+) -> Generator[dict[str, Any] | None, None, None]:
     """What comes until the last request has ended; then Ctrl-C."""
     ended = 0
-    for value in HttpTarget.values(target, path):
+    for value in HttpTarget.followed(target, path):
         yield value
-        ended += value["kind"] == "finished"
+        ended += value is not None and value["kind"] == "finished"
         if ended == REQUESTS:
             raise KeyboardInterrupt
 
@@ -59,7 +71,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
     """Two sessions of two turns each, which begin alike."""
     file = tmp_path_factory.mktemp("recording") / "node.jsonl.gz"
     with fused_node(*HTTP) as node, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RecordConfig, "values", interrupted_at_the_end)
+        patch.setattr(RecordConfig, "followed", interrupted_at_the_end)
         arguments = ["--http", node.http_address, "--out", str(file), "--blocks"]
         keeping = threading.Thread(target=record, args=(arguments,))
         keeping.start()
@@ -165,3 +177,178 @@ def test_names_of_blocks_tell_equal_prefixes_and_nothing_else() -> None:
     assert len(one) == 3 and one[:2] == other[:2] and one[2] != other[2]
     assert not set(one) & set(blocks.names(submit([*start, 1], salt=b"tenant")))
     assert not set(one) & set(others.names(submit([*start, 1])))
+
+
+class Scripted(http.server.BaseHTTPRequestHandler):
+    """A node whose streams say what the test wants, connection by connection."""
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, ScriptedNode)
+        if self.path == "/version":
+            self._begin("application/json")
+            self.wfile.write(b'{"version": "1"}')
+            return
+        self._begin("text/event-stream")
+        if self.path.startswith("/debug/stream"):
+            self._say({"about": {"node": "scripted"}})
+            return
+        server.connections += 1
+        for event in server.script[min(server.connections, len(server.script)) - 1]:
+            self._say(event)
+        if server.connections == len(server.script):
+            server.goes_on.wait(HANG_SECONDS)
+
+    def _begin(self, content_type: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", content_type)
+        self.end_headers()
+
+    def _say(self, value: object) -> None:
+        self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+        self.wfile.flush()
+
+
+class ScriptedNode(http.server.ThreadingHTTPServer):
+    """script: the events of each connection; the last one then stays silent."""
+
+    daemon_threads = True
+
+    def __init__(self, script: Sequence[Sequence[dict[str, Any]]]) -> None:
+        super().__init__(("127.0.0.1", 0), Scripted)
+        self.script = script
+        self.connections = 0
+        self.goes_on = threading.Event()
+
+
+@contextmanager
+def scripted(*script: Sequence[dict[str, Any]]) -> Iterator[ScriptedNode]:
+    with ScriptedNode(script) as node:
+        thread = threading.Thread(target=node.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield node
+        finally:
+            node.goes_on.set()
+            node.shutdown()
+            thread.join(HANG_SECONDS)
+
+
+def fenced(at: float, room: int = 1) -> dict[str, Any]:
+    return {"kind": "fenced", "at": at, "room": room}
+
+
+def recording_of(
+    node: ScriptedNode, file: Path, seconds: float, capfd: pytest.CaptureFixture[str]
+) -> tuple[list[Any], str]:
+    """What is in the file, and what was said."""
+    target = f"127.0.0.1:{node.server_port}"
+    assert record(["--target", target, "--out", str(file), "--seconds", str(seconds)]) == 0
+    return list(Recording.load(file).events), capfd.readouterr().err
+
+
+def test_a_silent_node_is_waited_for_and_the_clock_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The node is asked several times whether it lives, and does.
+    monkeypatch.setattr(dashboard_stream, "_SILENT_SECONDS", 0.2)
+    began = time.monotonic()
+    with scripted([fenced(1.0)]) as node:
+        events, said = recording_of(node, tmp_path / "r.gz", 1.5, capfd)
+        assert node.connections == 1
+    assert 1.5 <= time.monotonic() - began < 1.5 + HANG_SECONDS
+    assert events == [fenced(1.0)] and "not connected" not in said
+
+
+def test_a_node_that_restarts_is_recorded_on_and_the_gap_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record_module, "_RETRY_SECONDS", 0.05)
+    first = [fenced(1.0, 1), fenced(2.0, 2), fenced(2.0, 3)]
+    # It remembers what was recorded already, and one event more of the same moment.
+    second = [*first, fenced(2.0, 4), fenced(3.0, 5)]
+    with scripted(first, [], second) as node:
+        events, said = recording_of(node, tmp_path / "r.gz", 1.0, capfd)
+        assert node.connections == 3
+    kept = [event for event in events if event["kind"] != NOT_CONNECTED]
+    assert [event["room"] for event in kept] == [1, 2, 3, 4, 5]
+    gaps = [event for event in events if event["kind"] == NOT_CONNECTED]
+    assert gaps and all(gap["at"] == 2.0 and gap["seconds"] > 0 for gap in gaps)
+    assert "5 events in" in said and f"{len(gaps)} times" in said and "not connected for" in said
+    assert replayed(Recording.load(tmp_path / "r.gz")).now() == 3.0
+
+
+def test_a_node_that_stays_away_does_not_hold_the_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record_module, "_RETRY_SECONDS", 0.05)
+    with fused_node(*HTTP) as node:
+        target = node.http_address
+        arguments = ["--target", target, "--out", str(tmp_path / "r.gz"), "--seconds", "6"]
+        keeping = threading.Thread(target=record, args=(arguments,))
+        keeping.start()
+        until((tmp_path / "r.gz").exists, "nothing is recorded")
+    keeping.join(HANG_SECONDS)
+    assert not keeping.is_alive()
+    said = capfd.readouterr().err
+    assert "trying again" in said and "not connected for" in said
+
+
+def submitted(name: str, *blocks: str) -> dict[str, Any]:
+    event = {"kind": "submit", "at": 1.0, "request": name, "session": None, "prompt_tokens": 3}
+    return event | ({"blocks": list(blocks)} if blocks else {})
+
+
+def ended(name: str, reason: str = "length") -> dict[str, Any]:
+    usage = {"completion_tokens": 1}
+    of = {"request": name, "reason": reason, "usage": usage, "hint": ""}
+    return {"kind": "finished", "at": 2.0, **of}
+
+
+def written(path: Path, *events: dict[str, Any]) -> str:
+    with RecordingWriter(path, {"node": "n"}) as writer:
+        for event in events:
+            writer.add(event)
+    return str(path)
+
+
+def test_an_export_counts_what_it_leaves_out_and_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = {"kind": "rejected", "at": 2.0, "request": "d", "error": {"kind": "x"}}
+    file = written(
+        tmp_path / "r.gz",
+        *(submitted("old"), ended("old")),
+        *(submitted("a", "p"), ended("a"), submitted("b", "q"), submitted("c", "r")),
+        *(ended("c", "abort"), submitted("d", "s"), refused, ended("before")),
+    )
+    assert trace_export([file, str(tmp_path / "t.jsonl")]) == 0
+    said = capfd.readouterr().err
+    assert said.startswith("1 of 6 requests; left out: ")
+    for part in (
+        "1 had not ended when the recording did",
+        "1 were given up by their clients",
+        "1 were refused",
+        "1 came before a recording with --blocks began",
+        "1 began before the node's memory of them",
+    ):
+        assert part in said, said
+
+
+@pytest.mark.parametrize(
+    ("events", "mend"),
+    [
+        ([submitted("a", "p")], "record for longer, until requests have ended"),
+        ([submitted("a"), ended("a")], "record with --blocks"),
+        ([], "record while requests come, with --blocks"),
+    ],
+    ids=["nothing ended", "no blocks", "nothing came"],
+)
+def test_an_export_of_nothing_has_the_right_mend(
+    tmp_path: Path, events: list[dict[str, Any]], mend: str
+) -> None:
+    file = written(tmp_path / "r.gz", *events)
+    with pytest.raises(RecordingError, match=mend):
+        trace_export([file, str(tmp_path / "t.jsonl")])

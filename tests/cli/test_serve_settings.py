@@ -223,9 +223,35 @@ def test_http_off_loopback_is_refused_by_its_own_name(capfd: pytest.CaptureFixtu
         (EngineConfig, ServerConfig, DecodeConfig),
     ],
 )
-def test_help_is_grouped_and_shows_units(configs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_a_dozen_lines_and_names_where_the_rest_is(
+    configs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         parse_configs("tasuki node", "A node.", ["--help"], *configs)
+    said = capsys.readouterr().out.splitlines()
+    flags = [line for line in said if line.startswith("  --")]
+    assert 12 <= len(flags) <= 20 and max(map(len, said)) <= 100
+    # A line each: nothing goes on in the next.
+    assert not [line for line in said if line.startswith(" " * 20)]
+    assert all("TEXT" not in line for line in flags)
+    more = int(said[-1].split()[0])
+    with pytest.raises(SystemExit):
+        parse_configs("tasuki node", "A node.", ["--help-all"], *configs)
+    whole = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    assert said[-1].endswith("tasuki node --help-all") and len(whole) == len(flags) + more
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        (EngineConfig, ServerConfig, HttpAddress),
+        (EngineConfig, ServerConfig, PrefillConfig),
+        (EngineConfig, ServerConfig, DecodeConfig),
+    ],
+)
+def test_help_is_grouped_and_shows_units(configs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_configs("tasuki node", "A node.", ["--help-all"], *configs)
     said = capsys.readouterr().out
     headings = [line[:-1] for line in said.splitlines() if line[:1].isupper() and line[-1] == ":"]
     assert headings[:2] == ["Model", "Memory and batches"] and "Other" not in headings
@@ -297,7 +323,7 @@ def test_a_port_without_http_is_one_line(capfd: pytest.CaptureFixture[str]) -> N
     with running_front() as front:
         assert cli.main(["top", "--http", front.address]) == 1
         line = error_line(capfd)
-        assert "is a node running there?" in line and "\\x" not in line
+        assert "has no HTTP server" in line and "--http-bind" in line and "\\x" not in line
     with speaking(Quiet) as address:
         assert cli.main(["top", "--http", address]) == 1
     assert "is a node running there?" in error_line(capfd)

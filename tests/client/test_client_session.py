@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tasuki.cli.demo.token_comparison import compare
-from tasuki.cli.generate import answer_all, as_json, as_text
+from tasuki.cli.prompt_answers import answer_all, as_json, as_text
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
@@ -98,7 +98,7 @@ def test_what_generate_prints(client: Client) -> None:
     told = as_json(answer)
     assert told["token_ids"] == [7, 8, 9] and told["text"] == "%&'"
     assert told["usage"]["hit"]["causes"] == {"new": 1}
-    text = as_text(4, answer)
+    text = as_text(4, answer, with_ids=True)
     for part in ("prompt 4: stop", "tokens 7 8 9", "3 tokens of KV, 2 usable", "new 1", "p0"):
         assert part in text
 

@@ -14,7 +14,7 @@ from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import CacheLayout
-from tasuki.server.daemon.dry_run import GPUS
+from tasuki.server.daemon.serving.dry_run_config import GPUS
 from tasuki.utils.config.auto import Auto
 from tests.harness.engines import TINY, Lone, engine_config, prompt, tiny_parts
 
@@ -24,7 +24,7 @@ ROLES = pytest.mark.parametrize("role", list(Role))
 
 
 def layout_of(model: ModelConfig, config: EngineConfig) -> CacheLayout:
-    return model.cache_layout(config.stored_kv, config.dtype, config.ssm_dtype)
+    return model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
 
 
 @ROLES

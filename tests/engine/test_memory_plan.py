@@ -22,7 +22,8 @@ from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.ops.attention.long_context import gathered_bytes
 from tasuki.model.ops.attention.tile_groups import turned_bytes
 from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS, QuantisedSource
+from tasuki.model.quantise.format_names import SERVED_ON_GPUS
+from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.layers import ModelWeights, assemble, matrices, tensors
@@ -31,7 +32,7 @@ from tasuki.model.weights.safetensors_folder import Checkpoint
 from tasuki.model.weights.sharding.shard import Shard
 from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.model.weights.weight_sizes import WeightSizes
-from tasuki.server.daemon.dry_run import GPUS
+from tasuki.server.daemon.serving.dry_run_config import GPUS
 from tests.harness.engines import TINY, tiny_parts
 from tests.harness.goldens import QUANTISED, reference_dir
 from tests.harness.model_shapes import MOE, dense_raw

@@ -50,7 +50,7 @@ CONFIGS = {"dense": ModelConfig.from_dict(dense_raw()), "moe": ModelConfig.from_
 def parts_of(shape: str, config: EngineConfig, draft_layers: int = 0) -> EngineParts:
     """The same weights on every device, in the config's dtype."""
     model = replace(CONFIGS[shape], draft_layers=draft_layers)
-    dtype: torch.dtype = getattr(torch, config.dtype)
+    dtype: torch.dtype = getattr(torch, config.compute_dtype)
     device = torch.device(config.device)
     weights = assemble(model, RandomSource(3), dtype, device)
     arena = build_arena(config, model, device)

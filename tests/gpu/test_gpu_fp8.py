@@ -19,7 +19,8 @@ from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import NullHooks
 from tasuki.model.quantise.folder import quantise_folder
-from tasuki.model.quantise.quantised_source import SERVED_ON_GPUS, QuantisedSource
+from tasuki.model.quantise.format_names import SERVED_ON_GPUS
+from tasuki.model.quantise.quantised_source import QuantisedSource
 from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.random_weights import RandomSource

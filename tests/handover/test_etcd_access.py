@@ -11,8 +11,8 @@ import pytest
 
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.server.config import ServerConfig
-from tasuki.server.discovery.etcd import Etcd, EtcdError, EtcdLogin
-from tasuki.server.discovery.etcd_access import EtcdAccess, EtcdAccessError
+from tasuki.server.discovery.etcd import Etcd, EtcdError
+from tasuki.server.discovery.etcd_access import EtcdAccess, EtcdAccessError, EtcdLogin
 from tasuki.server.discovery.registration import Registration
 from tests.harness.certificates import Authority
 from tests.harness.daemons import flags, fleet, meet

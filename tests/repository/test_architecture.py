@@ -139,7 +139,11 @@ ENGINE_SURFACE = {("engine", "messages"), ("engine", "config"), ("engine", "role
 ASSEMBLY = {
     ("server", "daemon"),
     ("server", "workers"),
-    *((room, file) for room in ("prefill_node", "decode_node") for file in ("node", "engine_side")),
+    *(
+        (room, file)
+        for room in ("prefill_node", "decode_node")
+        for file in ("node", "engine_side", "running")
+    ),
 }
 
 

@@ -10,7 +10,8 @@ import torch
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.transports.base import RankMemory, Region, TransferState, Transport
-from tasuki.transfer.transports.factory import KINDS, build_transport
+from tasuki.transfer.transports.factory import build_transport
+from tasuki.transfer.transports.kinds import KINDS
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.transports.multi import RoutedTransport
 from tasuki.transfer.transports.nvlink.cuda_ipc import Export

@@ -4,11 +4,15 @@ Both nodes of a pair must have the same precision.
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tasuki.utils.config.options import option
 
 from .precision import Precision, WirePrecision
-from .wire_layout import WireError, WireUnits
+
+if TYPE_CHECKING:
+    # It loads torch, which no command line waits for.
+    from .wire_layout import WireUnits
 
 PRECISIONS = tuple(precision.value for precision in Precision)
 
@@ -36,8 +40,10 @@ class WireSettings:
             raise ValueError(f"wire_staging_mib must be at least 1, not {staging_mib}")
         return WireSettings(WirePrecision(Precision(kv), Precision(state)), staging_mib)
 
-    def slabs_kept_back(self, units: WireUnits, slabs: int) -> int:
+    def slabs_kept_back(self, units: "WireUnits", slabs: int) -> int:
         """Of an arena of so many. Raises WireError where too few are left."""
+        from .wire_layout import WireError
+
         if self.precision.exact:
             return 0
         slab = units.layout.slab_bytes

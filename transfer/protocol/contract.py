@@ -10,6 +10,19 @@ WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
 """Fields that may differ, and must be there."""
+_FLAGS = {
+    "conv_dtype": "--dtype",
+    "kv_dtype": "--kv-dtype",
+    "ssm_dtype": "--ssm-dtype",
+    "wire_kv": "--wire-kv",
+    "wire_state": "--wire-state",
+    "draft_layers": "--draft-layer",
+}
+"""What sets a field."""
+OF_DTYPE = ("conv_dtype", "carry_dtype")
+"""Fields of a layout that are its engine's --dtype."""
+_OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
+"""Fields that differ where the dtype does, and nothing else is given."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +40,21 @@ class ContractMismatch(TransferError):
     def __init__(self, differences: tuple[Difference, ...]) -> None:
         self.differences = differences
         listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
-        super().__init__(
-            f"contract mismatch: {listed}; start both nodes with one version, checkpoint and wire"
-        )
+        super().__init__(f"contract mismatch: {listed}; {_mend(differences)}")
+
+
+def _mend(differences: tuple[Difference, ...]) -> str:
+    named = {difference.field: difference for difference in differences}
+    causes = named.keys() - (_OF_DTYPE if "conv_dtype" in named else set())
+    if not causes or not causes <= _FLAGS.keys():
+        return "start both nodes with one version, checkpoint and wire"
+    flags = [flag for field, flag in _FLAGS.items() if field in causes]
+    values = ""
+    # Flags say fp8 and bf16 of keys and values, where a layout names what is stored.
+    if len(causes) == 1 and "kv_dtype" not in causes:
+        (cause,) = (named[field] for field in causes)
+        values = f", {cause.ours} or {cause.theirs}"
+    return f"give both nodes the same {' and '.join(flags)}{values}"
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from .multi import RoutedTransport
 
 log = logging.getLogger(__name__)
 
-KINDS = ("auto", "nixl", "peer_copy")
-
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
-    """kind: of KINDS; both nodes of a pair must have the same. name: the node's. device: of the
+    """kind: of kinds.KINDS, the same on both nodes of a pair. name: the node's. device: of the
     arena.
 
     auto takes peer_copy where both nodes are on one host and their GPUs reach each other, else
@@ -33,6 +31,9 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     }
     if kind in builders:
         return _expecting(builders[kind]())
+    if device.type != "cuda":
+        # It copies between GPUs: nothing that auto could lack.
+        del builders["peer_copy"]
     members, reasons = {}, []
     for member, build in builders.items():
         try:

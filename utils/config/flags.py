@@ -4,12 +4,14 @@ A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `-
 Types: str, int, float, bool (a switch), and each of these `| None` or `| Auto`. "aliases" are other
 spellings; with an "argument" the value may stand without its flag. A field without default is
 required. A field's name ends with the unit that --help shows, as `_mib` does; a config's HEADINGS
-group its flags there. Pure but for `exit` and the config file.
+group its flags there. Where configs name what most need (MOST_ASKED), --help lists those alone and
+--help-all the rest. Pure but for `exit` and the config file.
 """
 
 import argparse
 import difflib
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -27,7 +29,7 @@ from typing import (
 
 from .auto import Auto
 from .config_file import ConfigFileError, file_flags
-from .options import Headings
+from .options import Headings, MostAsked
 
 DESCRIBE = "--describe-flags"
 
@@ -45,18 +47,54 @@ _UNITS = {
     "ca": "FILE",
     "cert": "FILE",
     "endpoint": "URL",
+    "etcd": "URL",
+    "http": "HOST:PORT",
+    "host": "HOST",
+    "port": "PORT",
+    "prefill": "HOST:PORT,...",
+    "nodes": "HOST:PORT,...",
+    "peers": "HOST:PORT,...",
+    "advertise": "HOST:PORT",
+    "hosts": "NAME,...",
+    "origins": "ORIGIN,...",
+    "out": "FILE",
+    "model": "DIR",
+    "key": "KEY",
+    "name": "NAME",
+    "prefix": "KEY",
+    "utilization": "PART",
+    "ids": "FILE",
+    "credentials": "FILE",
+    "minute": "N",
+    "revision": "NAME",
+    "gpu": "NAME|MIB",
+    "prediction": "FILE",
+    "gib": "GIB",
 }
 """What --help shows for a value, by the last word of its setting's name."""
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
+_IN_WORDS = {int: "a whole number", float: "a number"}
+_HELP_WIDTH = 100
+_FLAGS_WIDTH = 32
 
 First = TypeVar("First")
 Second = TypeVar("Second")
 Third = TypeVar("Third")
 Fourth = TypeVar("Fourth")
+Fifth = TypeVar("Fifth")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Shows defaults, where there are any."""
+    """Shows defaults, where there are any, and the first of a flag's spellings."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=_FLAGS_WIDTH, width=_HELP_WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.dest == "help":
+            return super()._format_action_invocation(action)
+        value = "" if action.nargs == 0 else " " + self._format_args(action, action.dest.upper())
+        return action.option_strings[0] + value
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text, default = action.help or "", action.default
@@ -74,11 +112,42 @@ class FlagParser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
         )
+        self._most_asked: dict[str, str] = {}
         self.add_argument(DESCRIBE, action=_Describe, nargs=0, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: error: {message}", file=sys.stderr)
+        print(f"{self.prog}: error: {_in_our_words(message)}", file=sys.stderr)
         sys.exit(2)
+
+    def format_help(self) -> str:
+        """What most need, a line each, where the configs name it; else everything."""
+        if not self._most_asked:
+            return super().format_help()
+        kept = [(action, action.help, action.metavar) for action in self._actions]
+        shown = {"help", "help_all", "config"}
+        left_out = 0
+        try:
+            for action in self._actions:
+                if action.dest in self._most_asked and action.option_strings:
+                    action.help = self._most_asked[action.dest]
+                    action.metavar = "KIND" if action.choices else action.metavar
+                elif action.option_strings and action.dest not in shown:
+                    left_out += action.help is not argparse.SUPPRESS
+                    action.help = argparse.SUPPRESS
+            self.epilog = f"{left_out} more, and more of these: {self.prog} --help-all"
+            return super().format_help()
+        finally:
+            self.epilog = None
+            for action, text, value in kept:
+                action.help, action.metavar = text, value
+
+    def format_whole_help(self) -> str:
+        return super().format_help()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = " or ".join(str(choice) or "nothing" for choice in action.choices)
+            raise argparse.ArgumentError(action, f"must be {known}, not {value!r}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = super().parse_known_args(args, namespace)
@@ -91,6 +160,12 @@ class FlagParser(argparse.ArgumentParser):
         hints = get_type_hints(config)
         headings: Headings = getattr(config, "HEADINGS", {})
         under = {name: heading for heading, names in headings.items() for name in names}
+        most_asked: MostAsked = getattr(config, "MOST_ASKED", {})
+        if most_asked and not self._most_asked:
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, help="show every option and exit"
+            )
+        self._most_asked.update(most_asked)
         for item in fields(config):
             place = under.get(item.name, _OTHER_FLAGS) if headings else None
             self._add_field(item, hints[item.name], self._under(place))
@@ -118,7 +193,7 @@ class FlagParser(argparse.ArgumentParser):
         default = item.default
         text = item.metadata.get("help", "").replace("%", "%%") or " "
         kind = _plain_type(hint)
-        read = _or_auto(kind) if Auto in get_args(hint) else kind
+        read = _or_auto(kind) if Auto in get_args(hint) else _read_as(kind)
         if kind is bool:
             place.add_argument(*flags, action="store_true", dest=item.name, help=text)
             return
@@ -151,7 +226,7 @@ class FlagError(ValueError):
 
 class RaisingFlagParser(FlagParser):
     def error(self, message: str) -> NoReturn:
-        raise FlagError(message)
+        raise FlagError(_in_our_words(message))
 
 
 @overload
@@ -190,6 +265,20 @@ def parse_configs(
 ) -> tuple[First, Second, Third, Fourth]: ...
 
 
+@overload
+def parse_configs(
+    program: str,
+    description: str,
+    argv: Sequence[str],
+    first: type[First],
+    second: type[Second],
+    third: type[Third],
+    fourth: type[Fourth],
+    fifth: type[Fifth],
+    /,
+) -> tuple[First, Second, Third, Fourth, Fifth]: ...
+
+
 def parse_configs(
     program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
 ) -> tuple[Any, ...]:
@@ -225,6 +314,15 @@ def parse_config(program: str, description: str, argv: Sequence[str], config: ty
     return parser.build(config, parser.parse_args(argv))
 
 
+class _HelpAll(argparse.Action):
+    """Prints what --help leaves out too, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, FlagParser)
+        print(parser.format_whole_help(), end="")
+        parser.exit()
+
+
 class _Describe(argparse.Action):
     """Prints the flags as JSON and exits: what completion and the reference are made of."""
 
@@ -256,13 +354,37 @@ def _unit(name: str, kind: type[Any]) -> str:
     return _UNITS.get(name.rpartition("_")[2]) or _KINDS[kind]
 
 
+def _read_as(kind: type[Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be {_IN_WORDS[kind]}, not {text!r}") from error
+
+    return read
+
+
 def _or_auto(kind: type[Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        return Auto.AUTO if text == Auto.AUTO.value else kind(text)
+        if text == Auto.AUTO.value:
+            return Auto.AUTO
+        try:
+            return kind(text)
+        except ValueError as error:
+            words = f"must be auto or {_IN_WORDS[kind]}, not {text!r}"
+            raise argparse.ArgumentTypeError(words) from error
 
-    # argparse names what it could not read by its function.
-    read.__name__ = kind.__name__
     return read
+
+
+def _in_our_words(message: str) -> str:
+    """argparse writes "argument --port/--other: expected one argument"."""
+    named = re.match(r"argument ([^:/]+)(?:/[^:]*)?: (.*)", message, re.DOTALL)
+    if named is not None:
+        fault = named[2].replace("expected one argument", "needs a value")
+        return f"{named[1]} {fault}"
+    missing = message.removeprefix("the following arguments are required: ")
+    return message if missing == message else f"{missing} is missing: --help shows its place"
 
 
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:

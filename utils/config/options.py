@@ -5,7 +5,11 @@ from dataclasses import field
 from typing import Any
 
 Headings = Mapping[str, tuple[str, ...]]
-"""Of --help, each with the fields below it. A config may have them as its HEADINGS."""
+"""Of --help-all, each with the fields below it. A config may have them as its HEADINGS."""
+
+MostAsked = Mapping[str, str]
+"""The fields that --help shows, each with a text of one line. A config may have them as its
+MOST_ASKED; what it leaves out, --help-all shows."""
 
 
 LONGEST_SECONDS = 1e8

@@ -4,18 +4,20 @@ is there from before."""
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.config import AUTO_DTYPE, DTYPES, EngineConfig, EngineConfigError
 from tasuki.engine.tiers.kept.disk_failed import DiskFailed
 from tasuki.engine.tiers.kept.kept_folder import KeptFolder
 from tasuki.engine.tiers.kept.kept_index import KeptIndex
+from tasuki.engine.tiers.store.contract_name import contract_digest, folder_of
 from tasuki.engine.tiers.store.rows import PassingRows
 from tasuki.engine.tiers.store.within import within
 from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.protocol.contract import OF_DTYPE
 
 from .disk_file import DiskFile, disk_slab_bytes
 
@@ -64,6 +66,7 @@ def disk_memory(
     began = time.monotonic()
     parent, agreed = Path(config.disk_cache), contract()
     budget = config.disk_write_budget
+    _refuse_other_dtype(config, parent, agreed)
     late = DiskFailed(f"it took longer than {_START_SECONDS:g} s to be tried and read")
     try:
         file, index = within(_START_SECONDS, lambda: _opened(parent, agreed, layout, slabs), late)
@@ -79,6 +82,24 @@ def disk_memory(
         *(index.counters["torn"], index.folder.others),
     )
     return DiskMemory(file, index, None if budget is None else budget * 1e6 / layout.page_bytes)
+
+
+def _refuse_other_dtype(config: EngineConfig, parent: Path, agreed: Mapping[str, str]) -> None:
+    """Raises EngineConfigError where nobody chose a dtype, and the folder holds what a node of this
+    model kept in another one than auto comes to here: it would be of no use, silently."""
+    if config.dtype != AUTO_DTYPE or (parent / folder_of(contract_digest(agreed))).exists():
+        return
+    for dtype in set(DTYPES) - {config.compute_dtype}:
+        other = replace(config, dtype=dtype)
+        theirs = {**agreed, "kv_dtype": other.stored_kv}
+        theirs |= {field: dtype for field in OF_DTYPE if field in agreed}
+        kept = parent / folder_of(contract_digest(theirs))
+        if kept.exists():
+            raise EngineConfigError(
+                f"disk_cache {parent} holds what a node with --dtype {dtype} kept ({kept.name}), "
+                f"and dtype auto is {config.compute_dtype} here: give --dtype {dtype} to use it, "
+                f"--dtype {config.compute_dtype} to begin anew beside it, or another folder"
+            )
 
 
 def _opened(

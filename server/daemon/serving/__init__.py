@@ -1,0 +1,1 @@
+"""What only `tasuki serve` has."""

@@ -1,0 +1,3 @@
+"""The names of transports in the settings."""
+
+KINDS = ("auto", "nixl", "peer_copy")
