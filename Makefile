@@ -144,9 +144,9 @@ suites: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.suites $(SUITES) $(if $(ONLY),--only $(ONLY)) \
 	  $(if $(FILE),--file $(FILE),--out docs/results/suites.json)
 
-# The one that the tests run.
+# Those that the tests run: a client, and axe, which judges the pages. Needs npm.
 clients-ci: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.clients.install trie
+	$(BIN)/python -m scripts.clients.install trie axe
 
 # The documentation as a site in build/site; what is broken in it fails.
 docs: $(VENV)/dev-installed

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
+from tasuki.dashboard.memory_use import MemoryUse, memory_use
+from tasuki.engine.messages import StatsReply
+
 from .families import counter, gauge
 from .node_report import NodeReport
 
@@ -22,6 +25,17 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
         "in_transfer": counts["granted"],
         "quarantined": counts["quarantined"],
     }
+
+
+def arena_use(stats: StatsReply) -> MemoryUse | None:
+    """As memory_use()."""
+    return memory_use(
+        by_owner(stats.pages),
+        by_owner(stats.slots),
+        sum(stats.slabs.get(use, 0) for use in ("free", "pages", "slots")),
+        stats.slab_bytes,
+        stats.each_bytes.get("page", 0),
+    )
 
 
 def cache_families(report: NodeReport) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
@@ -98,6 +99,7 @@ class Node:
         self._recorder = NodeRecorder(time.time)
         self._activity = ActivityLog()
         self._sampling: list[asyncio.Task[None]] = []
+        self._draining = False
         self._keeps = config.metrics == "on"
         self.tracing = tracing or NoTracing()
         self._running = engine
@@ -126,6 +128,7 @@ class Node:
             self._tree,
             about,
             self._recorder.recording_blocks,
+            self._standing,
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
@@ -174,7 +177,11 @@ class Node:
     def count_tokens(self, count: int) -> None:
         if self._keeps:
             self._exposition.count_tokens(count)
+            self._recorder.count_tokens(count)
             self._activity.count_tokens(count)
+
+    def _standing(self) -> Standing:
+        return Standing(self.engine.lost, self._draining)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""
@@ -267,6 +274,7 @@ class Node:
         nodes take states over meanwhile, and for a part of it afterwards."""
         if self._server is None:
             return
+        self._draining = True
         await self._server.refuse_traffic()
         if self._http is not None:
             self._http.refuse_traffic()

@@ -14,6 +14,7 @@ from tasuki.dashboard.fleet.exposition_text import read_samples
 from tasuki.dashboard.fleet.fleet import MOST_ROWS, Fleet
 from tasuki.dashboard.fleet.metric_names import WANTED
 from tasuki.server.auth.access import LOOPBACK_ONLY
+from tests.harness.axe import grave_findings
 from tests.harness.imagined_fleet import (
     ImaginedNode,
     address_of,
@@ -30,6 +31,7 @@ PICTURES = {
     ("callers", 1280, "dark"): "fleet-callers",
     ("nodes", 390, "dark"): "fleet-telephone",
 }
+JUDGED = (390, 1280)
 WIDTHS = {390: 844, 1280: 900, 2200: 1200}
 KEY = "a-key-of-this-page"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
@@ -71,6 +73,8 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
             # As the page's width: a frame later than what was drawn.
             wide = partial(seen.page.evaluate, TOO_WIDE)
             until(lambda wide=wide: wide() == [], lambda wide=wide: wide())
+            if width in JUDGED:
+                assert grave_findings(seen) == [], view
             if (view, width, scheme) in PICTURES:
                 picture(seen, PICTURES[view, width, scheme])
         for plot in ("#output-plot", "#ttft-plot"):
@@ -80,7 +84,7 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
 
 
 # Words that are cut off or stand outside of their cell or tile.
-TOO_WIDE = """[...document.querySelectorAll("#figures > div, .cards td, .bar, .above")]
+TOO_WIDE = """[...document.querySelectorAll("#figures > div, .cards td, .bar, .above, .wide")]
   .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1)
   .map((one) => one.outerHTML)"""
 

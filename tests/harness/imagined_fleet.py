@@ -110,13 +110,14 @@ class ImaginedNode:
 
     def text(self, chance: random.Random) -> str:
         """What it answers at /metrics."""
-        pages, slots = (_pool(chance, whole, self.load) for whole in (6000, 900))
+        pages, slots = (_pool(chance, whole, self.load) for whole in (3000, 430))
         stats = m.StatsReply(
             query_id=0,
             pages=pages,
             slots=slots,
             slabs={"free": 12, "pages": 700, "slots": 150},
             slab_bytes=_SLAB_BYTES,
+            each_bytes={"page": _SLAB_BYTES // 7, "slot": _SLAB_BYTES},
             tiers=self.tiers,
             tree=self.tree,
             lost=self.lost,
