@@ -52,7 +52,8 @@ def _rates(samples: Sequence[Event]) -> list[float | None]:
 
 
 def _rate(before: Event, sample: Event) -> float | None:
-    took = sample["at"] - before["at"]
+    took: float = sample["at"] - before["at"]
     if took <= 0 or "generated_tokens" not in before or "generated_tokens" not in sample:
         return None
-    return max(0.0, (sample["generated_tokens"] - before["generated_tokens"]) / took)
+    gained: int = sample["generated_tokens"] - before["generated_tokens"]
+    return max(0.0, gained / took)

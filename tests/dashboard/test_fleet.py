@@ -361,7 +361,7 @@ def test_a_node_without_tiers_or_of_an_earlier_version_shows_none() -> None:
 
 
 def test_tiers_that_a_node_makes_up_are_bounded() -> None:
-    text = 'tasuki_cache_slab_bytes 1e300\ntasuki_cache_slabs{use="free"} -5\n'
+    text = 'tasuki_cache_slab_bytes 1e300\ntasuki_cache_slabs{use="free"} 5\n'
     text += 'tasuki_cache_slabs{use="pages"} 1\ntasuki_cache_each_bytes{kind="page"} 1e300\n'
     text += 'tasuki_cache_pages{owner="working"} 1e300\n'
     for number in range(900):

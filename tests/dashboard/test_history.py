@@ -176,6 +176,8 @@ def full_history() -> NodeHistory:
     sample = {
         "kind": "pools",
         **{pool: dict.fromkeys(OWNERS, 1) for pool in ("slots", "pages")},
+        "memory": {"in_use": 10, "cached": 80, "free": 10, "size": 100},
+        "requests": {"Waiting": 1, "Decoding": 9},
         "integrity": "ok",
     }
     lost = EvictedCheckpoint(640, 3.5, EVICTION)
@@ -183,7 +185,7 @@ def full_history() -> NodeHistory:
         at = float(number)
         told(history, at, submit(f"r{number}", 900, f"session {number % 300}"))
         told(history, at, finished(f"r{number}", hit(900, 128, lost)))
-        history.apply({**sample, "at": at})
+        history.apply({**sample, "generated_tokens": 5 * number, "at": at})
     return history
 
 

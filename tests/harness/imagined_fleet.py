@@ -139,7 +139,17 @@ class ImaginedNode:
             "version": "0.1.0",
             "started_at": str(self.started_at),
         }
-        return self.exposition.text(NodeReport(stats, links=links, about=about)).decode()
+        text = self.exposition.text(NodeReport(stats, links=links, about=about)).decode()
+        return text + (self._choices() if self.links else "")
+
+    def _choices(self) -> str:
+        """Of prefill nodes."""
+        return (
+            f'tasuki_prefill_choices_total{{reason="cost"}} {self.ended}\n'
+            f"tasuki_prefill_choice_regret_seconds_total {0.02 * self.ended}\n"
+            f"tasuki_prefill_choice_expected_tokens_total {1000 * self.ended}\n"
+            f"tasuki_prefill_choice_found_tokens_total {970 * self.ended}\n"
+        )
 
 
 def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:

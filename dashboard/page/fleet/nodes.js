@@ -11,8 +11,8 @@ import { CAUSES, MEMORY } from "../words.js";
 const ROWS = 50;
 
 const TITLES = [
-  ["node", "text name"], ["role", "text"], ["up", "number"], ["first token", "number"], ["each after", "number"],
-  ["output and prompts", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["memory in use", "text wide-cell"],
+  ["node", "text name"], ["role and age", "text"], ["first token", "number"], ["each after", "number"],
+  ["tokens a second", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["memory in use", "text wide-cell"],
 ];
 
 export class NodeView {
@@ -40,7 +40,7 @@ export class NodeView {
     find("before").disabled = this.offset === 0;
     find("after").disabled = this.offset + rows.length >= matched;
     const routed = rows.some((row) => row.routing);
-    const titles = routed ? [...TITLES, ["routing", "number"]] : TITLES;
+    const titles = routed ? [...TITLES, ["routing", "number narrow-cell"]] : TITLES;
     drawCards(find("node-rows"), titles, rows.map((row) => {
       const cells = row.level === "dead" ? silentCells(row, at, scheme, totals.models, titles.length) : cellsOf(row, at, scheme, totals.models);
       return routed && row.level !== "dead" ? [...cells, routing(row.routing)] : cells;
@@ -51,8 +51,7 @@ export class NodeView {
 function cellsOf(row, at, scheme, models) {
   return [
     nameOf(row, row.trouble.map((one) => element("small", { class: `trouble ${one.level}` }, one.text)), scheme),
-    roleOf(row, models),
-    row.started_at ? duration(at - row.started_at) : "-",
+    pair(roleOf(row, models), row.started_at ? `up ${duration(at - row.started_at)}` : ""),
     spread(row.ttft),
     spread(row.itl),
     rates(row),
@@ -83,20 +82,20 @@ function roleOf(row, models) {
 
 function rates(row) {
   if (row.output_rate === null && row.prompt_rate === null) return "-";
-  return pair(`${rate(row.output_rate)} out`, `${rate(row.prompt_rate)} in`);
+  return pair(`${rate(row.output_rate)} out`, `${rate(row.prompt_rate)} prompts`);
 }
 
-const rate = (value) => (value === null ? "-" : `${count(value)} tok/s`);
+const rate = (value) => (value === null ? "-" : count(value));
 
 // The arena and each tier below it as a bar, then how large they are, and what moves between a tier and the arena.
 function places([arena, ...below]) {
   const bars = below.flatMap((tier) => {
     const words = `${tier.name}: ${bytes(tier.used)} of ${bytes(tier.size)} cached`;
     return [element("small", { class: "tier" }, tier.name), stacked([["cached", tier.used], ["free", tier.size - tier.used]], words),
-      element("small", { class: "used" }, `${percent(tier.used, tier.size)} cached`)];
+      element("small", { class: "used" }, percent(tier.used, tier.size))];
   });
   const sizes = [arena, ...below].map((tier) => `${bytes(tier.size)} ${tier.name}${moved(tier)}`).join(", ");
-  return [element("small", { class: "tier" }, arena.name), memoryBar(arena), element("small", { class: "used" }, percent(arena.in_use, arena.size)),
+  return [element("small", {}, arena.name), memoryBar(arena), element("small", { class: "used" }, percent(arena.in_use, arena.size)),
     ...bars, element("small", { class: "sizes" }, sizes)];
 }
 
