@@ -36,7 +36,7 @@ _TELEPHONE = {"width": 390, "height": 844}
 
 
 class Conversations:
-    """Talks to a node until it is told to stop. Owns its threads."""
+    """Talks to a node inside `with`. Owns its threads."""
 
     def __init__(self, address: str, count: int) -> None:
         self._address = address

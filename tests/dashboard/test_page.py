@@ -207,11 +207,11 @@ def test_a_telephone_shows_every_view_from_its_top_and_whole(browser: Browser, d
         seen.page.set_viewport_size({"width": 390, "height": 700})
         seen.page.reload()
         seen.page.wait_for_selector("#request-rows tbody tr")
+        assert seen.page.evaluate("window.scrollY") == 0
         for view in ("overview", "handovers", "faults", "requests"):
             seen.show(view)
             seen.page.wait_for_function("document.body.dataset.ended")
             seen.assert_fits(390)
-        assert seen.page.evaluate("window.scrollY") == 0
         shown = seen.page.locator("#request-rows tbody td").first.bounding_box()
         assert shown is not None and shown["height"] < 40, "an id stands in one line"
         assert not seen.complaints
