@@ -1,7 +1,5 @@
-"""The fleet's page in a real browser: at each width, in both schemes, and before hostile nodes.
-TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
+"""The fleet's page in a real browser: at each width, in both schemes, and before hostile nodes."""
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -22,15 +20,9 @@ from tests.harness.imagined_fleet import (
     lived,
     serving,
 )
-from tests.harness.pages import Browser, Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened
 from tests.harness.waiting import until
 
-PICTURES = {
-    ("nodes", 1280, "light"): "fleet",
-    ("links", 1280, "light"): "fleet-links",
-    ("callers", 1280, "dark"): "fleet-callers",
-    ("nodes", 390, "dark"): "fleet-telephone",
-}
 JUDGED = (390, 1280)
 WIDTHS = {390: 844, 1280: 900, 2200: 1200}
 KEY = "a-key-of-this-page"
@@ -39,11 +31,9 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
-    """Half an hour of traffic for the pictures, else two minutes."""
+    """Two minutes of traffic."""
     now = time.time()
-    return lived(
-        imagined_nodes(4, 8, now), now, 1800 if "TASUKI_SCREENSHOTS" in os.environ else 120
-    )
+    return lived(imagined_nodes(4, 8, now), now, 120)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +65,6 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
             until(lambda wide=wide: wide() == [], lambda wide=wide: wide())
             if width in JUDGED:
                 assert grave_findings(seen) == [], view
-            if (view, width, scheme) in PICTURES:
-                picture(seen, PICTURES[view, width, scheme])
         for plot in ("#output-plot", "#ttft-plot"):
             assert seen.page.locator(f"{plot} canvas").count() == 1
         assert seen.page.evaluate(CONTRAST) >= 4.5

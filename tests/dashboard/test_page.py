@@ -1,5 +1,5 @@
 """The page in a real browser: its numbers are those that clients were told, and it can be clicked
-through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
+through."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.harness.axe import grave_findings
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Browser, Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
@@ -128,7 +128,6 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         assert nodes.count() > demo.decode.stats().tree["nodes"] > 0
         nodes.nth(nodes.count() - 1).click()
         assert "tokens from the start" in seen.text("#tree-node")
-        picture(seen, "tree")
 
         seen.show("sessions")
         seen.page.wait_for_selector("#session-rows [data-request]")
@@ -170,7 +169,6 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         assert {"granted", "ready", "done", "verified"} <= {text.strip() for text in phases}
         phases = seen.page.locator("#gantt [data-track=puller] [data-phase]").all_text_contents()
         assert [text.strip() for text in phases] == ["granted", "done", "verified"]
-        picture(seen, "hand-over")
 
         seen.show("faults")
         seen.page.wait_for_selector("#fault-rows tbody tr")

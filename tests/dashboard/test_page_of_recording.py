@@ -22,7 +22,7 @@ from tasuki.transfer.timeline import (
 from tests.harness.daemons import random_prompt
 from tests.harness.fleet_process import replaying
 from tests.harness.imagined_traffic import traffic
-from tests.harness.pages import Browser, opened, picture
+from tests.harness.pages import Browser, opened
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 SENT = tuple(
@@ -144,16 +144,12 @@ def test_five_busy_minutes_are_drawn_whole(browser: Browser, tmp_path: Path) -> 
         assert "slots would recover" in seen.text("#what-if")
         assert "ready" in seen.text("#figures") and "tok/s" in seen.text("#figures")
         assert seen.text("#figures").count("p95") == 2 and " running" in seen.text("#figures")
-        seen.page.set_viewport_size({"width": 1280, "height": 1240})
-        picture(seen, "hits")
-        seen.page.set_viewport_size({"width": 1280, "height": 760})
         seen.show("sessions")
         seen.page.wait_for_selector("#session-rows [data-request]")
         assert seen.page.locator("#session-rows [data-request]").count() == len(usages)
         seen.page.locator("#session-rows [data-request]").nth(4).click()
-        picture(seen, "sessions")
         seen.show("requests")
         seen.page.locator("#request-rows tbody tr").nth(2).click()
-        seen.page.wait_for_selector("#request dt")
-        picture(seen, "requests")
+        seen.page.wait_for_selector("#request dt:has-text('life')")
+        assert {"agents", "chat"} <= set(seen.text("#request-rows").split())
         assert not seen.complaints and not seen.foreign

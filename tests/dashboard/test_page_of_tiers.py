@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Browser, Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened
 from tests.harness.running_nodes import HTTP, fused_node
 from tests.harness.waiting import until
 
@@ -76,9 +76,6 @@ def test_a_node_shows_its_arena_and_tiers_in_bytes(
         seen.assert_fits(width)
         until(lambda: seen.page.evaluate(RIGHTMOST) <= width, "a number is cut off")
         assert not seen.complaints
-        if (width, scheme) == (1280, "light"):
-            seen.page.locator("#tiers").scroll_into_view_if_needed()
-            picture(seen, "tiers")
 
 
 def test_a_node_without_tiers_shows_its_arena_alone(browser: Browser) -> None:
