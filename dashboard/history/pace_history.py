@@ -6,6 +6,7 @@ interval with very many values a sample stands for all. One thread.
 
 import random
 from collections import deque
+from itertools import takewhile
 from typing import Any
 
 FIRST, LATER, QUEUED = "first_token", "per_token", "queued"
@@ -54,12 +55,13 @@ class PaceHistory:
     def series(self, now: float, seconds: int, points: int) -> dict[str, list[Any]]:
         """`at`: ends of intervals up to now, at most `points`; p50 and p95 of the first tokens in
         each, None where there was none. Of more intervals than points the later ones are shown."""
-        known = dict(self._past)
-        known.update({one.begin: _spreads(one) for one in self._recent})
         end = int(now) // _WIDTH * _WIDTH
         count = min(points, max(1, seconds // _WIDTH))
         begins = [end - _WIDTH * back for back in range(count - 1, -1, -1)]
-        found = [(known.get(begin) or {}).get(FIRST) or {} for begin in begins]
+        known = {one.begin: _spread(one.values[FIRST]) for one in self._recent}
+        for begin, spreads in takewhile(lambda past: past[0] >= begins[0], reversed(self._past)):
+            known[begin] = spreads[FIRST]
+        found = [known.get(begin) or {} for begin in begins]
         return {
             "at": [begin + _WIDTH for begin in begins],
             "p50": [spread.get("p50") for spread in found],

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from .events import Event
@@ -43,7 +43,8 @@ class PoolHistory:
     def _since(self, seconds: float) -> list[Event]:
         """Those of the last `seconds` before the last one, and it."""
         end = float(self._samples[-1]["at"]) if self._samples else 0.0
-        return [sample for sample in self._samples if sample["at"] > end - seconds]
+        younger = takewhile(lambda sample: sample["at"] > end - seconds, reversed(self._samples))
+        return list(younger)[::-1]
 
 
 def _rates(samples: Sequence[Event]) -> list[float | None]:
