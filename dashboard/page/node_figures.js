@@ -46,7 +46,7 @@ export class Figures {
 function healthFigure({ word, level, reasons }) {
   const told = reasons.map(({ level: how, text }) => element("span", { class: `trouble ${how}` }, text));
   return figure("Health", element("span", { class: "level", "data-health": word }, mark(level), ` ${word}`),
-    ...(told.length ? told.flatMap((one, index) => (index ? [element("br"), one] : [one])) : ["nothing wrong in the last minute"]));
+    ...(told.length ? told.flatMap((one, index) => (index ? [element("br"), one] : [one])) : ["no fault in the last minute"]));
 }
 
 function promptRates({ at, columns }) {

@@ -28,9 +28,11 @@ from tests.harness.running_nodes import HTTP, fused_node, node_pair
 from tests.harness.waiting import HANG_SECONDS
 
 TENANTS = ("agents", "chat", "search")
-_CONVERSATIONS = 6
-_ARENA_MIB = 48
-_PAUSE_SECONDS = 2.0
+_CONVERSATIONS = 3
+_ARENA_MIB = 160
+_PAUSE_SECONDS = 5.0
+_TURNS = 6
+"""More of the demonstration's do not fit into the embedded model's context."""
 _DESK = {"width": 1280, "height": 760}
 _TELEPHONE = {"width": 390, "height": 844}
 
@@ -62,7 +64,7 @@ class Conversations:
             messages: list[dict[str, Any]] = []
             name = f"{number}-{round_number}"
             headers = {"x-session-id": name, "x-tasuki-tenant": TENANTS[number % len(TENANTS)]}
-            for turn, asked in enumerate(turns()):
+            for turn, asked in enumerate(turns()[:_TURNS]):
                 if self._over.wait(chance.expovariate(1 / _PAUSE_SECONDS)):
                     return
                 messages += [dict(message) for message in asked]
@@ -148,7 +150,7 @@ def main() -> int:
                 decode=("--name", "decode-1"),
                 arena_mib=_ARENA_MIB,
             ) as (prefill, decode),
-            fused_node(*HTTP, *tiers, arena_mib=_ARENA_MIB // 2) as alone,
+            fused_node(*HTTP, *tiers, arena_mib=_ARENA_MIB // 4) as alone,
         ):
             alive = [node.http_address for node in (prefill, decode, alone)]
             nodes = ",".join([*alive, f"127.0.0.1:{free_port()}"])
@@ -156,7 +158,7 @@ def main() -> int:
             with (
                 watching("--nodes", nodes, *targets) as fleet,
                 loaded(decode, _CONVERSATIONS),
-                loaded(alone, 2),
+                loaded(alone, 1),
             ):
                 time.sleep(given.seconds)
                 with launched() as browser:
