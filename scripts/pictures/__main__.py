@@ -98,7 +98,7 @@ class Camera:
 def of_node(browser: Browser, camera: Camera, address: str) -> None:
     with opened(browser, address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
-        seen.page.set_viewport_size({"width": 1280, "height": 1300})
+        seen.page.set_viewport_size({"width": 1280, "height": 1120})
         camera.take(seen, "hits")
         seen.page.set_viewport_size({"width": 1280, "height": 900})
         for view, row, name in (
