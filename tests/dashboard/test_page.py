@@ -193,7 +193,7 @@ def test_it_works_by_keyboard_and_in_the_dark(browser: Browser, demo: Demo) -> N
         seen.page.evaluate("document.getElementById('request-rows').style.marginBottom = '5000px'")
         seen.page.focus("#request-rows tbody tr")
         seen.page.keyboard.press("Enter")
-        seen.page.wait_for_selector("#request dt")
+        seen.page.wait_for_selector("#request dt:has-text('prompt')")
         assert "prompt" in seen.text("#request")
         box = seen.page.locator("#request").bounding_box()
         assert box is not None and 0 <= box["y"] < 300, "in sight, however many rows are above"
@@ -263,7 +263,7 @@ def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
         seen.show("requests")
         assert "Choose a request" in seen.text("#request")
         seen.page.locator("#request-rows tbody tr").last.click()
-        seen.page.wait_for_selector("#request dt")
+        seen.page.wait_for_selector("#request dt:has-text('prompt')")
         told = seen.page.locator("#request").bounding_box()
         assert told is not None and 0 <= told["y"] < 800
         row = seen.page.locator("#request-rows tbody tr").first.bounding_box()
