@@ -144,9 +144,9 @@ suites: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.suites $(SUITES) $(if $(ONLY),--only $(ONLY)) \
 	  $(if $(FILE),--file $(FILE),--out docs/results/suites.json)
 
-# The one that the tests run.
+# Those that the tests run: a client, and axe, which judges the pages. Needs npm.
 clients-ci: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.clients.install trie
+	$(BIN)/python -m scripts.clients.install trie axe
 
 # The documentation as a site in build/site; what is broken in it fails.
 docs: $(VENV)/dev-installed
@@ -185,11 +185,9 @@ lint-proto:
 	mkdir -p build/protos/tasuki/proto && cp proto/*.proto build/protos/tasuki/proto && cp buf.yaml build/protos
 	npx --yes @bufbuild/buf@1.75.0 lint build/protos
 
-# The pictures that the documents show, from a real browser.
+# The pictures that the documents show: real nodes under load, in a real browser. Seven minutes.
 screenshots: $(VENV)/dev-installed
-	TASUKI_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/dashboard/test_page.py \
-		tests/dashboard/test_page_of_recording.py tests/dashboard/test_page_of_tiers.py \
-		tests/dashboard/test_fleet_page.py
+	$(BIN)/python -m scripts.pictures docs/images
 
 # Boards for Grafana and the reference of metrics, from the code.
 boards: $(VENV)/dev-installed

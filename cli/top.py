@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.cli.recording.dashboard_stream import HttpTarget
+from tasuki.dashboard.memory_use import MemoryUse
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 
 _BAR = 40
+_STALE_SECONDS = 5.0
 _CLEAR = "\x1b[H\x1b[J"
 _SHADES = " .:-=+*#%@"
 
@@ -39,10 +41,10 @@ def screen(overview: Mapping[str, Any]) -> list[str]:
     """One screen, in lines."""
     about, totals = overview["about"], overview["totals"]
     prompt = totals.get("prompt", 0)
-    head = f"{about['node']} ({about['role']})  {overview['in_flight']} running"
     return [
-        f"{head}, {overview['ended']} ended, {overview['sessions']} sessions",
+        *_figures(f"{about['node']} ({about['role']})", overview),
         "",
+        f"  since the start: {overview['ended']} ended, {overview['sessions']} sessions",
         *_waterfall(totals, prompt),
         *_what_if(overview["what_if"]),
         *_drafts(overview.get("drafts", {})),
@@ -53,6 +55,47 @@ def screen(overview: Mapping[str, Any]) -> list[str]:
         "",
         "  faults  " + (", ".join(f"{k} {n}" for k, n in overview["faults"].items()) or "none"),
     ]
+
+
+def _figures(name: str, overview: Mapping[str, Any]) -> list[str]:
+    """What stands at the top of the page: the last minute."""
+    figures = overview["figures"]
+    health = figures["health"]
+    why = "; ".join(trouble["text"] for trouble in health["reasons"])
+    rate = figures["output_rate"]
+    queue = "-" if figures["waiting"] is None else _queue(overview["at"], figures)
+    hit, memory = figures["hit"], figures["memory"]
+    return [
+        f"{name}: {health['word']}" + (f" ({why})" if why else ""),
+        f"  output {'-' if rate is None else f'{rate:.1f}'} tokens/s, "
+        f"first token {_spread(figures['ttft'])}, each after {_spread(figures['itl'])}, {queue}",
+        f"  hit rate {'-' if hit is None else _hit(hit)}"
+        + ("" if memory is None else f", {MemoryUse.from_json(memory).words()}"),
+    ]
+
+
+def _queue(now: float, figures: Mapping[str, Any]) -> str:
+    """A step of the engine may take long; its counters are then as old."""
+    age = now - figures["sampled_at"]
+    line = f"{figures['waiting']} waiting, {figures['running']} running"
+    return line if age < _STALE_SECONDS else f"{line} ({age:.0f} s ago)"
+
+
+def _hit(hit: Mapping[str, Any]) -> str:
+    """With the two causes that cost most."""
+    lost = sorted(hit["lost"].items(), key=lambda item: -item[1])[:2]
+    causes = ", ".join(f"{cause} {_share(tokens, hit['prompt'])}" for cause, tokens in lost)
+    return _share(hit["usable"], hit["prompt"]) + (f" ({causes})" if causes else "")
+
+
+def _spread(value: Mapping[str, float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{_seconds(value['p50'])} (p95 {_seconds(value['p95'])})"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.0f} ms"
 
 
 def _waterfall(totals: Mapping[str, int], prompt: int) -> list[str]:

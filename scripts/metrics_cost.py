@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.cli.embedded import embedded_model
-from tasuki.dashboard.history.events import pools_event
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.observed import ObservedMessage
@@ -92,6 +91,7 @@ class Rig:
             return
         began = time.thread_time() if self._watch is Watch.TIMED else 0.0
         self._exposition.count_tokens(count)
+        self._recorder.count_tokens(count)
         if self._watch is Watch.TIMED:
             self.observed += time.thread_time() - began
 
@@ -132,8 +132,7 @@ class Rig:
         began = time.thread_time()
         self._client.deliver(self._engine.take_outbox())
         report = NodeReport(await asked)
-        at = {"at": self._recorder.now()}
-        self._recorder.history.apply({**pools_event(report), **at})
+        self._recorder.keep_sample(report)
         if self._samples % _SCRAPED == 0:
             self._exposition.text(report)
         if self._watch is Watch.TIMED:

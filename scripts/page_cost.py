@@ -38,7 +38,7 @@ from tasuki.server.daemon.node import Node
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec
-from tests.harness.pages import Opened, opened
+from tests.harness.pages import Opened, launched, opened
 from tests.harness.processor_time import processor_seconds
 
 VIEWS = ("overview", "tree", "sessions", "requests", "handovers", "faults")
@@ -188,7 +188,7 @@ def main() -> int:
     alone = unseen(process.pid, given.seconds)
     print(f"{standing} nodes in the tree; nobody looks: {100 * alone:.1f} % of a core", flush=True)
     passed = standing >= given.nodes
-    with opened(address) as page:
+    with launched() as browser, opened(browser, address) as page:
         for view in VIEWS:
             seen = look(page, view, process.pid, given.seconds)
             passed &= seen.passed

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from tasuki.dashboard.metrics.cache_metrics import arena_use
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine.messages import Finished, HitBreakdown, RequestPhase, RoomEnded, StatsReply
@@ -17,16 +18,7 @@ from .errors import ServerError
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 10.0
-
-_QUEUED = (
-    RequestPhase.WAITING,
-    RequestPhase.AWAITING_PREFILL,
-    RequestPhase.LOADING,
-    RequestPhase.AWAITING_GRANT,
-    RequestPhase.RETRACTED,
-)
-_HELD = ("working", "granted", "quarantined", "pinned")
-"""Pages that cannot make room now."""
+_QUEUED = tuple(phase for phase in RequestPhase if phase.is_queued)
 
 
 class ActivityLog:
@@ -77,11 +69,15 @@ class ActivityLog:
         if not (prompt or output or alive):
             return None
         waiting = sum(stats.requests.get(phase, 0) for phase in _QUEUED)
-        held = sum(stats.pages.get(owner, 0) for owner in _HELD)
         hit_rate = f"{100 * usable / prompt:.1f}%" if prompt else "-"
         return (
             f"{prompt / seconds:.1f} prompt and {output / seconds:.1f} output tokens/s, "
             f"{alive - waiting} running, {waiting} waiting, "
-            f"KV {100 * held / max(1, stats.pages.get('total', 0)):.1f}% in use, "
-            f"hit rate {hit_rate}"
+            f"hit rate {hit_rate}{_memory(stats)}"
         )
+
+
+def _memory(stats: StatsReply) -> str:
+    """Nothing where the arena's size is not known."""
+    use = arena_use(stats)
+    return "" if use is None else f", {use.words()}"

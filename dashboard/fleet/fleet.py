@@ -13,7 +13,7 @@ from .exposition_text import Samples
 from .fleet_node import PREFILL, FleetNode
 from .histogram import Buckets, quantile, together
 from .links import LinkedNode, matrix
-from .memory import size_by_tier
+from .memory import arenas_use, size_by_tier
 from .targets import Targets
 
 MOST_ROWS = 100
@@ -138,6 +138,7 @@ class Fleet:
             "levels": Counter(node.state for node in nodes),
             "roles": _commonest(node.role for node in nodes),
             "models": list(_commonest(node.row["model"] for node in nodes)),
+            "arena": arenas_use(node.row["memory"] for node in nodes),
             "memory": size_by_tier(node.row["memory"] for node in nodes),
             "output_rate": _sum(node.row["output_rate"] for node in nodes),
             "waiting": sum(node.row["waiting"] or 0.0 for node in nodes),

@@ -5,6 +5,7 @@ Owns its samples. One thread. What it shows is made when an answer comes, not wh
 
 from typing import Any
 
+from tasuki.dashboard.trouble import Level, Trouble, to_json, worst
 from tasuki.engine.messages.request_phase import RequestPhase
 
 from .callers import CallerLoad, callers_of
@@ -22,17 +23,15 @@ from .metric_names import (
     GENERATED,
     LOOKED_UP,
     NODE,
-    PAGES,
     PER_TOKEN,
     QUEUE,
     REQUESTS,
     ROOM_QUEUE,
-    SLOTS,
     STARTED,
 )
 from .recent_samples import Gained, RecentSamples
 from .targets import Targets
-from .trouble import Level, Trouble, to_json, troubles, worst
+from .trouble import troubles
 
 _QUEUED = tuple(phase.value for phase in RequestPhase if phase.is_queued)
 
@@ -129,8 +128,6 @@ def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
         "running": sum(states.values()) - waiting if states else None,
         "hit": _hit_of(gained, role),
         "routing": _routing_of(gained),
-        "pages": by_label(latest, PAGES, "owner") or None,
-        "slots": by_label(latest, SLOTS, "owner") or None,
         "memory": memory_of(recent),
     }
 

@@ -7,8 +7,10 @@ LARGEST.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tasuki.dashboard.memory_use import MemoryUse, memory_use
+
 from .exposition_text import by_label, one
-from .metric_names import SLAB_BYTES, SLABS, TIER_BYTES, TIER_SLABS
+from .metric_names import EACH_BYTES, PAGES, SLAB_BYTES, SLABS, SLOTS, TIER_BYTES, TIER_SLABS
 from .recent_samples import RecentSamples
 
 ARENA = "arena"
@@ -20,21 +22,30 @@ _TIER = "tier"
 
 
 def memory_of(recent: RecentSamples) -> list[dict[str, Any]] | None:
-    """As JSON, the arena first: name, used and size in bytes; of a tier also the bytes a second
-    that were loaded and written lately, None before two samples. None where it is not known."""
-    latest = recent.latest
-    slab_bytes = one(latest, SLAB_BYTES)
-    slabs = by_label(latest, SLABS, "use")
-    if not slab_bytes or not slabs:
+    """As JSON, the arena first: its name, and bytes as of MemoryUse. Of a tier used and size in
+    bytes, and the bytes a second that were loaded and written lately, None before two samples. None
+    where the arena is not known."""
+    arena = _arena(recent)
+    if arena is None:
         return None
-    whole = sum(slabs.values())
-    found = [_sized(ARENA, whole - slabs.get("free", 0.0), whole, slab_bytes)]
+    slab_bytes = one(recent.latest, SLAB_BYTES) or 0.0
+    found: list[dict[str, Any]] = [{"name": ARENA, **arena.to_json()}]
     rates = _rates(recent)
     for name, (free, size) in _tiers(recent).items():
         loaded, written = rates.get((name, "loaded")), rates.get((name, "written"))
         tier = _sized(name, size - free, size, slab_bytes)
         found.append({**tier, "loaded_rate": loaded, "written_rate": written})
     return found
+
+
+def arenas_use(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, float] | None:
+    """As of MemoryUse, of all arenas together; None where none is known. nodes: memory_of() of
+    each."""
+    arenas = [memory[0] for memory in nodes if memory]
+    if not arenas:
+        return None
+    parts = ("in_use", "cached", "free", "size")
+    return {part: sum(arena[part] for arena in arenas) for part in parts}
 
 
 def size_by_tier(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, float]:
@@ -48,9 +59,31 @@ def size_by_tier(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, 
     return sums
 
 
+def _arena(recent: RecentSamples) -> MemoryUse | None:
+    latest = recent.latest
+    pages, slots = (
+        {owner: _bounded(count) for owner, count in by_label(latest, name, "owner").items()}
+        for name in (PAGES, SLOTS)
+    )
+    found = memory_use(
+        pages,
+        slots,
+        _bounded(sum(by_label(latest, SLABS, "use").values())),
+        _bounded(one(latest, SLAB_BYTES) or 0.0),
+        _bounded(by_label(latest, EACH_BYTES, "kind").get("page", 0.0)),
+    )
+    if found is None or found.size <= LARGEST:
+        return found
+    return MemoryUse(_bounded(found.in_use), 0.0, LARGEST)
+
+
+def _bounded(value: float) -> float:
+    return min(max(value, 0.0), LARGEST)
+
+
 def _sized(name: str, used: float, size: float, slab_bytes: float) -> dict[str, Any]:
-    size = min(max(size * slab_bytes, 0.0), LARGEST)
-    return {"name": name, "used": min(max(used * slab_bytes, 0.0), size), "size": size}
+    size = _bounded(size * slab_bytes)
+    return {"name": name, "used": min(_bounded(used * slab_bytes), size), "size": size}
 
 
 def _tiers(recent: RecentSamples) -> dict[str, tuple[float, float]]:
@@ -73,5 +106,5 @@ def _rates(recent: RecentSamples) -> dict[tuple[str, str], float]:
     for labels, added in gained.added.get(TIER_BYTES, {}).items():
         named = dict(labels)
         key = named.get(_TIER, ""), named.get("direction", "")
-        found[key] = min(max(added, 0.0), LARGEST) / gained.seconds
+        found[key] = _bounded(added) / gained.seconds
     return found

@@ -12,6 +12,7 @@ PAGES = "tasuki_cache_pages"
 SLOTS = "tasuki_cache_slots"
 SLABS = "tasuki_cache_slabs"
 SLAB_BYTES = "tasuki_cache_slab_bytes"
+EACH_BYTES = "tasuki_cache_each_bytes"
 INTEGRITY = "tasuki_cache_integrity"
 REFUSED = "tasuki_requests_rejected_total"
 LOST_HANDOVERS = "tasuki_handovers_lost_total"
@@ -56,7 +57,7 @@ WANTED = frozenset(
     {
         *(NODE, STARTED, GENERATED, REQUESTS, PAGES, SLOTS, INTEGRITY, REFUSED, LOST_HANDOVERS),
         *(*ANSWERED, *LOOKED_UP),
-        *(SLABS, SLAB_BYTES, TIER_SLABS, TIER_BYTES),
+        *(SLABS, SLAB_BYTES, EACH_BYTES, TIER_SLABS, TIER_BYTES),
         *(LINK_STATE, LINK_HANDOVERS, LINK_BYTES, LINK_EXPOSED, CALLER_ENDED),
         CALLER_TARGETS,
         *(f"{name}_bucket" for name in _HISTOGRAMS),

@@ -5,7 +5,7 @@ a running node, a recording, and the page of a recording. Pure functions.
 
 | kind | of | fields |
 | --- | --- | --- |
-| submit | a request arrived | request, session, prompt_tokens; blocks where one records |
+| submit | a request arrived | request, session, caller, prompt_tokens; blocks where one records |
 | finished | it ended | request, reason, usage, life, hint |
 | rejected | it was refused | request, error |
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
@@ -20,7 +20,7 @@ a running node, a recording, and the page of a recording. Pure functions.
 from dataclasses import replace
 from typing import Any
 
-from tasuki.dashboard.metrics.cache_metrics import by_owner
+from tasuki.dashboard.metrics.cache_metrics import arena_use, by_owner
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine import messages as m
@@ -48,8 +48,14 @@ _KINDS: dict[type[ObservedMessage], str] = {
 def event_of(message: ObservedMessage) -> Event:
     """The message as an event."""
     match message:
-        case m.Submit(request_id=request, prompt=prompt, session=session):
-            return _event("submit", request=request, session=session, prompt_tokens=len(prompt))
+        case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
+            return _event(
+                "submit",
+                request=request,
+                session=session,
+                caller=caller,
+                prompt_tokens=len(prompt),
+            )
         case m.Finished():
             return {"kind": "finished", "request": message.request_id, **_ended(message)}
         case m.Rejected(request_id=request, error=error):
@@ -64,12 +70,16 @@ def _ended(message: m.Finished) -> Event:
     return {name: to_json(getattr(message, name)) for name in ("reason", "usage", "life", "hint")}
 
 
-def pools_event(report: NodeReport) -> Event:
+def pools_event(report: NodeReport, generated_tokens: int) -> Event:
+    """generated_tokens: of answers since the start."""
     stats = report.stats
+    memory = arena_use(stats)
     return _event(
         "pools",
         pages=by_owner(stats.pages),
         slots=by_owner(stats.slots),
+        memory=None if memory is None else memory.to_json(),
+        generated_tokens=generated_tokens,
         slabs=stats.slabs,
         slab_bytes=stats.slab_bytes,
         tiers=stats.tiers,

@@ -50,6 +50,15 @@ class FaultLedger:
         """Youngest first."""
         return list(self._entries)[: -count - 1 : -1]
 
+    def recent(self, since: float) -> Counter[str]:
+        """Counts of the remembered ones that are younger, by kind."""
+        counts: Counter[str] = Counter()
+        for entry in reversed(self._entries):
+            if entry["at"] < since:
+                break
+            counts[entry["kind"]] += 1
+        return counts
+
     def _note(self, event: Event, kind: str, subject: str, text: str) -> None:
         self.counts[kind] += 1
         self._entries.append({"at": event["at"], "kind": kind, "subject": subject, "text": text})

@@ -36,6 +36,15 @@ class HitIntervals:
         while self._intervals[0][0] < second - _KEPT_SECONDS:
             self._intervals.popleft()
 
+    def latest(self, now: float, seconds: int) -> Counter[str]:
+        """Sums of the last `seconds`, by name as in `totals`."""
+        sums: Counter[str] = Counter()
+        for second, tokens in reversed(self._intervals):
+            if second <= now - seconds:
+                break
+            sums.update(tokens)
+        return sums
+
     def series(self, now: float, seconds: int, points: int) -> dict[str, Any]:
         """`at`: ends of `points` equal intervals up to now; `columns`: tokens of each, by name."""
         width = max(1, -(-seconds // points))

@@ -14,6 +14,7 @@ from .event_journal import EventJournal
 from .events import Event
 from .fault_ledger import FaultLedger
 from .hit_intervals import HitIntervals
+from .pace_history import PaceHistory
 from .pool_history import PoolHistory
 from .request_history import RequestHistory
 from .session_history import SessionHistory
@@ -28,6 +29,7 @@ class NodeHistory:
         self.hits = HitIntervals()
         self.drafts = DraftTotals()
         self.what_if = WhatIf()
+        self.pace = PaceHistory()
         self.requests = RequestHistory()
         self.sessions = SessionHistory()
         self.faults = FaultLedger()
@@ -45,16 +47,29 @@ class NodeHistory:
                 usage = event["usage"]
                 self._looked_up(event, usage["prompt_tokens"], usage["hit"])
                 self.drafts.add(usage)
-                self.sessions.ended(self.requests.ended(event))
+                record = self.requests.ended(event)
+                self.sessions.ended(record)
+                self._timed(record, usage)
             case "room":
                 self._looked_up(event, event["prompt_tokens"], event["hit"])
-                self.requests.ended(event)
+                self._timed(self.requests.ended(event), None)
             case "rejected":
-                self.requests.ended(event)
+                self._timed(self.requests.ended(event), None)
             case "evicted":
                 self.evictions.extend({"at": event["at"], **item} for item in event["evictions"])
             case "pools":
                 self.pools.add(event)
+
+    def _timed(self, record: dict[str, Any], usage: dict[str, Any] | None) -> None:
+        first = None if usage is None else usage["time_to_first_token"]
+        later = 0 if usage is None else usage["completion_tokens"] - 1
+        per_token = (usage["seconds"] - first) / later if usage and later > 0 else None
+        self.pace.add(
+            record["ended_at"],
+            first_token=first,
+            per_token=per_token,
+            queued=record["queued_seconds"],
+        )
 
     def _looked_up(self, event: Event, prompt_tokens: int, hit: dict[str, Any] | None) -> None:
         self.hits.add(event["at"], prompt_tokens, hit)

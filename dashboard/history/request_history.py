@@ -4,21 +4,25 @@ Owns a bounded memory of ended requests by id, which forgets the oldest end firs
 in flight.
 """
 
-from collections import OrderedDict, deque
-from statistics import median
+from collections import OrderedDict
 from typing import Any
+
+from tasuki.dashboard.metrics.life_spans import seconds_by_phase
+from tasuki.engine.messages import RequestPhase
 
 from .events import Event
 
 _REMEMBERED = 1024
 _TIMELINES = 128
+_QUEUED = tuple(str(phase) for phase in RequestPhase if phase.is_queued)
 
 
 class RequestHistory:
     def __init__(self) -> None:
         self._in_flight: OrderedDict[str, Event] = OrderedDict()
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._drawn: deque[dict[str, Any]] = deque()
+        self._drawn: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        """Those with a timeline. They are kept longer than the rest."""
         self.ends = 0
         """How many have ended since the start; a list is stale where this has changed."""
 
@@ -38,8 +42,10 @@ class RequestHistory:
         record = {
             "request": name,
             "session": None if submit is None else submit["session"],
+            "caller": None if submit is None else submit.get("caller"),
             "arrived_at": _arrival(event, submit),
             "ended_at": event["at"],
+            "queued_seconds": _queued_seconds(event.get("life") or []),
             **{key: value for key, value in event.items() if key not in ("at", "request")},
         }
         self._ended[name] = record
@@ -55,43 +61,45 @@ class RequestHistory:
         reports = _transfer_reports(record)
         if not any(report.get("timeline") for report in reports.values()):
             return
-        self._drawn.append(reports)
+        self._drawn.pop(record["request"], None)
+        self._drawn[record["request"]] = record
         if len(self._drawn) > _TIMELINES:
-            for report in self._drawn.popleft().values():
+            _, oldest = self._drawn.popitem(last=False)
+            for report in _transfer_reports(oldest).values():
                 report["timeline"] = None
 
-    def pace(self, now: float, seconds: float) -> dict[str, Any]:
-        """Of the remembered requests that ended within the last `seconds`: how many, the median
-        seconds to the first token and of each one after it (None without), and the answers' tokens
-        a second."""
-        first: list[float] = []
-        later: list[float] = []
-        tokens, ends = 0, 0
-        for record in reversed(self._ended.values()):
-            if record["ended_at"] < now - seconds:
-                break
-            ends += 1
-            usage = record.get("usage")
-            if usage is not None and usage["time_to_first_token"] is not None:
-                first.append(usage["time_to_first_token"])
-                tokens += usage["completion_tokens"]
-                if usage["completion_tokens"] > 1:
-                    after_first = usage["seconds"] - usage["time_to_first_token"]
-                    later.append(after_first / (usage["completion_tokens"] - 1))
-        return {
-            "ended": ends,
-            "first_token_seconds": median(first) if first else None,
-            "per_token_seconds": median(later) if later else None,
-            "tokens_per_second": tokens / seconds,
-        }
-
     def find(self, name: str) -> dict[str, Any] | None:
-        return self._ended.get(name)
+        return self._ended.get(name) or self._drawn.get(name)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
         """Youngest first, without what only one request's view shows."""
         records = list(self._ended.values())[-count:]
         return [_summary(record) for record in reversed(records)]
+
+    def running(self, count: int) -> list[dict[str, Any]]:
+        """Those that have not ended, youngest first: what is known of them before their end."""
+        asked = list(self._in_flight.values())[-count:]
+        return [
+            {
+                "request": submit["request"],
+                "session": submit["session"],
+                "caller": submit.get("caller"),
+                "arrived_at": submit["at"],
+                "ended_at": None,
+                "prompt_tokens": submit["prompt_tokens"],
+            }
+            for submit in reversed(asked)
+        ]
+
+    def handed_over(self) -> list[dict[str, Any]]:
+        """All whose hand-over's timeline is remembered, youngest first, in brief."""
+        return [_summary(record) for record in reversed(self._drawn.values()) if timeline(record)]
+
+
+def timeline(record: dict[str, Any]) -> Any:
+    """Of the request's hand-over; None where there was none, or it is forgotten."""
+    transfer = _transfer_reports(record).get("transfer")
+    return None if transfer is None else transfer.get("timeline")
 
 
 def _arrival(event: Event, submit: Event | None) -> float:
@@ -99,6 +107,14 @@ def _arrival(event: Event, submit: Event | None) -> float:
         return float(submit["at"])
     life = event.get("life") or [{"at": 0.0}]
     return float(event["at"]) - float(life[-1]["at"])
+
+
+def _queued_seconds(life: list[dict[str, Any]]) -> float | None:
+    """None where nothing is known of its life, or it was never begun."""
+    spans = seconds_by_phase(
+        str(RequestPhase.WAITING), ((mark["state"], mark["at"]) for mark in life)
+    )
+    return sum(spans[phase] for phase in _QUEUED) if life else None
 
 
 def _summary(record: dict[str, Any]) -> dict[str, Any]:

@@ -3,47 +3,79 @@ nothing."""
 
 from typing import Any
 
-from .node_history import NodeHistory
+from tasuki.dashboard.health import Standing, health
+from tasuki.engine.messages import RequestPhase
 
-_LISTED = 200
-_PACE_SECONDS = 60.0
+from .node_history import NodeHistory
+from .pace_history import FIRST, LATER, QUEUED
+
+_LISTED, _RUNNING = 200, 100
+_RECENT_SECONDS = 60
+_LOST = "lost."
+_QUEUED_STATES = frozenset(str(phase) for phase in RequestPhase if phase.is_queued)
+_STANDING = Standing()
 _SESSIONS, _TURNS = 24, 24
 """Bounds on the drawn sessions and on the turns of each, so that a redraw fits into a frame."""
 
 
-def overview(history: NodeHistory, now: float, seconds: int, points: int) -> dict[str, Any]:
-    """The waterfall, drafts, the what-if, both pools, the last minute's pace, and counts of
-    requests, sessions and faults."""
+def overview(
+    history: NodeHistory, now: float, seconds: int, points: int, standing: Standing = _STANDING
+) -> dict[str, Any]:
+    """The figures, the waterfall, drafts, the what-if, both pools, and counts of requests, sessions
+    and faults. standing: the node's own word, now."""
     return {
         "at": now,
         "events": history.journal.end,
+        "figures": figures(history, now, standing),
         "totals": dict(history.hits.totals),
         "hits": history.hits.series(now, seconds, points),
         "drafts": history.drafts.answer(),
         "what_if": history.what_if.answer(),
         "pools": history.pools.last,
         "series": history.pools.series(seconds, points),
+        "first_tokens": history.pace.series(now, seconds, points),
         "in_flight": history.requests.in_flight,
-        "pace": history.requests.pace(now, _PACE_SECONDS),
         "ended": history.requests.ends,
         "sessions": len(history.sessions),
         "faults": dict(history.faults.counts),
     }
 
 
+def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, Any]:
+    """How the node does: its health, and the last minute in numbers. None where one is not
+    known. queued: seconds in queues. sampled_at: of waiting, running and memory."""
+    pools = history.pools.last
+    faults = history.faults.recent(now - _RECENT_SECONDS)
+    pace = history.pace.latest(now)
+    hits = history.hits.latest(now, _RECENT_SECONDS)
+    prompt = hits["prompt"]
+    lost = {name.removeprefix(_LOST): n for name, n in hits.items() if name.startswith(_LOST) and n}
+    states = {} if pools is None else pools["requests"]
+    waiting = sum(number for state, number in states.items() if state in _QUEUED_STATES)
+    return {
+        "health": health(standing, pools or {}, faults, now),
+        "ended": pace["ended"],
+        "output_rate": history.pools.output_rate(_RECENT_SECONDS),
+        "prompt_rate": prompt / _RECENT_SECONDS,
+        "ttft": pace[FIRST],
+        "itl": pace[LATER],
+        "queued": pace[QUEUED],
+        "sampled_at": None if pools is None else pools["at"],
+        "waiting": None if pools is None else waiting,
+        "running": None if pools is None else sum(states.values()) - waiting,
+        "hit": {"prompt": prompt, "usable": hits["usable"], "lost": lost} if prompt else None,
+        "memory": None if pools is None else pools.get("memory"),
+    }
+
+
 def requests(history: NodeHistory) -> list[dict[str, Any]]:
-    return history.requests.latest(_LISTED)
+    """Youngest first: those that run, whose `ended_at` is None, then those that ended."""
+    return [*history.requests.running(_RUNNING), *history.requests.latest(_LISTED)]
 
 
 def handovers(history: NodeHistory) -> list[dict[str, Any]]:
     """Ended requests whose hand-over's timeline is known, youngest first, in brief."""
-    return [record for record in requests(history) if _timeline(history, record) is not None]
-
-
-def handover(history: NodeHistory, request: str) -> dict[str, Any] | None:
-    """Its whole record, timeline included."""
-    record = history.requests.find(request)
-    return None if record is None or _timeline(history, record) is None else record
+    return history.requests.handed_over()
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
@@ -58,9 +90,3 @@ def faults(history: NodeHistory) -> dict[str, Any]:
 
 def evictions(history: NodeHistory) -> list[dict[str, Any]]:
     return list(history.evictions)[: -_LISTED - 1 : -1]
-
-
-def _timeline(history: NodeHistory, record: dict[str, Any]) -> Any:
-    whole = history.requests.find(record["request"]) or record
-    transfer = (whole.get("usage") or {}).get("transfer")
-    return None if transfer is None else transfer.get("timeline")

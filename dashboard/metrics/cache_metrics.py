@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import Metric
 
+from tasuki.dashboard.memory_use import MemoryUse, memory_use
 from tasuki.engine.messages import RequestPhase, Stage, StatsReply
 
 from .families import counter, gauge
@@ -28,17 +29,15 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def arena_bytes(stats: StatsReply) -> dict[str, int]:
-    """The arena by use: held, which no eviction can take, for requests and for leases; cached,
-    which evictions may take; and free."""
-    whole = stats.slab_bytes * sum(stats.slabs[use] for use in _SLAB_USES)
-    held = cached = 0
-    for pool, each in ((stats.pages, "page"), (stats.slots, "slot")):
-        size = stats.each_bytes.get(each, 0)
-        evictable = pool["tree"] - pool["pinned"]
-        cached += size * evictable
-        held += size * (pool["total"] - pool["free"] - evictable)
-    return {"held": held, "cached": cached, "free": max(0, whole - held - cached)}
+def arena_use(stats: StatsReply) -> MemoryUse | None:
+    """As memory_use()."""
+    return memory_use(
+        by_owner(stats.pages),
+        by_owner(stats.slots),
+        sum(stats.slabs.get(use, 0) for use in _SLAB_USES),
+        stats.slab_bytes,
+        stats.each_bytes.get("page", 0),
+    )
 
 
 def cache_families(report: NodeReport) -> Iterator[Metric]:
@@ -49,8 +48,11 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         yield gauge(f"cache_{pool}", f"{text} by owner.", "owner", by_owner(counts))
     slabs = {use: stats.slabs[use] for use in _SLAB_USES}
     yield gauge("cache_slabs", "Slabs of the arena by what they hold.", "use", slabs)
-    use = "Of the arena: held by requests, which no eviction can take; cached; free."
-    yield gauge("arena_bytes", use, "use", arena_bytes(stats))
+    text = "Bytes of the arena: in use, which no eviction can take; cached for later prompts; free."
+    memory = arena_use(stats)
+    if memory is not None:
+        parts = {"in_use": memory.in_use, "cached": memory.cached, "free": memory.free}
+        yield gauge("arena_bytes", text, "use", parts)
     each = "Bytes of one page, over all layers, and of one state slot."
     yield gauge("cache_each_bytes", each, "kind", stats.each_bytes)
     yield gauge("cache_slab_bytes", "Of one slab, in the arena and below.", stats.slab_bytes)

@@ -11,9 +11,7 @@ from .node_report import NodeReport
 def engine_families(report: NodeReport) -> Iterator[Metric]:
     steps = report.stats.steps
     if steps is not None:
-        yield histogram(
-            "engine_step", "From planning a forward to having landed the one before.", steps.steps
-        )
+        yield histogram("engine_step", "From one forward's end to the next one's.", steps.steps)
         yield histogram(
             "engine_idle", "The device had nothing to run between two forwards.", steps.idle
         )

@@ -12,12 +12,13 @@ export class FaultView {
   async refresh() {
     const { counts, entries } = await load("/debug/faults");
     drawTable(find("fault-counts"), [["kind", ([kind]) => kind, true], ["times", ([, times]) => count(times)]],
-      Object.entries(counts).filter(([kind]) => kind !== RECOVERED).sort(([, one], [, other]) => other - one), ([kind]) => kind);
+      Object.entries(counts).filter(([kind]) => kind !== RECOVERED).sort(([, one], [, other]) => other - one), ([kind]) => kind,
+      "Nothing has gone wrong since the start.");
     drawTable(find("fault-rows"), [
       ["at", (row) => clock(row.at)],
       ["kind", (row) => row.kind, true],
       ["of", (row) => row.subject, true],
       ["what", (row) => row.text, true],
-    ], entries, (row) => `${row.at} ${row.kind} ${row.subject}`);
+    ], entries, (row) => `${row.at} ${row.kind} ${row.subject}`, "Nothing has gone wrong of late.");
   }
 }

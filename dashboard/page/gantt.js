@@ -5,7 +5,8 @@
 import { load } from "./api.js";
 import { element, find, legend, shape } from "./dom.js";
 import { bytes, clock, count, percent, seconds } from "./format.js";
-import { drawTable } from "./table.js";
+import { HeldRows } from "./held_rows.js";
+import { drawTable, markChosen } from "./table.js";
 
 const NARROWEST = 320;
 const LEFT = 20;
@@ -23,12 +24,25 @@ const COLUMNS = [
 const total = (transfer) => transfer.hidden_seconds + transfer.exposed_seconds;
 
 export class HandoverView {
+  constructor() {
+    this.chosen = null;
+    this.rows = new HeldRows(find("newer-handovers"), (row) => row.request, (rows) => this.drawRows(rows));
+  }
+
   async refresh() {
-    drawTable(find("handover-rows"), COLUMNS, await load("/debug/handovers"), (row) => row.request,
-      (name) => this.choose(name));
+    this.rows.take(await load("/debug/handovers"));
+  }
+
+  drawRows(rows) {
+    drawTable(find("handover-rows"), COLUMNS, rows, (row) => row.request,
+      "No hand-over is remembered: nothing was prefilled on another node of late.", (name) => this.choose(name));
+    markChosen(find("handover-rows"), this.chosen);
   }
 
   async choose(name) {
+    this.chosen = name;
+    this.rows.hold();
+    markChosen(find("handover-rows"), name);
     const record = await load(`/debug/requests/${encodeURIComponent(name)}`);
     const { transfer, pulled } = record.usage;
     if (!transfer.timeline) { find("gantt").textContent = "Its timeline is forgotten."; return; }

@@ -6,6 +6,7 @@ import { find } from "./dom.js";
 import { duration } from "./format.js";
 import { FaultView } from "./faults.js";
 import { HandoverView } from "./gantt.js";
+import { Figures } from "./node_figures.js";
 import { Overview } from "./overview.js";
 import { RequestView } from "./requests.js";
 import { SessionView } from "./sessions.js";
@@ -13,13 +14,20 @@ import { Tabs } from "./tabs.js";
 import { TreeView } from "./tree.js";
 
 const RETRY_MS = 2000;
+const SECOND_MS = 1000;
+// A node that is reached sends something every five seconds.
+const SILENT_SECONDS = 8;
+// A bar of the curves is five seconds wide.
+const STREAM = "/debug/stream?seconds=300&points=60";
 
+const figures = new Figures();
 const overview = new Overview();
 const views = {
   tree: new TreeView(), sessions: new SessionView(), requests: new RequestView(),
   handovers: new HandoverView(), faults: new FaultView(),
 };
 let state = null;
+let taken = 0; // when it came
 const tabs = new Tabs(find("tabs"), show);
 
 function show(name) {
@@ -28,7 +36,8 @@ function show(name) {
 }
 
 function showStatus(text) {
-  find("live").textContent = text;
+  // What is written again is read out again.
+  if (find("live").textContent !== text) find("live").textContent = text;
 }
 
 function drawHead({ node, role, version = "", model = "", started_at: started }, now) {
@@ -39,8 +48,10 @@ function drawHead({ node, role, version = "", model = "", started_at: started },
 }
 
 function take(next) {
-  const happened = !state || next.ended !== state.ended || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
+  const happened = !state || next.ended !== state.ended || next.in_flight !== state.in_flight || JSON.stringify(next.faults) !== JSON.stringify(state.faults);
   state = next;
+  taken = performance.now();
+  figures.draw(state);
   drawHead(next.about, next.at);
   views.tree.role = next.about.role;
   showStatus(next.about.recorded ? `recorded ${next.about.recorded}` : "live");
@@ -51,7 +62,7 @@ function take(next) {
 async function live() {
   for (;;) {
     try {
-      await follow("/debug/stream", take);
+      await follow(STREAM, take);
     } catch (error) {
       if (error instanceof KeyWanted) { showStatus("this node requires its key"); find("key").hidden = false; return; }
       showStatus(`no answer: ${error.message}`);
@@ -59,6 +70,16 @@ async function live() {
     await new Promise((again) => setTimeout(again, RETRY_MS));
   }
 }
+
+// Between two messages the figures grow old, and say so.
+function age() {
+  if (!state || state.about.recorded) return;
+  const silent = (performance.now() - taken) / SECOND_MS;
+  figures.drawTiles(state, silent);
+  if (silent > SILENT_SECONDS) showStatus(`no news for ${Math.round(silent)} s`);
+}
+
+setInterval(age, SECOND_MS);
 
 find("key").addEventListener("submit", (event) => {
   event.preventDefault();

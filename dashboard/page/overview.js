@@ -1,75 +1,91 @@
-// The first view: the hit waterfall, what more room would recover, and both kinds in the arena.
+// The first view: the hit waterfall, what more room would recover, and what the memory is used for.
 
 import { element, find } from "./dom.js";
-import { bytes, count, percent, seconds, spoken } from "./format.js";
+import { bytes, count, percent, spoken } from "./format.js";
 import { StackPlot } from "./stack.js";
-import { CAUSES, OWNERS } from "./words.js";
+import { CAUSES, MEMORY, OWNERS } from "./words.js";
 
 export class Overview {
   constructor() {
     this.waterfall = new StackPlot(find("waterfall"), ["usable", ...CAUSES.map(([name]) => name)],
       (at) => (at.length > 1 ? `tokens in ${at[1] - at[0]} s` : "tokens"));
-    this.slots = new StackPlot(find("slots"), OWNERS.map(([name]) => name), () => "slots");
-    window.addEventListener("resize", () => { this.waterfall.resize(); this.slots.resize(); });
+    this.memory = new StackPlot(find("memory-plot"), MEMORY.map(([name]) => name), () => "MiB");
+    this.allCauses = false;
+    window.addEventListener("resize", () => { this.waterfall.resize(); this.memory.resize(); });
+    find("all-causes").addEventListener("click", () => { this.allCauses = !this.allCauses; this.foldCauses(); });
   }
 
   draw(state) {
     this.drawHeadlines(state);
-    this.drawTotals(state.totals);
+    this.drawTotals(state);
     const columns = { usable: state.hits.columns.usable };
     for (const [name] of CAUSES) columns[name] = state.hits.columns[`lost.${name}`];
     this.waterfall.draw(state.hits.at, columns);
     if (state.pools) {
       this.drawPools(state.pools);
-      this.slots.draw(state.series.at, state.series.slots);
+      const { memory, at } = state.series;
+      this.memory.draw(at, Object.fromEntries(MEMORY.map(([name]) => [name, memory[name].map((size) => size / 2 ** 20)])));
     }
   }
 
-  drawHeadlines({ totals, what_if: more, in_flight: running, pace, pools, drafts }) {
+  drawHeadlines({ totals, what_if: more, pools, drafts }) {
     const prompt = totals.prompt ?? 0;
     const possible = prompt - (totals["lost.new"] ?? 0) - (totals["lost.unscheduled"] ?? 0);
     find("headline").textContent = prompt
-      ? `${percent(totals.usable ?? 0, prompt)} of ${count(prompt)} prompt tokens were usable, `
-        + `${percent(possible, prompt)} had been seen before; ${running} requests are running.`
+      ? `Since the start ${percent(totals.usable ?? 0, prompt)} of ${count(prompt)} prompt tokens were usable, `
+        + `${percent(possible, prompt)} had been seen before.`
       : "No request has ended yet.";
     find("what-if").textContent = more.slots
       ? `+${count(more.slots)} slots would recover ${more.points.toFixed(1)} points `
         + `(${count(more.tokens)} of the last ${count(more.of_tokens)} prompt tokens).${roomBelow(more, pools)}`
       : "";
-    find("pace").textContent = pace.ended
-      ? `In the last minute ${count(pace.ended)} requests ended: first token after ${seconds(pace.first_token_seconds)}, `
-        + `each one after it ${seconds(pace.per_token_seconds)} (medians), ${pace.tokens_per_second.toFixed(1)} tokens a second.`
-      : "";
     find("drafts").textContent = draftsOf(drafts ?? {});
-    find("queue").textContent = pools ? [queueOf(pools.requests ?? {}), peersOf(pools.prefill_nodes ?? {})].filter(Boolean).join(" ") : "";
+    find("peers").textContent = peersOf(pools?.prefill_nodes ?? {});
   }
 
-  drawTotals(totals) {
-    const prompt = totals.prompt ?? 0;
+  // Of the span that the curve shows, and since the start.
+  drawTotals({ totals, hits }) {
+    const recent = (key) => (hits.columns[key] ?? []).reduce((sum, value) => sum + value, 0);
     const rows = [
       ["prompt", "prompt", "tokens of requests that ended"],
       ["usable", "usable", "not computed again"],
       ...CAUSES.map(([name, text]) => [`lost.${name}`, name, text]),
     ];
-    find("totals").replaceChildren(element("tbody", {}, ...rows.map(([key, name, text]) => {
-      const value = totals[key] ?? 0;
-      return element("tr", {},
-        element("td", {}, element("i", { class: `swatch ${name}` }), name),
-        element("td", { "data-total": key, "data-value": value }, count(value)),
-        element("td", {}, percent(value, prompt)),
-        element("td", { class: "text" }, text));
-    })));
+    const head = ["", "last 5 min", "share", "since the start", ""];
+    find("totals").replaceChildren(
+      element("thead", {}, element("tr", {}, ...head.map((title) => (title ? element("th", { scope: "col" }, title) : element("td"))))),
+      element("tbody", {}, ...rows.map(([key, name, text]) => {
+        const value = totals[key] ?? 0;
+        return element("tr", key.startsWith("lost.") && !value ? { class: "zero" } : {},
+          element("td", {}, element("i", { class: `swatch ${name}` }), spoken(name)),
+          element("td", { "data-recent": key, "data-value": recent(key) }, count(recent(key))),
+          element("td", {}, percent(recent(key), recent("prompt"))),
+          element("td", { "data-total": key, "data-value": value }, count(value)),
+          element("td", { class: "text" }, text));
+      })));
+    this.foldCauses();
+  }
+
+  // Causes that never were stand behind a button.
+  foldCauses() {
+    const zero = find("totals").querySelectorAll(".zero");
+    for (const row of zero) row.hidden = !this.allCauses;
+    const button = find("all-causes");
+    button.hidden = !zero.length;
+    button.setAttribute("aria-expanded", this.allCauses);
+    button.textContent = this.allCauses ? "Only causes that were" : `All causes (${count(zero.length)} more, all 0)`;
   }
 
   // Bytes of the arena and of each tier below it.
   drawTiers(pools) {
     const places = placesOf(pools);
+    const titles = ["in use", "cached", "of", "loaded", "written"];
     find("tiers").replaceChildren(...(places.length ? [
-      element("thead", {}, element("tr", {}, ...["", "in use", "of", "loaded", "written"].map((title) => element("th", { scope: "col" }, title)))),
-      element("tbody", {}, ...places.flatMap(({ name, used, size, loaded, written, text }) => [
-        element("tr", { "data-tier": name }, element("td", {}, name), element("td", { "data-value": used }, bytes(used)), element("td", { "data-value": size }, bytes(size)),
-          ...[loaded, written].map((value) => element("td", value === undefined ? {} : { "data-value": value }, value === undefined ? "-" : bytes(value)))),
-        element("tr", { class: "words" }, element("td", { class: "text", colspan: 5 }, text)),
+      element("thead", {}, element("tr", {}, element("td"), ...titles.map((title) => element("th", { scope: "col" }, title)))),
+      element("tbody", {}, ...places.flatMap(({ name, sizes, text }) => [
+        element("tr", { "data-tier": name }, element("td", {}, name), ...sizes.map((value) =>
+          element("td", value === undefined ? {} : { "data-value": value }, value === undefined ? "-" : bytes(value)))),
+        element("tr", { class: "words" }, element("td", { class: "text", colspan: 6 }, text)),
       ])),
     ] : []));
   }
@@ -83,25 +99,26 @@ export class Overview {
       element("td", { class: "text" }, text)));
     const wholes = kinds.map((kind) => OWNERS.reduce((sum, [owner]) => sum + pools[kind][owner], 0));
     const total = element("tr", {}, ...["total", ...wholes.map(count), ""].map((text) => element("td", {}, text)));
-    const head = element("tr", {}, ...["", ...kinds, ""].map((title) => element("th", { scope: "col" }, title)));
-    find("pools").replaceChildren(
-      element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows, total)),
-      element("p", {}, `${count(pools.tree.nodes ?? 0)} nodes, ${count(pools.tree.checkpoints ?? 0)} checkpoints, `
-        + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}`),
-    );
+    const head = element("tr", {}, element("td"), ...kinds.map((title) => element("th", { scope: "col" }, title)), element("td"));
+    find("pools").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows, total));
+    find("tree-words").textContent = `${count(pools.tree.nodes ?? 0)} nodes, ${count(pools.tree.checkpoints ?? 0)} checkpoints, `
+      + `policy ${pools.policy || "-"}, integrity: ${pools.integrity}`;
+    find("memory-words").replaceChildren(...(pools.memory ? MEMORY.map(([name, text]) => element("span", {},
+      element("i", { class: `swatch ${name}` }), `${spoken(name)} ${percent(pools.memory[name], pools.memory.size)}: ${text}`)) : []));
     this.drawTiers(pools);
   }
 }
 
-// A recording from before a slab's size was known has none.
-function placesOf({ slabs, slab_bytes: slab, tiers = [] }) {
-  if (!slab) return [];
-  const whole = (slabs.free ?? 0) + (slabs.pages ?? 0) + (slabs.slots ?? 0);
+// A recording from before a slab's size was known has none. What a tier below the arena holds is cached.
+function placesOf({ memory, tiers = [] }) {
+  if (!memory) return [];
   const below = tiers.map((tier) => ({
-    name: tier.name, used: (tier.slabs.total - tier.slabs.free) * tier.slab_bytes, size: tier.slabs.total * tier.slab_bytes,
-    loaded: tier.bytes.loaded ?? 0, written: tier.bytes.written ?? 0, text: tierWords(tier),
+    name: tier.name,
+    sizes: [undefined, (tier.slabs.total - tier.slabs.free) * tier.slab_bytes, tier.slabs.total * tier.slab_bytes, tier.bytes.loaded ?? 0, tier.bytes.written ?? 0],
+    text: tierWords(tier),
   }));
-  return [{ name: "arena", used: (whole - (slabs.free ?? 0)) * slab, size: whole * slab, text: "what prompts are computed in and resume from" }, ...below];
+  const arena = { name: "arena", sizes: [memory.in_use, memory.cached, memory.size, undefined, undefined], text: "what prompts are computed in and resume from" };
+  return [arena, ...below];
 }
 
 // As much memory in the host. A tier keeps what stands above it too, so that the first one begins with the arena's size.
@@ -124,12 +141,6 @@ function tierWords({ held, loads, writes, dropped, budget_bytes: budget = {} }) 
 function draftsOf(drafts) {
   return Object.entries(drafts).map(([source, of]) => `Drafted: ${count(of.drafted)} tokens by ${source}, of which ${percent(of.accepted, of.drafted)} held. `
     + `With at most 1, 2 ... drafts a step would have given ${of.tokens_a_step.map((tokens) => tokens.toFixed(2)).join(", ")} tokens.`).join(" ");
-}
-
-// The engine's requests by state, in words.
-function queueOf(requests) {
-  const states = Object.entries(requests).filter(([, number]) => number);
-  return states.length ? `In the engine: ${states.map(([state, number]) => `${count(number)} ${state}`).join(", ")}.` : "Nothing waits or runs in the engine.";
 }
 
 // Of a node without prefill nodes there is nothing to say.

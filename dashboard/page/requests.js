@@ -3,35 +3,59 @@
 import { load } from "./api.js";
 import { describe, find } from "./dom.js";
 import { bytes, clock, count, percent, seconds } from "./format.js";
-import { drawTable } from "./table.js";
+import { HeldRows } from "./held_rows.js";
+import { drawTable, markChosen } from "./table.js";
 
 const COLUMNS = [
   ["request", (row) => row.request, true],
-  ["ended", (row) => clock(row.ended_at)],
-  ["how", (row) => row.reason ?? row.error?.kind ?? (row.handed_on ? "handed on" : "given up")],
+  ["caller", (row) => row.caller || "-", true],
+  ["ended", (row) => (row.ended_at === null ? "-" : clock(row.ended_at))],
+  ["how", (row) => endOf(row)],
   ["prompt", (row) => count(prompt(row))],
-  ["usable", (row) => percent(hit(row)?.usable_tokens ?? 0, prompt(row))],
+  ["usable", (row) => (row.ended_at === null ? "-" : percent(hit(row)?.usable_tokens ?? 0, prompt(row)))],
   ["answer", (row) => (row.usage ? count(row.usage.completion_tokens) : "-")],
+  ["queued", (row) => seconds(row.queued_seconds)],
   ["first token", (row) => seconds(row.usage?.time_to_first_token)],
   ["prefilled on", (row) => row.usage?.prefilled_on ?? "-"],
 ];
+
+// What runs has no end yet.
+function endOf(row) {
+  if (row.ended_at === null) return "in progress";
+  return row.reason ?? row.error?.kind ?? (row.handed_on ? "handed on" : "given up");
+}
 
 const hit = (row) => row.usage?.hit ?? row.hit;
 const prompt = (row) => row.usage?.prompt_tokens ?? row.prompt_tokens ?? 0;
 
 export class RequestView {
+  constructor() {
+    this.chosen = null;
+    this.rows = new HeldRows(find("newer-requests"), keyOf, (rows) => this.drawRows(rows));
+  }
+
   async refresh() {
-    drawTable(find("request-rows"), COLUMNS, await load("/debug/requests"), (row) => row.request,
-      (name) => this.choose(name));
+    this.rows.take(await load("/debug/requests"));
+  }
+
+  drawRows(rows) {
+    drawTable(find("request-rows"), COLUMNS, rows, keyOf, "No request has come yet.", (name) => this.choose(name));
+    markChosen(find("request-rows"), this.chosen);
+    const row = rows.find((one) => keyOf(one) === this.chosen);
+    if (row && this.unended && row.ended_at !== null) this.choose(this.chosen);
   }
 
   async choose(name) {
-    const story = find("request");
-    showRequest(story, await load(`/debug/requests/${encodeURIComponent(name)}`));
-    // On a telephone it stands below up to two hundred rows.
-    story.scrollIntoView({ block: "nearest" });
+    this.chosen = name;
+    this.rows.hold();
+    markChosen(find("request-rows"), name);
+    const row = this.rows.latest.find((one) => keyOf(one) === name);
+    this.unended = row?.ended_at === null;
+    showRequest(find("request"), this.unended ? row : await load(`/debug/requests/${encodeURIComponent(name)}`));
   }
 }
+
+const keyOf = (row) => row.request;
 
 function showRequest(list, row) {
   const found = hit(row);
@@ -40,10 +64,14 @@ function showRequest(list, row) {
   describe(list, [
     ["request", row.request],
     ["session", row.session],
+    ["caller", row.caller || null],
+    ["arrived", clock(row.arrived_at)],
+    ["ended", row.ended_at === null ? "not yet: its story is told at its end" : `${clock(row.ended_at)}, ${endOf(row)}`],
+    ["queued", row.queued_seconds == null ? null : seconds(row.queued_seconds)],
     ["refused", row.error?.message ?? null],
     ["prompt", `${count(prompt(row))} tokens`],
     ["found", found ? `${count(found.kv_tokens)} with KV, ${count(found.usable_tokens)} usable`
-      + (found.checkpoint_source ? `, from the state of a ${found.checkpoint_source.replace("_", " ")}` : "") : "never looked up"],
+      + (found.checkpoint_source ? `, from the state of a ${found.checkpoint_source.replace("_", " ")}` : "") : row.ended_at === null ? null : "never looked up"],
     ...Object.entries(found?.causes ?? {}).filter(([, tokens]) => tokens).map(([cause, tokens]) => [cause, count(tokens)]),
     ["lost to", lost ? `${lost.eviction?.taken_by ?? "somebody forgotten"}: a state of ${count(lost.tokens)} tokens`
       + (lost.eviction?.score == null ? "" : `, held to be worth ${lost.eviction.score.toExponential(2)} a page`) : null],

@@ -6,8 +6,8 @@ import { load } from "./api.js";
 import { describe, find, legend, onArrows, onChoose, shape } from "./dom.js";
 import { clock, count, percent, seconds } from "./format.js";
 
-const WIDTH = 1200;
-const LABEL = 130;
+const NARROWEST = 320;
+const LABEL = 92;
 const ROW = 34;
 const PARTS = { cached: "usable", fresh: "fresh", lost_tokens: "lost", decoded: "decoded" };
 
@@ -23,6 +23,7 @@ export class SessionView {
   constructor() {
     this.current = null; // the request in the tab order
     this.sessions = [];
+    this.width = NARROWEST; // of the drawing, so that its words are of the size of the page's
     this.drawn = new Map(); // by what is drawn: a session that stands as it was is only moved
     this.svg = shape("svg");
     this.axis = shape("g");
@@ -30,6 +31,8 @@ export class SessionView {
       ["usable", "cached"], ["fresh", "computed: new"], ["lost", "recomputed: seen before"], ["decoded", "decoded"],
       ["pause", "pause between turns"],
     ]), "▼ an eviction cost this turn");
+    new ResizeObserver(() => { if (this.sessions.length && find("session-rows").clientWidth !== this.width) this.draw(this.sessions); })
+      .observe(find("session-rows"));
   }
 
   async refresh() {
@@ -41,12 +44,13 @@ export class SessionView {
     if (!turns.length) { find("session-rows").textContent = "No session has finished a turn yet."; return; }
     if (!this.svg.isConnected) find("session-rows").replaceChildren(this.svg);
     const focused = this.svg.contains(document.activeElement);
+    this.width = Math.max(NARROWEST, find("session-rows").clientWidth);
     const span = spanOf(turns);
     const before = this.drawn;
     this.sessions = sessions;
     if (!turns.some((turn) => turn.request === this.current)) this.current = sessions[0].turns.at(-1).request;
     this.drawn = new Map(sessions.map((session, row) => {
-      const name = [session.session, session.turns[0].request, session.turns.at(-1).request, span.begin, span.end].join(" ");
+      const name = [session.session, session.turns[0].request, session.turns.at(-1).request, span.begin, span.end, this.width].join(" ");
       const group = before.get(name) ?? this.session(session, span);
       group.setAttribute("transform", `translate(0 ${ROW * row})`);
       return [name, group];
@@ -59,14 +63,14 @@ export class SessionView {
   }
 
   drawAxis(span, y) {
-    this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${y + 18}`);
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${y + 18}`);
     this.axis.replaceChildren(shape("text", { x: LABEL, y: y + 12 }, clock(span.begin)),
-      shape("text", { x: WIDTH, y: y + 12, "text-anchor": "end" }, clock(span.end)));
+      shape("text", { x: this.width, y: y + 12, "text-anchor": "end" }, clock(span.end)));
     this.svg.append(this.axis);
   }
 
   session(session, span) {
-    const scale = (WIDTH - LABEL) / (span.end - span.begin);
+    const scale = (this.width - LABEL) / (span.end - span.begin);
     const x = (at) => LABEL + (at - span.begin) * scale;
     const [first, last] = [session.turns[0], session.turns.at(-1)];
     return shape("g", {},

@@ -3,7 +3,7 @@
 import { colour } from "./dom.js";
 import { clock } from "./format.js";
 
-const HEIGHT = 300;
+const HEIGHT = 210;
 
 export class StackPlot {
   // names: from the bottom up, each a colour. unit: of what the upright axis counts.

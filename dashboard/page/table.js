@@ -1,11 +1,13 @@
-// Tables of rows that may be chosen. A row that is still there is left where it is, so that it keeps its focus and a table
-// that grows at its top costs one row.
+// Tables of rows that may be chosen; on a telephone each row is a card. A row that is still there is left where it is, so that
+// it keeps its focus and a table that grows at its top costs one row.
 
 import { element, onChoose } from "./dom.js";
 
-// columns: [title, row => text, is_text]; key(row) identifies a row; choose(key) or nothing.
-export function drawTable(table, columns, rows, key, choose) {
+// columns: [title, row => text, is_text]; key(row) identifies a row; none: what an empty table says; choose(key) or nothing.
+export function drawTable(table, columns, rows, key, none, choose) {
   const body = table.tBodies[0] ?? begin(table, columns);
+  table.caption.textContent = rows.length ? "" : none;
+  table.tHead.hidden = !rows.length;
   const wanted = new Set(rows.map((row) => String(key(row))));
   for (const line of [...body.rows]) if (!wanted.has(line.dataset.key)) line.remove();
   let next = body.firstElementChild;
@@ -25,24 +27,37 @@ export function drawTable(table, columns, rows, key, choose) {
   }
 }
 
+// Marks the row of that key, and no other.
+export function markChosen(table, key) {
+  for (const line of table.tBodies[0]?.rows ?? []) {
+    if (line.dataset.key === String(key)) line.setAttribute("aria-current", "true");
+    else line.removeAttribute("aria-current");
+  }
+}
+
 function begin(table, columns) {
   const head = element("tr", {}, ...columns.map(([title, , text]) =>
     element("th", { scope: "col", ...(text ? { class: "text" } : {}) }, title)));
   const body = element("tbody");
-  table.replaceChildren(element("thead", {}, head), body);
+  table.replaceChildren(element("caption"), element("thead", {}, head), body);
   return body;
 }
 
 function lineOf(columns, texts, key, choose) {
-  const cells = columns.map(([, , text], index) => element("td", text ? { class: "text" } : {}, texts[index]));
+  const cells = columns.map(([title, , text], index) =>
+    element("td", { "data-title": title, class: [text ? "text" : "", index ? "" : "name"].join(" ").trim() }));
   const line = element("tr", { "data-key": key, ...(choose ? { tabindex: "0" } : {}) }, ...cells);
+  update(line, texts);
   if (choose) onChoose(line, () => choose(key));
   return line;
 }
 
+// A card leaves out what is not known.
 function update(line, texts) {
   texts.forEach((text, index) => {
     const cell = line.cells[index];
-    if (cell.textContent !== text) cell.textContent = text;
+    if (cell.textContent === text) return;
+    cell.textContent = text;
+    cell.classList.toggle("unknown", text === "-");
   });
 }

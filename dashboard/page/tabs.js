@@ -7,9 +7,11 @@ export class Tabs {
     this.tabs.forEach((tab, index) => {
       tab.addEventListener("click", () => this.choose(tab));
       tab.addEventListener("keydown", (event) => {
-        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-        if (!step) return;
-        const next = this.tabs[(index + step + this.tabs.length) % this.tabs.length];
+        const last = this.tabs.length - 1;
+        const place = { ArrowRight: index === last ? 0 : index + 1, ArrowLeft: index ? index - 1 : last, Home: 0, End: last }[event.key];
+        if (place === undefined) return;
+        const next = this.tabs[place];
+        event.preventDefault();
         next.focus();
         this.choose(next);
       });

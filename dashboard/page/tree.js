@@ -6,7 +6,7 @@ import { load } from "./api.js";
 import { describe, element, find, legend, onArrows, onChoose, redraw, shape } from "./dom.js";
 import { count } from "./format.js";
 
-const WIDTH = 1200;
+const NARROWEST = 320;
 const ROW = 26;
 const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" counts them
 
@@ -35,7 +35,10 @@ export class TreeView {
     this.drawn = new Map(); // box and look by name
     this.current = "top"; // the box in the tab order
     this.chosen = null;
+    this.width = NARROWEST; // of the drawing, so that its words are of the size of the page's
+    this.rows = [];
     find("tree-legend").replaceChildren(...legend(KINDS));
+    new ResizeObserver(() => { if (this.rows.length && find("icicle").clientWidth !== this.width) this.draw(); }).observe(find("icicle"));
   }
 
   async refresh() {
@@ -51,6 +54,7 @@ export class TreeView {
   }
 
   draw() {
+    this.width = Math.max(NARROWEST, find("icicle").clientWidth);
     const children = this.rows.map(() => []);
     this.rows.forEach((row, index) => { if (row.above !== null) children[row.above].push(index); });
     const boxes = [];
@@ -67,10 +71,10 @@ export class TreeView {
       const hidden = this.rows[index].hidden;
       if (hidden.tokens * scale >= LEAST) boxes.push({ hidden, x: next, width: hidden.tokens * scale, level: level + 1, above: box });
     };
-    if (this.rows.length) place(0, 0, WIDTH, 0, null);
+    if (this.rows.length) place(0, 0, this.width, 0, null);
     this.boxes = boxes.filter((box) => box.row);
     const height = ROW * (1 + Math.max(0, ...boxes.map((box) => box.level)));
-    this.svg.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${height}`);
     this.fill(boxes);
     if (!this.svg.isConnected) find("icicle").replaceChildren(this.svg);
     this.drawPath();
@@ -108,7 +112,7 @@ export class TreeView {
     const chosen = row && name === this.chosen ? " chosen" : "";
     const rect = shape("rect", { x, y, width, height: ROW - 2, class: `box ${kind}${chosen}` }, shape("title", {}, title));
     const group = shape("g", {}, rect);
-    if (label) group.append(shape("text", { x: Number(x) + 4, y: y + 16 }, label));
+    if (label) group.append(shape("text", { x: Number(x) + 4, y: y + 16, class: `on-${kind}` }, label));
     if (row) {
       for (const [key, value] of Object.entries({ tabindex: "-1", role: "treeitem", "aria-label": title, "data-node": name })) {
         rect.setAttribute(key, value);

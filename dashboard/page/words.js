@@ -23,3 +23,10 @@ export const OWNERS = [
   ["quarantined", "awaiting a fence"],
   ["free", "nobody's"],
 ];
+
+// How the arena's memory is used: of its bytes, the same on every page, in the log and in `tasuki top`.
+export const MEMORY = [
+  ["in_use", "held by requests and hand-overs, cannot make room"],
+  ["cached", "kept for later prompts, makes room where it is needed"],
+  ["free", "nobody's"],
+];

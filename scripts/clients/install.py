@@ -54,6 +54,7 @@ PACKAGES = {
 }
 
 NODE_PACKAGES = {
+    "axe": ("axe-core@4.14.1",),
     "open-responses": ("tsx@4.23.15", "zod@3.25.76"),
     "qwen-code": ("@qwen-code/qwen-code@0.24.4",),
     "opencode": ("opencode-ai@1.18.33",),

@@ -84,7 +84,7 @@ OVERVIEW = Board(
             stacked=True,
         ),
         rates("Requests that gave way", "Times a second.", times="retractions_total"),
-        times("Step", "engine_step", "From planning a forward to having landed the one before."),
+        times("Step", "engine_step", "From one forward's end to the next one's."),
         rates(
             "Device idle between steps",
             "Of a second, while there was work.",
@@ -109,7 +109,7 @@ CACHE = Board(
             "Arena",
             "arena_bytes",
             "use",
-            "Held by requests, which no eviction can take; cached; free.",
+            "In use, which no eviction can take; cached for later prompts; free.",
             "bytes",
             stacked=True,
         ),

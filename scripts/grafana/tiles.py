@@ -64,13 +64,13 @@ TILES = (
         _PLAIN,
     ),
     Tile(
-        "Memory held",
+        "Memory in use",
         "percentunit",
         (
             Query(
-                f'sum (tasuki_arena_bytes{{use="held", {NODES}}}) '
+                f'sum (tasuki_arena_bytes{{use="in_use", {NODES}}}) '
                 f"/ sum (tasuki_arena_bytes{{{NODES}}})",
-                "held",
+                "in use",
             ),
         ),
         "Of the arenas, by requests: no eviction can take it. The rest is cached or free.",

@@ -16,6 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history.tree_view import tree_view
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.observed import ObservedMessage
@@ -134,7 +135,7 @@ class Node:
         self._report = partial(node_report, self.engine, status, chat_tokens, about)
         self._watch = NodeWatch(
             self._report,
-            lambda: self.engine.lost,
+            self._standing,
             self._failures,
             files or NodeFiles(),
             config.access.tls,
@@ -145,6 +146,7 @@ class Node:
             self._tree,
             about,
             self._recorder.recording_blocks,
+            self._standing,
         )
         dashboard = DashboardHandlers(source, load_page(), self.engine.watchers)
         self._routes = [
@@ -198,11 +200,15 @@ class Node:
     def count_tokens(self, count: int) -> None:
         if self._keeps:
             self._exposition.count_tokens(count)
+            self._recorder.count_tokens(count)
             self._activity.count_tokens(count)
 
     def _failures(self) -> Mapping[str, int]:
         own = self.engine.calls.failures
         return own if self._workers is None else self._registry.failures(own)
+
+    def _standing(self) -> Standing:
+        return Standing(self.engine.lost, self.engine.rotation.left)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
         """Raises InvalidField, UnknownNode."""
@@ -329,7 +335,6 @@ class Node:
         it afterwards."""
         if self._server is None:
             return
-        self._watch.drains = True
         await self._server.refuse_traffic()
         await self.engine.leave()
         if self._workers is not None:

@@ -49,6 +49,7 @@ class NodeRecorder:
         self._last = 0.0
         self._blocks = PromptBlocks()
         self._recordings = 0
+        self._generated = 0
 
     def now(self) -> float:
         """Seconds since 1970; never less than before, also where the clock is set back."""
@@ -60,6 +61,10 @@ class NodeRecorder:
         if self._recordings and isinstance(message, Submit):
             event["blocks"] = self._blocks.names(message)
         self._keep(event)
+
+    def count_tokens(self, count: int) -> None:
+        """Of answers."""
+        self._generated += count
 
     @contextmanager
     def recording_blocks(self) -> Iterator[None]:
@@ -76,10 +81,13 @@ class NodeRecorder:
         counters now."""
         while True:
             try:
-                self._keep(pools_event(await ask()))
+                self.keep_sample(await ask())
             except ServerError:
                 return
             await asyncio.sleep(_SAMPLE_SECONDS)
+
+    def keep_sample(self, report: NodeReport) -> None:
+        self._keep(pools_event(report, self._generated))
 
     def _keep(self, event: Event) -> None:
         self.history.apply({**event, "at": self.now()})

@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history import views
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, PageFile
@@ -23,6 +24,8 @@ from .auth import http_caller
 from .errors import HttpRefusal
 
 _STREAM_SECONDS = 1.0
+_MOST_QUIET = 5
+"""Seconds without an event; more, and a reader may take the stream for lost."""
 _SPAN_SECONDS = (10, 3600)
 _POINTS = (10, 600)
 _PAGE_HEADERS = {
@@ -40,13 +43,14 @@ class DashboardSource:
     """now: seconds since 1970 of the history's end. tree: gives the nodes of the radix tree below
     the one of that name, or below the root for None; the field is None for a recording, which has
     no tree. about: the node of this history. recording_blocks: entered while a recording of
-    prompts' blocks runs."""
+    prompts' blocks runs. standing: the node's own word, now."""
 
     history: NodeHistory
     now: Callable[[], float]
     tree: TreeSource | None
     about: dict[str, str]
     recording_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
+    standing: Callable[[], Standing] = Standing
 
 
 class DashboardHandlers:
@@ -112,18 +116,21 @@ class DashboardHandlers:
         return web.json_response(self._summary(*_span(request)))
 
     def _summary(self, seconds: int, points: int) -> dict[str, Any]:
-        overview = views.overview(self._history, self._source.now(), seconds, points)
+        now, standing = self._source.now(), self._source.standing()
+        overview = views.overview(self._history, now, seconds, points, standing)
         return {"about": self._source.about, **overview}
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """The overview, now and after every event, at most once a second."""
+        """The overview, now and after every event, at most once a second. Where nothing happens it
+        comes all the same, so that its reader knows that this node lives."""
         seconds, points = _span(request)
         reply = await _open_stream(request)
-        seen = -1
+        seen, quiet = -1, 0
         while True:
             end = self._history.journal.end
-            if end != seen:
-                seen = end
+            quiet += 1
+            if end != seen or quiet >= _MOST_QUIET:
+                seen, quiet = end, 0
                 await _write(reply, self._summary(seconds, points))
             await asyncio.sleep(_STREAM_SECONDS)
 

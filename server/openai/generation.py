@@ -56,6 +56,8 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
+SESSION_KEY = "x-session-id"
+"""A header, or a field of `metadata`."""
 IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream has the name that its request gave.
@@ -194,7 +196,7 @@ def read_submit(
         marks=prompt.marks,
         message_end=prompt.message_end,
         changed=prompt.changed,
-        session=_session(fields, tenant),
+        session=_session(request, fields, tenant),
         priority=check_priority(fields.integer("priority") or 0),
         targets=read_targets(lambda name: request.headers.getall(name, ())),
         prompt_logprobs=prompt_logprobs,
@@ -231,14 +233,18 @@ def prompt_salt(request: web.Request, fields: RequestFields) -> bytes:
     return salt_of(tenant, (fields.text("cache_salt") or "").encode())
 
 
-def _session(fields: RequestFields, tenant: str | None) -> str | None:
-    """The conversation's name for operators, who see whether two requests are of one conversation,
-    and not what a client wrote as its key. Equal keys of two tenants have two names."""
+def _session(request: web.Request, fields: RequestFields, tenant: str | None) -> str | None:
+    """Return the conversation's name for operators, who see whether two requests are of one
+    conversation, and not what a client wrote. Equal names of two tenants have two. The header goes
+    before the field of `metadata`, and that before `prompt_cache_key`."""
     key = fields.text("prompt_cache_key")
-    named = fields.fields("metadata").text("x-session-id") or key
+    in_body = fields.fields("metadata").text(SESSION_KEY)
+    named = request.headers.get(SESSION_KEY) or in_body or key
     if not named:
         return None
-    return f"key {hashlib.sha256(salt_of(tenant, b'') + named.encode()).hexdigest()[:8]}"
+    # A header's bytes need not be text.
+    written = named.encode(errors="surrogateescape")
+    return f"key {hashlib.sha256(salt_of(tenant, b'') + written).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)

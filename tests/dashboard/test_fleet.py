@@ -21,7 +21,7 @@ from tasuki.dashboard.fleet.fleet import MOST_ROWS, ORDERS, Fleet
 from tasuki.dashboard.fleet.histogram import buckets_of, observed, quantile, share_within, together
 from tasuki.dashboard.fleet.links import MOST_LINES
 from tasuki.dashboard.fleet.memory import LARGEST, MOST_TIERS
-from tasuki.dashboard.fleet.metric_names import FIRST_TOKEN, NODE, STARTED, WANTED
+from tasuki.dashboard.fleet.metric_names import FIRST_TOKEN, NODE, PAGES, SLOTS, STARTED, WANTED
 from tasuki.dashboard.fleet.recent_samples import SPAN_SECONDS, RecentSamples
 from tasuki.dashboard.fleet.targets import Targets
 from tasuki.dashboard.metrics.metrics_reference import reference
@@ -149,7 +149,8 @@ def test_the_sums_are_the_nodes_together(fleet: Fleet) -> None:
     assert totals["nodes"] == 6 and totals["levels"] == {"dead": 1, "faulty": 1, "fine": 4}
     assert totals["roles"] == {"prefill": 2, "decode": 3} and totals["models"] == [MODEL]
     assert totals["output_rate"] == sum(row["output_rate"] or 0 for row in rows) > 100
-    assert all(row["routing"] is None for row in rows)
+    # Decode nodes choose prefill nodes, and nobody else does.
+    assert {row["role"] for row in rows if row["routing"]} == {"decode"}
     asked = [row["hit"] for row in rows if row["role"] == "decode"]
     hit = totals["hit"]
     assert hit["prompt"] == sum(one["prompt"] for one in asked)
@@ -334,13 +335,20 @@ def test_arena_and_tiers_are_shown_in_bytes_and_what_moves() -> None:
     answered(fleet, node, "10.0.0.1:80", 5.0)
     (row,) = [row for row in fleet.nodes("", "name", 0, 9)["rows"] if row["memory"]]
     arena, host_row, disk_row = row["memory"]
-    assert arena == {"name": "arena", "used": 850 * SLAB, "size": 862 * SLAB}
+    assert (arena["name"], arena["size"]) == ("arena", 862 * SLAB)
     assert host_row["size"] == host.slabs["total"] * SLAB <= 4 * 2**30
     assert host_row["used"] == (host.slabs["total"] - host.slabs["free"]) * SLAB
     assert (host_row["loaded_rate"], host_row["written_rate"]) == (1_000_000, 500_000)
     assert (disk_row["loaded_rate"], disk_row["written_rate"]) == (0, 0)
     sizes = fleet.summary(NOW)["totals"]["memory"]
     assert sizes == {tier["name"]: tier["size"] for tier in row["memory"]}
+    use = fleet.summary(NOW)["totals"]["arena"]
+    assert use == {part: arena[part] for part in ("in_use", "cached", "free", "size")}
+    assert sum(use[part] for part in ("in_use", "cached", "free")) == pytest.approx(use["size"])
+    samples = read_samples(node.text(random.Random(1)), WANTED)
+    pages, slots = (by_label(samples, name, "owner") for name in (PAGES, SLOTS))
+    held = sum(pages[owner] / 7 + slots[owner] for owner in ("working", "pinned", "in_transfer"))
+    assert arena["in_use"] == pytest.approx(held * SLAB) and use["cached"] > use["in_use"] > 0
 
 
 def test_a_node_without_tiers_or_of_an_earlier_version_shows_none() -> None:
@@ -354,8 +362,9 @@ def test_a_node_without_tiers_or_of_an_earlier_version_shows_none() -> None:
 
 
 def test_tiers_that_a_node_makes_up_are_bounded() -> None:
-    text = 'tasuki_cache_slab_bytes 1e300\ntasuki_cache_slabs{use="free"} -5\n'
-    text += 'tasuki_cache_slabs{use="pages"} 1\n'
+    text = 'tasuki_cache_slab_bytes 1e300\ntasuki_cache_slabs{use="free"} 5\n'
+    text += 'tasuki_cache_slabs{use="pages"} 1\ntasuki_cache_each_bytes{kind="page"} 1e300\n'
+    text += 'tasuki_cache_pages{owner="working"} 1e300\n'
     for number in range(900):
         text += f'tasuki_tier_slabs{{tier="{number}",use="free"}} 1e300\n'
         huge = (1e300, -1e300)[number % 2]
@@ -371,5 +380,7 @@ def test_tiers_that_a_node_makes_up_are_bounded() -> None:
     rows = json.dumps(fleet.nodes("", "name", 0, 9), allow_nan=False)
     for row in json.loads(rows)["rows"]:
         assert len(row["memory"]) == 1 + MOST_TIERS
-        assert all(0 <= tier["used"] <= tier["size"] <= LARGEST for tier in row["memory"])
+        arena, *below = row["memory"]
+        assert 0 <= arena["in_use"] <= arena["size"] <= LARGEST
+        assert all(0 <= tier["used"] <= tier["size"] <= LARGEST for tier in below)
     assert len(json.loads(summary)["totals"]["memory"]) == 1 + MOST_TIERS

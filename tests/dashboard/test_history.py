@@ -37,9 +37,9 @@ def hit(prompt: int, usable: int, lost: EvictedCheckpoint | None = None) -> m.Hi
     return m.HitBreakdown(prompt, usable, usable, causes, None, lost)
 
 
-def submit(name: str, prompt: int, session: str | None) -> m.Submit:
+def submit(name: str, prompt: int, session: str | None, caller: str = "") -> m.Submit:
     tokens = np.zeros(prompt, dtype=np.int32)
-    return m.Submit(m.RequestId(name), tokens, SamplingParams(), session=session)
+    return m.Submit(m.RequestId(name), tokens, SamplingParams(), session=session, caller=caller)
 
 
 def finished(
@@ -89,6 +89,7 @@ def test_drafts_are_summed_by_what_proposed_them() -> None:
         "tree": {"drafted": 4, "accepted": 0, "tokens_a_step": [1.0]},
     }
     about = {"node": "n", "role": "fused"}
+    assert screen({**shown, "about": about})[0] == "n (fused): ready"
     lines = [line.split() for line in screen({**shown, "about": about})]
     assert ["drafts:", "mtp", "14", "57.1%", "held"] in lines
     assert any(line[-2:] == ["1.75,", "2.00"] for line in lines)
@@ -106,12 +107,13 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     told(history, 13.0, room)
     names = [record["request"] for record in views.requests(history)]
     assert names == ["room-5", "no", "one"]
-    pace = views.overview(history, 70.5, 60, 10)["pace"]
-    assert pace["ended"] == 3 and pace["first_token_seconds"] == 0.2
-    assert pace["tokens_per_second"] == 5 / 60 and pace["per_token_seconds"] == 0.8 / 4
-    assert views.overview(history, 99.0, 60, 10)["pace"]["first_token_seconds"] is None
+    figures = views.overview(history, 70.5, 60, 10)["figures"]
+    assert figures["ended"] == 3 and figures["ttft"] == {"p50": 0.2, "p95": 0.2}
+    assert figures["itl"] == {"p50": 0.8 / 4, "p95": 0.8 / 4}
+    assert views.overview(history, 99.0, 60, 10)["figures"]["ttft"] is None
     record = history.requests.find("room-5")
     assert record is not None and record["arrived_at"] == 12.0 and record["handed_on"]
+    assert record["queued_seconds"] == 0.1 and record["caller"] is None
     totals = views.overview(history, 13.0, 60, 10)["totals"]
     assert totals["prompt"] == 164 == totals["lost.unscheduled"] + totals["lost.new"]
     told(history, 14.0, m.PullCommitted(m.RoomId(5), m.PullReport(640, 4096, 0.25)))
@@ -174,6 +176,8 @@ def full_history() -> NodeHistory:
     sample = {
         "kind": "pools",
         **{pool: dict.fromkeys(OWNERS, 1) for pool in ("slots", "pages")},
+        "memory": {"in_use": 10, "cached": 80, "free": 10, "size": 100},
+        "requests": {"Waiting": 1, "Decoding": 9},
         "integrity": "ok",
     }
     lost = EvictedCheckpoint(640, 3.5, EVICTION)
@@ -181,7 +185,7 @@ def full_history() -> NodeHistory:
         at = float(number)
         told(history, at, submit(f"r{number}", 900, f"session {number % 300}"))
         told(history, at, finished(f"r{number}", hit(900, 128, lost)))
-        history.apply({**sample, "at": at})
+        history.apply({**sample, "generated_tokens": 5 * number, "at": at})
     return history
 
 
@@ -229,4 +233,25 @@ def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
         kept = [record["usage"][name]["timeline"] is not None for record in drawn if record]
         assert kept == [False] * 72 + [True] * 128
         assert all("timeline" not in row["usage"][name] for row in views.requests(history))
-    assert len(views.handovers(history)) == 128
+    listed = [row["request"] for row in views.handovers(history)]
+    assert listed == [f"r{number}" for number in range(199, 71, -1)]
+    # However many requests without one ended since.
+    for number in range(2000):
+        told(history, 201.0 + number, finished(f"later-{number}", hit(100, 0)))
+    assert [row["request"] for row in views.handovers(history)] == listed
+    whole = history.requests.find("r72")
+    assert whole is not None and whole["usage"]["transfer"]["timeline"] is not None
+    assert history.requests.find("r71") is None
+
+
+def test_those_that_run_stand_above_those_that_ended() -> None:
+    history = NodeHistory()
+    for at, name in enumerate(("one", "two", "three"), 10):
+        told(history, float(at), submit(name, 100, None, "agents"))
+    told(history, 20.0, finished("one", hit(100, 0)))
+    rows = views.requests(history)
+    assert [row["request"] for row in rows] == ["three", "two", "one"]
+    assert [row["ended_at"] for row in rows] == [None, None, 20.0]
+    assert {row["caller"] for row in rows} == {"agents"}
+    assert (rows[0]["arrived_at"], rows[0]["prompt_tokens"]) == (12.0, 100)
+    assert rows[2]["queued_seconds"] == 0.1

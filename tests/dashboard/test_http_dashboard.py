@@ -7,19 +7,26 @@ from typing import Any
 
 import pytest
 
+from tasuki.dashboard.health import Standing
 from tasuki.dashboard.history.node_history import NodeHistory
 from tasuki.dashboard.page_files import INDEX, load_page
 from tasuki.server.config import ServerConfig
+from tasuki.server.http import dashboard as dashboard_routes
 from tasuki.server.http.dashboard import DashboardHandlers, DashboardSource
 from tests.harness.api_keys import headers
 from tests.harness.http_fixtures import HttpFront, running_http
 
 KEY = "a-key-of-this-test"
+READY = Standing()
 
 
 @contextmanager
-def dashboard(history: NodeHistory, api_key: str = "") -> Iterator[HttpFront]:
-    source = DashboardSource(history, lambda: 60.0, None, {"node": "n", "role": "fused"})
+def dashboard(
+    history: NodeHistory, api_key: str = "", standing: Standing = READY
+) -> Iterator[HttpFront]:
+    source = DashboardSource(
+        history, lambda: 60.0, None, {"node": "n", "role": "fused"}, standing=lambda: standing
+    )
     routes = DashboardHandlers(source, load_page()).routes()
     with running_http(config=ServerConfig(api_key=api_key), routes=routes) as http:
         yield http
@@ -79,6 +86,27 @@ def test_both_streams_tell_what_is_there_and_what_comes() -> None:
             assert next(events)["request"] == "one"
             http.front.run(keep(history, "two"))
             assert next(events)["request"] == "two"
+
+
+def test_the_overview_comes_again_where_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a reader knows a silent node from a lost one."""
+    monkeypatch.setattr(dashboard_routes, "_STREAM_SECONDS", 0.01)
+    with dashboard(NodeHistory()) as http, streamed(http, "/debug/stream") as overviews:
+        assert [next(overviews)["events"] for _ in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("standing", "word", "level"),
+    [
+        (READY, "ready", "fine"),
+        (Standing(draining=True), "draining", "slow"),
+        (Standing(lost="out of memory"), "not ready", "dead"),
+    ],
+)
+def test_a_node_s_own_word_is_its_health(standing: Standing, word: str, level: str) -> None:
+    with dashboard(NodeHistory(), standing=standing) as http:
+        health = http.ask("GET", "/debug/overview").json["figures"]["health"]
+        assert (health["word"], health["level"]) == (word, level)
 
 
 def test_the_page_names_only_its_own_files() -> None:

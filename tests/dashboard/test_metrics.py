@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tasuki.dashboard.metrics.cache_metrics import arena_bytes
+from tasuki.dashboard.metrics.cache_metrics import arena_use
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.fault_metrics import FaultMetrics
 from tasuki.dashboard.metrics.metrics_reference import reference
@@ -89,13 +89,18 @@ def exposition(dialect: str = "none") -> Exposition:
 
 
 def test_the_arena_is_told_in_bytes_that_add_up() -> None:
-    """Ten pages of three bytes and ten slots of seven, in six slabs of twenty."""
-    stats = replace(REPORT.stats, slab_bytes=20, each_bytes={"page": 3, "slot": 7})
-    held, cached = 3 * (3 + 7), 1 * (3 + 7)
-    assert arena_bytes(stats) == {"held": held, "cached": cached, "free": 6 * 20 - held - cached}
+    """The same numbers as on the pages and in the log."""
+    slabs = {**REPORT.stats.slabs, "free": 100}
+    stats = replace(REPORT.stats, slab_bytes=20, each_bytes={"page": 4, "slot": 20}, slabs=slabs)
+    memory = arena_use(stats)
+    assert memory is not None and memory.in_use > 0 < memory.cached
     seen = samples(exposition().text(replace(REPORT, stats=stats)))
+    parts = {use: seen[f"tasuki_arena_bytes{{use={use}}}"] for use in ("in_use", "cached", "free")}
+    assert parts == {key: part for key, part in memory.to_json().items() if key != "size"}
     assert (
-        sum(seen[f"tasuki_arena_bytes{{use={use}}}"] for use in ("held", "cached", "free")) == 120
+        sum(parts.values())
+        == memory.size
+        == 20 * sum(slabs[use] for use in ("free", "pages", "slots"))
     )
 
 

@@ -1,24 +1,27 @@
 """The page in a real browser: its numbers are those that clients were told, and it can be clicked
-through. TASUKI_SCREENSHOTS=docs/images keeps the pictures that the documents show."""
+through."""
 
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from tasuki.cli.demo import script as demo_script
 from tasuki.client.prompt import Prompt
 from tasuki.engine.messages import Usage
+from tests.harness.axe import grave_findings
 from tests.harness.daemons import Node, asked, random_prompt
 from tests.harness.http_calls import ask, fetched
 from tests.harness.metrics_text import scraped
-from tests.harness.pages import Browser, Opened, opened, picture
+from tests.harness.pages import Browser, Opened, opened
 from tests.harness.running_nodes import HTTP, node_pair
 from tests.harness.waiting import until
 
 TURNS = 3
+JUDGED = (390, 1280)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def test_its_numbers_are_the_counters_and_what_the_client_was_told(
         hits = [usage.hit for usage in demo.usages]
         assert usable == sum(hit.usable_tokens for hit in hits if hit is not None) > 0
         assert prompt == sum(usage.prompt_tokens for usage in demo.usages) + 90
-        seen.page.wait_for_selector("[data-pool=slots][data-owner=free]")
+        seen.page.click("summary")
         stats = demo.decode.stats()
         for pool, counts in (("slots", stats.slots), ("pages", stats.pages)):
             free = f"[data-pool={pool}][data-owner=free][data-value='{counts['free']}']"
@@ -125,7 +128,6 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         assert nodes.count() > demo.decode.stats().tree["nodes"] > 0
         nodes.nth(nodes.count() - 1).click()
         assert "tokens from the start" in seen.text("#tree-node")
-        picture(seen, "tree")
 
         seen.show("sessions")
         seen.page.wait_for_selector("#session-rows [data-request]")
@@ -167,7 +169,6 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         assert {"granted", "ready", "done", "verified"} <= {text.strip() for text in phases}
         phases = seen.page.locator("#gantt [data-track=puller] [data-phase]").all_text_contents()
         assert [text.strip() for text in phases] == ["granted", "done", "verified"]
-        picture(seen, "hand-over")
 
         seen.show("faults")
         seen.page.wait_for_selector("#fault-rows tbody tr")
@@ -183,8 +184,8 @@ def test_it_works_by_keyboard_and_in_the_dark(browser: Browser, demo: Demo) -> N
             "rgb(255, 255, 255)"
         )
         seen.page.focus("#tab-overview")
-        for _ in range(3):
-            seen.page.keyboard.press("ArrowRight")
+        for key in ("ArrowRight", "End", "Home", "ArrowRight", "ArrowRight", "ArrowRight"):
+            seen.page.keyboard.press(key)
         assert seen.page.get_attribute("#tab-requests", "aria-selected") == "true"
         seen.page.wait_for_selector("#request-rows tbody tr")
         # As with two hundred rows.
@@ -192,7 +193,7 @@ def test_it_works_by_keyboard_and_in_the_dark(browser: Browser, demo: Demo) -> N
         seen.page.evaluate("document.getElementById('request-rows').style.marginBottom = '5000px'")
         seen.page.focus("#request-rows tbody tr")
         seen.page.keyboard.press("Enter")
-        seen.page.wait_for_selector("#request dt")
+        seen.page.wait_for_selector("#request dt:has-text('prompt')")
         assert "prompt" in seen.text("#request")
         box = seen.page.locator("#request").bounding_box()
         assert box is not None and 0 <= box["y"] < 300, "in sight, however many rows are above"
@@ -204,15 +205,38 @@ def test_a_telephone_shows_every_view_from_its_top_and_whole(browser: Browser, d
         seen.page.set_viewport_size({"width": 390, "height": 700})
         seen.page.reload()
         seen.page.wait_for_selector("#request-rows tbody tr")
+        assert seen.page.evaluate("window.scrollY") == 0
         for view in ("overview", "handovers", "faults", "requests"):
             seen.show(view)
             seen.page.wait_for_function("document.body.dataset.ended")
             seen.assert_fits(390)
-        assert seen.page.evaluate("window.scrollY") == 0
         shown = seen.page.locator("#request-rows tbody td").first.bounding_box()
         assert shown is not None and shown["height"] < 40, "an id stands in one line"
         assert not seen.complaints
 
+
+# Tables and tiles whose content is cut off, or is to be scrolled sideways.
+CUT_OFF = """[...document.querySelectorAll(".wide, #figures > div, .story, main > section")]
+  .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.outerHTML.slice(0, 300))"""
+
+# The least contrast of a box's label with the box, of the tree as it is drawn.
+LABEL_CONTRAST = """(() => {
+  const light = (colour) => {
+    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+      .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const kinds = ["namespace", "checkpoint", "kv_only", "in_use", "in_transfer", "hidden-nodes"];
+  const label = document.querySelector("#icicle text");
+  const box = label.parentNode.querySelector("rect");
+  return Math.min(...kinds.map((kind) => {
+    label.setAttribute("class", `on-${kind}`);
+    box.setAttribute("class", `box ${kind}`);
+    const [ink, paper] = [label, box].map((one) => light(getComputedStyle(one).fill));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  }));
+})()"""
 
 RIGHTMOST = """Math.max(...[...document.querySelectorAll("#totals td, #pools td, #tiers td")]
   .map((cell) => cell.getBoundingClientRect().right))"""
@@ -230,16 +254,23 @@ def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
             seen.show(view)
             seen.page.wait_for_selector(f"#{view}:not([hidden]) :is(td, rect)")
             seen.assert_fits(width)
+            cut = partial(seen.page.evaluate, CUT_OFF)
+            until(lambda cut=cut: cut() == [], lambda cut=cut: cut())
+            if width in JUDGED:
+                assert grave_findings(seen) == [], view
         seen.show("overview")
         until(lambda: seen.page.evaluate(RIGHTMOST) <= width, "a number is cut off")
         seen.show("requests")
         assert "Choose a request" in seen.text("#request")
         seen.page.locator("#request-rows tbody tr").last.click()
-        seen.page.wait_for_selector("#request dt")
+        seen.page.wait_for_selector("#request dt:has-text('prompt')")
         told = seen.page.locator("#request").bounding_box()
         assert told is not None and 0 <= told["y"] < 800
         row = seen.page.locator("#request-rows tbody tr").first.bounding_box()
         assert row is not None and (width == 390 or told["x"] > row["x"] + row["width"])
+        seen.show("tree")
+        seen.page.wait_for_selector("#icicle text")
+        assert seen.page.evaluate(LABEL_CONTRAST) >= 4.5
         assert not seen.complaints and not seen.foreign
 
 
@@ -248,17 +279,35 @@ def test_its_head_says_which_node_this_is_and_how_it_does(browser: Browser, demo
     demo.usages.append(asked(demo.decode, random_prompt(70, 99), b"", 4).result().usage)
     with opened(browser, demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
-        until(lambda: "each one after it" in seen.text("#pace"), "the page has no pace")
         about = seen.text("#about")
         assert about.startswith("decode, embedded, ") and " up " in about
         assert demo.decode.http_address in about and demo.decode.http_address in seen.page.title()
-        assert "(medians)" in seen.text("#pace")
-        until(lambda: "Nothing waits or runs" in seen.text("#queue"), "the page shows a queue")
+        titles = seen.page.locator("#figures dt").all_text_contents()
+        assert titles == [
+            *("Health", "Output", "First token", "Each token after"),
+            *("Waiting", "Hit rate", "Memory in use"),
+        ]
+        figures = partial(seen.text, "#figures")
+        assert "ready" in figures() and "cached, of 14." in figures()
+        until(lambda: figures().count("p95") == 2, figures)
+        until(lambda: "0 running" in figures() and "tok/s" in figures(), figures)
+        # The arena's memory is what /metrics says, in the page's one unit.
+        overview = json.loads(fetched(demo.decode.http_address, "/debug/overview"))
+        memory = overview["figures"]["memory"]
+        until(lambda: f"{100 * memory['in_use'] / memory['size']:.1f} %" in figures(), figures)
+        assert memory["cached"] > 0 and memory["in_use"] < memory["cached"]
         connected = "Prefill nodes: 1 connected."
-        until(lambda: connected in seen.text("#queue"), lambda: seen.text("#queue"))
-        axes = seen.page.locator("#waterfall canvas, #slots canvas")
-        until(lambda: axes.count() == 2, "two pictures have axes")
+        until(lambda: connected in seen.text("#peers"), lambda: seen.text("#peers"))
+        axes = seen.page.locator(":is(#waterfall, #memory-plot, #output-plot, #ttft-plot) canvas")
+        until(lambda: axes.count() == 4, "four pictures have axes")
+        seen.page.click("summary")
         assert "free: free" not in seen.text("#pools") and "in_transfer" not in seen.text("#pools")
+        # Causes that never were stand behind a button.
+        zero = seen.page.locator("#totals .zero")
+        assert zero.count() > 3 and not zero.first.is_visible()
+        seen.page.click("#all-causes")
+        assert zero.first.is_visible()
+        assert seen.page.get_attribute("#all-causes", "aria-expanded") == "true"
         seen.show("faults")
         seen.page.wait_for_selector("#fault-counts tbody tr")
         assert "peers_up" not in seen.text("#fault-counts")
@@ -278,6 +327,46 @@ def test_a_prefill_node_shows_its_rooms(browser: Browser, demo: Demo) -> None:
         assert rows.count() == len(handed) > 0
         assert seen.text("#request-rows").count("handed on") == len(handed)
         assert not seen.complaints and not seen.foreign
+
+
+def test_a_chosen_row_stays_where_it_is_while_others_come(browser: Browser, demo: Demo) -> None:
+    with opened(browser, demo.decode.http_address, "/#requests") as seen:
+        rows = seen.page.locator("#request-rows tbody tr")
+        seen.page.wait_for_selector("#request-rows tbody tr")
+        wait_live(seen)
+        name = rows.nth(1).get_attribute("data-key")
+        rows.nth(1).click()
+        seen.page.wait_for_selector("#request-rows tr[aria-current=true]")
+        before, number = rows.nth(1).bounding_box(), rows.count()
+        asked(demo.decode, random_prompt(100, 31), b"", 1).result()
+        seen.page.wait_for_selector("#newer-requests:has-text('Show 1 newer')")
+        assert (rows.nth(1).get_attribute("data-key"), rows.count()) == (name, number)
+        assert rows.nth(1).bounding_box() == before
+        seen.page.click("#newer-requests")
+        until(lambda: rows.count() == number + 1, "the newer one is not shown")
+        chosen = seen.page.locator("#request-rows tr[aria-current=true]")
+        assert chosen.get_attribute("data-key") == name == rows.nth(2).get_attribute("data-key")
+        assert not seen.complaints
+
+
+def test_what_runs_is_listed_with_its_caller_and_then_with_its_end(
+    browser: Browser, demo: Demo
+) -> None:
+    with opened(browser, demo.decode.http_address, "/#requests") as seen:
+        wait_live(seen)
+        running = asked(demo.decode, random_prompt(90, 41), b"", 900)
+        next(iter(running))
+        first = seen.page.locator("#request-rows tbody tr").first
+        until(lambda: "in progress" in first.inner_text(), lambda: first.inner_text())
+        assert "anybody" in first.inner_text()
+        name = first.get_attribute("data-key")
+        first.click()
+        seen.page.wait_for_selector("#request:has-text('not yet')")
+        running.cancel()
+        seen.page.wait_for_selector("#request:has-text('abort')")
+        row = seen.page.locator(f"#request-rows tr[data-key='{name}']")
+        until(lambda: "abort" in row.inner_text(), lambda: row.inner_text())
+        assert not seen.complaints
 
 
 def test_scripts_of_others_are_forbidden(demo: Demo) -> None:

@@ -4,7 +4,8 @@ barrier, what was hidden and what was not, the pull before it, and the eviction 
 from pathlib import Path
 
 from tasuki.cli.recording.file_format import RecordingWriter
-from tasuki.dashboard.history.events import event_of
+from tasuki.dashboard.history.events import event_of, pools_event
+from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -21,7 +22,7 @@ from tasuki.transfer.timeline import (
 from tests.harness.daemons import random_prompt
 from tests.harness.fleet_process import replaying
 from tests.harness.imagined_traffic import traffic
-from tests.harness.pages import Browser, opened, picture
+from tests.harness.pages import Browser, opened
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 SENT = tuple(
@@ -106,6 +107,28 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
         assert not seen.foreign
 
 
+def test_a_sample_that_is_old_is_marked_with_its_age(browser: Browser, tmp_path: Path) -> None:
+    """A long step: requests are asked for, and the counters are those from before it."""
+    prompt = random_prompt(100, 1)
+    pool = {"free": 9, "tree": 0, "pinned": 0, "working": 0, "granted": 0, "quarantined": 0}
+    slabs = {"free": 9, "pages": 0, "slots": 0}
+    stats = m.StatsReply(1, pool, pool, slabs, {}, {}, {m.RequestPhase.DECODING: 1})
+    with RecordingWriter(tmp_path / "old.jsonl.gz", {"node": "n", "role": "fused"}) as kept:
+        kept.add({**pools_event(NodeReport(stats), 0), "at": 1000.0})
+        for number in range(3):
+            asked = m.Submit(m.RequestId(f"r{number}"), prompt, SamplingParams())
+            kept.add({**event_of(asked), "at": 1030.0})
+    with replaying(tmp_path / "old.jsonl.gz") as address, opened(browser, address) as seen:
+        seen.page.wait_for_selector("#figures .stale")
+        assert "as of 30 s ago; 3 asked for now" in seen.text("#figures .stale")
+        assert "the engine has ended no step for 30 s" in seen.text("#figures")
+        seen.show("handovers")
+        seen.page.wait_for_selector("caption:has-text('No hand-over is remembered')")
+        seen.show("faults")
+        seen.page.wait_for_selector("caption:has-text('Nothing has gone wrong since the start.')")
+        assert not seen.complaints
+
+
 def test_five_busy_minutes_are_drawn_whole(browser: Browser, tmp_path: Path) -> None:
     events = list(traffic(1_700_000_000.0))
     about = {"node": "decode-1", "role": "decode", "model": "qwen3.5-9b", "version": "0.1.0"}
@@ -119,17 +142,14 @@ def test_five_busy_minutes_are_drawn_whole(browser: Browser, tmp_path: Path) -> 
         assert seen.number("[data-total=prompt]") == sum(usage["prompt_tokens"] for usage in usages)
         assert seen.number("[data-total=usable]") == usable > 0
         assert "slots would recover" in seen.text("#what-if")
-        assert "In the engine: " in seen.text("#queue") and " Decoding" in seen.text("#queue")
-        seen.page.set_viewport_size({"width": 1280, "height": 1020})
-        picture(seen, "hits")
-        seen.page.set_viewport_size({"width": 1280, "height": 760})
+        assert "ready" in seen.text("#figures") and "tok/s" in seen.text("#figures")
+        assert seen.text("#figures").count("p95") == 2 and " running" in seen.text("#figures")
         seen.show("sessions")
         seen.page.wait_for_selector("#session-rows [data-request]")
         assert seen.page.locator("#session-rows [data-request]").count() == len(usages)
         seen.page.locator("#session-rows [data-request]").nth(4).click()
-        picture(seen, "sessions")
         seen.show("requests")
         seen.page.locator("#request-rows tbody tr").nth(2).click()
-        seen.page.wait_for_selector("#request dt")
-        picture(seen, "requests")
+        seen.page.wait_for_selector("#request dt:has-text('life')")
+        assert {"agents", "chat"} <= set(seen.text("#request-rows").split())
         assert not seen.complaints and not seen.foreign

@@ -22,6 +22,7 @@ TOGETHER = {
         *("unscheduled", "paper"),
     ),
     "pools": ("working", "pinned", "evictable", "in_transfer", "quarantined", "free"),
+    "memory": ("in_use", "cached", "free"),
     "tree": ("usable", "never_checkpointed", "in_flight", "in_transfer", "soft", "line"),
     "sessions": ("usable", "new", "checkpoint_evicted", "in_flight", "soft"),
     "gantt": ("ink", "usable", "checkpoint_evicted", "in_flight", "kv_evicted", "paper"),

@@ -110,13 +110,14 @@ class ImaginedNode:
 
     def text(self, chance: random.Random) -> str:
         """What it answers at /metrics."""
-        pages, slots = (_pool(chance, whole, self.load) for whole in (6000, 900))
+        pages, slots = (_pool(chance, whole, self.load) for whole in (3000, 430))
         stats = m.StatsReply(
             query_id=0,
             pages=pages,
             slots=slots,
             slabs={"free": 12, "pages": 700, "slots": 150},
             slab_bytes=_SLAB_BYTES,
+            each_bytes={"page": _SLAB_BYTES // 7, "slot": _SLAB_BYTES},
             tiers=self.tiers,
             tree=self.tree,
             lost=self.lost,
@@ -138,7 +139,17 @@ class ImaginedNode:
             "version": "0.1.0",
             "started_at": str(self.started_at),
         }
-        return self.exposition.text(NodeReport(stats, links=links, about=about)).decode()
+        text = self.exposition.text(NodeReport(stats, links=links, about=about)).decode()
+        return text + (self._choices() if self.links else "")
+
+    def _choices(self) -> str:
+        """Of prefill nodes."""
+        return (
+            f'tasuki_prefill_choices_total{{reason="cost"}} {self.ended}\n'
+            f"tasuki_prefill_choice_regret_seconds_total {0.02 * self.ended}\n"
+            f"tasuki_prefill_choice_expected_tokens_total {1000 * self.ended}\n"
+            f"tasuki_prefill_choice_found_tokens_total {970 * self.ended}\n"
+        )
 
 
 def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:

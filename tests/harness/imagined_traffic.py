@@ -5,7 +5,7 @@ to make room.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +20,8 @@ SECONDS = 300
 _SESSIONS = 12
 _SHARED = 6000
 _SLOTS, _PAGES = 64, 4800
+_SLAB_BYTES = 38 * 2**20
+_PAGES_A_SLAB = 75
 
 
 @dataclass
@@ -32,10 +34,8 @@ class _Session:
 def traffic(begun: float, seed: int = 5) -> Iterator[Event]:
     """The events in their order. begun: seconds since 1970."""
     chance = random.Random(seed)
-    events = [
-        *(event for number in range(_SESSIONS) for event in _talk(number, chance)),
-        *_pools(chance),
-    ]
+    talk = [event for number in range(_SESSIONS) for event in _talk(number, chance)]
+    events = [*talk, *_pools(talk, chance)]
     for at, event in sorted(events, key=lambda timed: timed[0]):
         yield {**event, "at": begun + at}
 
@@ -47,7 +47,13 @@ def _talk(number: int, chance: random.Random) -> Iterator[tuple[float, Event]]:
         name = f"agent-{number + 1}-turn-{session.turns + 1}"
         usage = _turn(session, chance)
         prompt = np.zeros(usage.prompt_tokens, np.int32)
-        asked = m.Submit(m.RequestId(name), prompt, SamplingParams(), session=session.name)
+        asked = m.Submit(
+            m.RequestId(name),
+            prompt,
+            SamplingParams(),
+            session=session.name,
+            caller=("agents", "chat")[number % 2],
+        )
         first = usage.time_to_first_token
         life = (
             LifeMark(RequestPhase.PREFILLING, 0.2 * first),
@@ -83,7 +89,20 @@ def _turn(session: _Session, chance: random.Random) -> m.Usage:
     return m.Usage(prompt, answer, hit, None, "local", False, first, first + 0.011 * answer)
 
 
-def _pools(chance: random.Random) -> Iterator[tuple[float, Event]]:
+def _written(talk: Sequence[tuple[float, Event]], until: float) -> int:
+    """Tokens of answers until then: each writes evenly from its first token to its end."""
+    tokens = 0.0
+    for at, event in talk:
+        if event["kind"] == "finished":
+            usage = event["usage"]
+            took = usage["seconds"] - usage["time_to_first_token"]
+            tokens += usage["completion_tokens"] * min(1.0, max(0.0, 1 - (at - until) / took))
+    return int(tokens)
+
+
+def _pools(
+    talk: Sequence[tuple[float, Event]], chance: random.Random
+) -> Iterator[tuple[float, Event]]:
     working, tree = 4.0, 10.0
     for second in range(SECONDS):
         working = min(16.0, max(2.0, working + chance.uniform(-1.5, 1.6)))
@@ -91,15 +110,16 @@ def _pools(chance: random.Random) -> Iterator[tuple[float, Event]]:
         stats = m.StatsReply(
             query_id=0,
             slots=_pool(_SLOTS, working, tree),
-            pages=_pool(_PAGES, 75 * working, 75 * tree),
-            slabs={"free": 1, "pages": 40, "slots": 21},
-            slab_bytes=38 * 2**20,
+            pages=_pool(_PAGES, _PAGES_A_SLAB * working, _PAGES_A_SLAB * tree),
+            slabs={"free": 1, "pages": 64, "slots": 63},
+            slab_bytes=_SLAB_BYTES,
+            each_bytes={"page": _SLAB_BYTES // _PAGES_A_SLAB, "slot": _SLAB_BYTES},
             tree={"nodes": int(9 * tree), "checkpoints": int(tree)},
             lost={},
             requests={RequestPhase.DECODING: int(working), RequestPhase.WAITING: second % 2},
             policy="value",
         )
-        yield float(second), pools_event(NodeReport(stats))
+        yield float(second), pools_event(NodeReport(stats), _written(talk, second))
 
 
 def _pool(total: int, working: float, tree: float) -> dict[str, int]:

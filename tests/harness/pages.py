@@ -1,10 +1,8 @@
 """A headless browser for tests of the page; skips with a reason where there is none."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -54,13 +52,6 @@ class Opened:
     def _asked(self, url: str) -> None:
         if not url.startswith(f"http://{self.address}/"):
             self.foreign.append(url)
-
-
-def picture(seen: Opened, name: str) -> None:
-    """Keeps what is in sight, where TASUKI_SCREENSHOTS names a folder for it."""
-    folder = os.environ.get("TASUKI_SCREENSHOTS")
-    if folder is not None:
-        seen.page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 @contextmanager

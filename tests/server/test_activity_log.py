@@ -12,13 +12,32 @@ from tasuki.server.activity_log import ActivityLog
 from tasuki.server.errors import RequestRejected
 from tests.harness.grpc_fixtures import usage
 
-PAGES = {"free": 50, "tree": 30, "pinned": 10, "working": 8, "granted": 2, "total": 80}
+PAGES = {
+    "free": 50,
+    "tree": 30,
+    "pinned": 10,
+    "working": 8,
+    "granted": 2,
+    "total": 80,
+    "quarantined": 0,
+}
+SLOTS = {
+    "free": 20,
+    "tree": 12,
+    "pinned": 3,
+    "working": 2,
+    "granted": 0,
+    "total": 20,
+    "quarantined": 0,
+}
 HIT = m.HitBreakdown(300, 250, 225, {"new": 75}, None)
 
 
 def stats(**requests: int) -> m.StatsReply:
     phases = {m.RequestPhase[name]: count for name, count in requests.items()}
-    return m.StatsReply(1, PAGES, {}, {}, {}, {}, phases)
+    slabs = {"free": 5, "pages": 20, "slots": 15, "total": 40}
+    each = {"page": 1024, "slot": 4000}
+    return m.StatsReply(1, PAGES, SLOTS, slabs, {}, {}, phases, slab_bytes=4096, each_bytes=each)
 
 
 def test_a_line_has_rates_queues_the_cache_and_its_hits() -> None:
@@ -33,7 +52,8 @@ def test_a_line_has_rates_queues_the_cache_and_its_hits() -> None:
     line = kept.line(stats(WAITING=2, AWAITING_PREFILL=1, DECODING=3, PREFILLING=1), 10.0)
     assert line == (
         f"{prompt / 10:.1f} prompt and 5.0 output tokens/s, 4 running, 3 waiting, "
-        f"KV 25.0% in use, hit rate {100 * usable / prompt:.1f}%"
+        # A page is a quarter of a slab, and a slot a whole one.
+        f"hit rate {100 * usable / prompt:.1f}%, memory 25.0% in use, 35.0% cached"
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tasuki.dashboard.health import Standing
 from tasuki.dashboard.metrics.exposition import Exposition
 from tasuki.dashboard.metrics.health.front_report import DiskRoom, FrontReport, NodeState
 from tasuki.dashboard.metrics.node_report import NodeReport
@@ -76,18 +77,16 @@ def test_a_node_s_state_is_what_load_balancers_see(monkeypatch: pytest.MonkeyPat
 
     async def run() -> None:
         engine = Engine()
-        lost: list[str] = []
-        watch = NodeWatch(
-            engine.ask, lambda: lost[0] if lost else None, lambda: {"busy": 2}, NodeFiles(), None
-        )
+        standing = [Standing()]
+        watch = NodeWatch(engine.ask, lambda: standing[0], lambda: {"busy": 2}, NodeFiles(), None)
         report, front = await watch.reports()
         assert report is None and front.state is NodeState.STARTING
         engine.answers.put_nowait(REPORT)
         report, front = await watch.reports()
         assert report is REPORT and front == FrontReport(NodeState.READY, failures={"busy": 2})
-        watch.drains = True
+        standing[0] = Standing(None, True)
         assert (await watch.reports())[1].state is NodeState.DRAINING
-        lost.append("the watchdog gave it up")
+        standing[0] = Standing("the watchdog gave it up", True)
         report, front = await watch.reports()
         # Nothing of what it told before is true any more.
         assert report is None and front.state is NodeState.LOST

@@ -2,7 +2,9 @@
 
 import { element, find } from "../dom.js";
 import { count, seconds } from "../format.js";
-import { drawCards, share, spread, stacked } from "./parts.js";
+import { drawCards } from "../parts/cards.js";
+import { share, spread } from "../parts/marks.js";
+import { stacked } from "../parts/stacked.js";
 
 const TITLES = [
   ["caller", "text name"], ["requests", "number"], ["first token", "number"], ["in time", "number wide-cell"],

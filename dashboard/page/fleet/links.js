@@ -2,7 +2,7 @@
 
 import { element, find } from "../dom.js";
 import { bytes, count, seconds } from "../format.js";
-import { mark, pair } from "./parts.js";
+import { mark, pair } from "../parts/marks.js";
 
 const STEPS = 5;
 

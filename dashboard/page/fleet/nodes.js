@@ -2,15 +2,17 @@
 
 import { element, find, legend } from "../dom.js";
 import { bytes, count, duration, percent, seconds, spoken } from "../format.js";
-import { CAUSES, OWNERS } from "../words.js";
-import { drawCards, mark, pair, spread, stacked } from "./parts.js";
-import { hitBar } from "./summary.js";
+import { drawCards } from "../parts/cards.js";
+import { hitBar, memoryBar } from "../parts/figures.js";
+import { mark, pair, spread } from "../parts/marks.js";
+import { stacked } from "../parts/stacked.js";
+import { CAUSES, MEMORY } from "../words.js";
 
 const ROWS = 50;
 
 const TITLES = [
-  ["node", "text name"], ["role", "text"], ["up", "number"], ["first token", "number"], ["each after", "number"],
-  ["output", "number"], ["prompts", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["arena and tiers in use", "text wide-cell"],
+  ["node", "text name"], ["role and age", "text"], ["first token", "number"], ["each after", "number"],
+  ["tokens a second", "number"], ["queue", "number"], ["hit rate", "number wide-cell"], ["memory in use", "text wide-cell"],
 ];
 
 export class NodeView {
@@ -22,8 +24,7 @@ export class NodeView {
     find("after").addEventListener("click", () => { this.offset += ROWS; refresh(); });
     const named = [["usable", "usable"], ...CAUSES.map(([name]) => [name, spoken(name)])];
     find("node-legend").replaceChildren(element("b", {}, "Hit rate: "), ...legend(named), element("br"),
-      element("b", {}, "Arena: "), ...legend(OWNERS.map(([name]) => [name, spoken(name)])), element("br"),
-      element("b", {}, "Tiers below it: "), ...legend([["in_use", "in use"], ["free", "free"]]));
+      element("b", {}, "Memory: "), ...legend(MEMORY.map(([name, text]) => [name, `${spoken(name)}: ${text}`])));
   }
 
   path(filter) {
@@ -39,7 +40,7 @@ export class NodeView {
     find("before").disabled = this.offset === 0;
     find("after").disabled = this.offset + rows.length >= matched;
     const routed = rows.some((row) => row.routing);
-    const titles = routed ? [...TITLES, ["routing", "number"]] : TITLES;
+    const titles = routed ? [...TITLES, ["routing", "number narrow-cell"]] : TITLES;
     drawCards(find("node-rows"), titles, rows.map((row) => {
       const cells = row.level === "dead" ? silentCells(row, at, scheme, totals.models, titles.length) : cellsOf(row, at, scheme, totals.models);
       return routed && row.level !== "dead" ? [...cells, routing(row.routing)] : cells;
@@ -50,15 +51,13 @@ export class NodeView {
 function cellsOf(row, at, scheme, models) {
   return [
     nameOf(row, row.trouble.map((one) => element("small", { class: `trouble ${one.level}` }, one.text)), scheme),
-    roleOf(row, models),
-    row.started_at ? duration(at - row.started_at) : "-",
+    pair(roleOf(row, models), row.started_at ? `up ${duration(at - row.started_at)}` : ""),
     spread(row.ttft),
     spread(row.itl),
-    rate(row.output_rate),
-    rate(row.prompt_rate),
+    rates(row),
     row.waiting === null ? "-" : pair(`${count(row.waiting)} waiting`, `${count(row.running)} running`),
     row.hit ? element("span", { class: "pair" }, percent(row.hit.usable, row.hit.prompt), hitBar(row.hit)) : "-",
-    row.pages ? element("span", { class: "pools" }, ...pool("pages", row.pages), ...pool("slots", row.slots ?? {}), ...tiers(row.memory ?? [])) : "-",
+    row.memory ? element("span", { class: "pools" }, ...places(row.memory)) : "-",
   ];
 }
 
@@ -81,28 +80,23 @@ function roleOf(row, models) {
   return models.length > 1 && row.model ? pair(row.role || "-", row.model) : row.role || "-";
 }
 
-function rate(value) {
-  return value === null ? "-" : `${count(value)} tok/s`;
+function rates(row) {
+  if (row.output_rate === null && row.prompt_rate === null) return "-";
+  return pair(`${rate(row.output_rate)} out`, `${rate(row.prompt_rate)} prompts`);
 }
 
-function pool(name, owners) {
-  const parts = OWNERS.map(([owner]) => [owner, owners[owner] ?? 0]);
-  const whole = parts.reduce((sum, [, amount]) => sum + amount, 0);
-  if (!whole) return [];
-  const words = parts.filter(([, amount]) => amount).map(([owner, amount]) => `${spoken(owner)} ${count(amount)}`).join(", ");
-  return [element("small", {}, name), stacked(parts, `${name}: ${words}`), element("small", { class: "used" }, percent(whole - (owners.free ?? 0) - (owners.evictable ?? 0), whole))];
-}
+const rate = (value) => (value === null ? "-" : count(value));
 
-// Each tier below the arena as a bar, then how large all of them are, and what moves between a tier and the arena.
-function tiers([arena, ...below]) {
-  if (!arena) return [];
+// The arena and each tier below it as a bar, then how large they are, and what moves between a tier and the arena.
+function places([arena, ...below]) {
   const bars = below.flatMap((tier) => {
-    const words = `${tier.name}: ${bytes(tier.used)} of ${bytes(tier.size)} in use`;
-    return [element("small", { class: "tier" }, tier.name), stacked([["in_use", tier.used], ["free", tier.size - tier.used]], words),
+    const words = `${tier.name}: ${bytes(tier.used)} of ${bytes(tier.size)} cached`;
+    return [element("small", { class: "tier" }, tier.name), stacked([["cached", tier.used], ["free", tier.size - tier.used]], words),
       element("small", { class: "used" }, percent(tier.used, tier.size))];
   });
   const sizes = [arena, ...below].map((tier) => `${bytes(tier.size)} ${tier.name}${moved(tier)}`).join(", ");
-  return [...bars, element("small", { class: "sizes" }, sizes)];
+  return [element("small", {}, arena.name), memoryBar(arena), element("small", { class: "used" }, percent(arena.in_use, arena.size)),
+    ...bars, element("small", { class: "sizes" }, sizes)];
 }
 
 function moved({ loaded_rate: loaded, written_rate: written }) {

@@ -6,6 +6,7 @@ within two patiences.
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from tasuki.dashboard.health import Standing
 from tasuki.dashboard.metrics.health.front_report import FrontReport, NodeState
 from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.utils.tls import ServerTls
@@ -20,21 +21,18 @@ _DISK_SECONDS = 0.5
 
 
 class NodeWatch:
-    """drains: set once the node refuses traffic, or is about to."""
-
     def __init__(
         self,
         ask: Callable[[], Awaitable[NodeReport]],
-        lost: Callable[[], str | None],
+        standing: Callable[[], Standing],
         failures: Callable[[], Mapping[str, int]],
         files: NodeFiles,
         tls: ServerTls | None,
     ) -> None:
-        """ask: as of LatestCounters. lost: why the engine has died; None while it lives. failures:
-        as of FrontReport. tls: the server's."""
-        self.drains = False
+        """ask: as of LatestCounters. standing: the front's. failures: as of FrontReport. tls: the
+        server's."""
         self._counters = LatestCounters(ask)
-        self._lost = lost
+        self._standing = standing
         self._failures = failures
         self._disks = DiskRooms(files.folders)
         # A renewed file is served only after a restart.
@@ -44,7 +42,7 @@ class NodeWatch:
         """The engine's report, None where it gives none, and what is known without it."""
         report = await self._counters.within(_ENGINE_SECONDS)
         disks = await self._disks.within(_DISK_SECONDS)
-        if self._lost() is not None:
+        if self._standing().lost is not None:
             report = None
         front = FrontReport(
             self._state(report),
@@ -56,9 +54,10 @@ class NodeWatch:
         return report, front
 
     def _state(self, report: NodeReport | None) -> NodeState:
-        if self._lost() is not None:
+        standing = self._standing()
+        if standing.lost is not None:
             return NodeState.LOST
-        if self.drains:
+        if standing.draining:
             return NodeState.DRAINING
         return NodeState.STARTING if report is None else NodeState.READY
 

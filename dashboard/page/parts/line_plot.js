@@ -4,6 +4,12 @@ import { colour } from "../dom.js";
 
 const HEIGHT = 150;
 
+// A value without a neighbour has no line, so it gets a point.
+function alone(plot, series) {
+  const values = plot.data[series];
+  return values.flatMap((value, index) => (value != null && values[index - 1] == null && values[index + 1] == null ? [index] : []));
+}
+
 export class LinePlot {
   // lines: [column, colour]; words: a value with its unit.
   constructor(place, lines, words) {
@@ -34,7 +40,9 @@ export class LinePlot {
         { ...axis, space: 80, size: 28, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB").replace(/:00$/, "")) },
         { ...axis, space: 28, size: 72, values: (_, ticks) => ticks.map(this.words) },
       ],
-      series: [{}, ...this.lines.map(([name, stroke]) => ({ label: name, stroke: colour(stroke), width: 2, points: { show: false }, spanGaps: false }))],
+      series: [{}, ...this.lines.map(([name, stroke]) => ({
+        label: name, stroke: colour(stroke), width: 2, spanGaps: false, points: { show: true, size: 4, fill: colour(stroke), filter: alone },
+      }))],
     };
   }
 

@@ -1,0 +1,66 @@
+"""What an arena's memory is used for, in the one unit that pages, log and terminal show.
+
+Pure. Shares are of the arena's bytes. A slot takes a slab, and a page its part of one, whatever
+else stands in the slab; so a gap between pages is free.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_HELD = ("working", "pinned", "in_transfer", "quarantined")
+_CACHED = "evictable"
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes. in_use: of requests, hand-overs and fences; nothing there can make room now. cached:
+    kept for later prompts, and evicted where room is needed. size: of the arena."""
+
+    in_use: float
+    cached: float
+    size: float
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, float]) -> "MemoryUse":
+        return cls(value["in_use"], value["cached"], value["size"])
+
+    @property
+    def free(self) -> float:
+        return max(0.0, self.size - self.in_use - self.cached)
+
+    def words(self) -> str:
+        """Both shares, as log and terminal have them."""
+        return f"memory {self._share(self.in_use)} in use, {self._share(self.cached)} cached"
+
+    def to_json(self) -> dict[str, float]:
+        return {
+            "in_use": self.in_use,
+            "cached": self.cached,
+            "free": self.free,
+            "size": self.size,
+        }
+
+    def _share(self, part: float) -> str:
+        return f"{100 * part / self.size:.1f}%"
+
+
+def memory_use(
+    pages: Mapping[str, float],
+    slots: Mapping[str, float],
+    slabs: float,
+    slab_bytes: float,
+    page_bytes: float,
+) -> MemoryUse | None:
+    """pages, slots: counts by owner. slabs: of the arena. page_bytes: of one page, over all layers.
+    None where the arena's size or a page's is not known."""
+    if slabs <= 0 or slab_bytes <= 0 or page_bytes <= 0:
+        return None
+    page = slab_bytes / max(1, slab_bytes // page_bytes)
+    size = slabs * slab_bytes
+
+    def taken(owners: tuple[str, ...]) -> float:
+        counts = ((pages.get(owner, 0.0), slots.get(owner, 0.0)) for owner in owners)
+        return sum(page * number + slab_bytes * others for number, others in counts)
+
+    in_use = min(size, taken(_HELD))
+    return MemoryUse(in_use, min(size - in_use, taken((_CACHED,))), size)
