@@ -21,6 +21,8 @@ PACKAGES = {
     "aiperf": ("aiperf==0.13.0",),
     "evalscope": (_TORCH, "evalscope[perf]==1.14.1"),
     "guidellm": (_TORCH, "guidellm==0.8.1"),
+    "inference-perf": ("inference-perf==0.7.0",),
+    "genai-bench": ("genai-bench==0.0.5",),
     "locust": ("locust==2.47.0",),
     "ray": ("ray==2.60.0",),
     "docs": ("mkdocs-material==9.8.1",),
