@@ -17,7 +17,10 @@ from scripts.pair import Pair
 from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import flags
 
-CLIENTS = ("aiperf", "evalscope", "guidellm", "locust")
+CLIENTS = (
+    *("aiperf", "evalscope", "guidellm", "locust"),
+    *("inference-perf", "vllm", "genai-bench"),
+)
 _SECONDS = 900
 
 

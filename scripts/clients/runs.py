@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.clients.benchmarks.tools import TOOLS, Task
 from scripts.clients.install import program
 
 MODEL = "embedded"
 _HUB_NAME = "local/embedded"
+_REQUESTS = 12
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,23 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
             ),
             _read_locust,
         ),
+        **{
+            name: _as_documented(name, Task(url, MODEL, tokenizer, folder, _REQUESTS))
+            for name in ("inference-perf", "vllm", "genai-bench")
+            if folder.name == name
+        },
     }
+
+
+def _as_documented(name: str, task: Task) -> Run:
+    """A tool's first command, by its own pages, whose prompts share nothing."""
+    tool = TOOLS[name]
+
+    def read(output: str, folder: Path) -> ClientCounts:
+        told = tool.read(folder)
+        return ClientCounts(told.requests, told.failed, None)
+
+    return Run(tool.command(task), read, tool.environment)
 
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:

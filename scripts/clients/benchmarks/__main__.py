@@ -61,6 +61,9 @@ def _row(tool: str, script: Script, folder: Path, requests: int) -> bool:
     with scripted_server(script) as served:
         task = Task(served.url, MODEL, embedded_model(), folder, requests)
         told = _told(tool, task)
+    if told is None or not told.requests or told.failed:
+        with open(folder / "output", "a", encoding="utf-8") as output:
+            output.write(f"asked for and not there: {served.unknown}\n")
     if told is None:
         print(f"| {tool} {pins(tool)} | no result: see {folder}/output | | | | | | |", flush=True)
         return False
@@ -71,12 +74,12 @@ def _row(tool: str, script: Script, folder: Path, requests: int) -> bool:
 def _told(tool: str, task: Task) -> Report | None:
     """What it told; None where it failed. Its words are in the folder's file `output`."""
     run = TOOLS[tool]
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HOME": str(task.folder)}
+    home = {"HF_HOME": str(task.folder / "hub")}
     with open(task.folder / "output", "w", encoding="utf-8") as output:
         done = subprocess.run(
             run.command(task),
             cwd=task.folder,
-            env={**os.environ, **offline, **run.environment},
+            env={**os.environ, **home, **run.environment},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -84,7 +87,7 @@ def _told(tool: str, task: Task) -> Report | None:
         )
     try:
         return run.read(task.folder) if done.returncode == 0 else None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         with open(task.folder / "output", "a", encoding="utf-8") as output:
             output.write(f"{error!r}\n")
         return None

@@ -23,12 +23,13 @@ _START_SECONDS = 30.0
 @dataclass
 class Served:
     """requests: chats that were answered whole. late_ms: the worst delay of a chunk behind its
-    script."""
+    script. bodies: of these chats. unknown: what else was asked for, and is not here."""
 
     url: str
     requests: int = 0
     late_ms: float = 0.0
     bodies: list[dict[str, object]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
 
 class _Chats:
@@ -54,6 +55,11 @@ class _Chats:
         self._served.bodies.append(body)
         return reply
 
+    async def refuse(self, request: web.Request) -> web.Response:
+        """Answer what is not here with 404."""
+        self._served.unknown.append(f"{request.method} {request.path}")
+        return web.json_response({"error": {"message": "not here"}}, status=404)
+
     async def _wait(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, until - loop.time()))
@@ -71,10 +77,12 @@ async def _nothing(request: web.Request) -> web.Response:
 
 def _application(script: Script, served: Served) -> web.Application:
     application = web.Application()
-    application.router.add_post("/v1/chat/completions", _Chats(script, served).stream)
+    chats = _Chats(script, served)
+    application.router.add_post("/v1/chat/completions", chats.stream)
     application.router.add_get("/v1/models", _models)
     for path in ("/health", "/metrics"):
         application.router.add_get(path, _nothing)
+    application.router.add_route("*", "/{path:.*}", chats.refuse)
     return application
 
 

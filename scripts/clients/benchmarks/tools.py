@@ -13,6 +13,7 @@ from scripts.clients.benchmarks import report
 from scripts.clients.benchmarks.report import Report
 from scripts.clients.install import program
 
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 24
 
 
@@ -30,12 +31,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Tool:
-    """command: run in the task's folder. read: the result from that folder. by_default: requests
-    that a run sends beside those it reports."""
+    """command: run in the task's folder. read: the result from that folder."""
 
     command: Callable[[Task], tuple[str, ...]]
     read: Callable[[Path], Report]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=lambda: OFFLINE)
+
+
+def _words(tokens: int) -> str:
+    """A text of so many tokens by the embedded model's tokenizer, of a word each."""
+    return " ".join(("house", "letter", "room", "dinner")[number % 4] for number in range(tokens))
 
 
 def _aiperf(task: Task) -> tuple[str, ...]:
@@ -77,15 +82,20 @@ def _evalscope(task: Task) -> tuple[str, ...]:
 
 
 def _inference_perf(task: Task) -> tuple[str, ...]:
-    """It is told by a file of YAML, which JSON is."""
-    length = {"type": "fixed", "min": 1, "std_dev": 0, "total_count": task.requests}
+    """It is told by a file of YAML, which JSON is. Of its own prompts none of a chosen length are
+    chats, so it gets a file of them."""
+    turns = [
+        [
+            {"from": name, "value": f"{number} {_words(PROMPT_TOKENS // 2)}"}
+            for name in ("system", "human")
+        ]
+        for number in range(task.requests + 1)  # It throws the first away.
+    ]
+    chats = task.folder / "chats.json"
+    chats.write_text(json.dumps([{"conversations": each} for each in turns]), encoding="utf-8")
     told = {
         "api": {"type": "chat", "streaming": True},
-        "data": {
-            "type": "random",
-            "input_distribution": {**length, "mean": PROMPT_TOKENS, "max": PROMPT_TOKENS},
-            "output_distribution": {**length, "mean": ANSWER_TOKENS, "max": ANSWER_TOKENS},
-        },
+        "data": {"type": "shareGPT", "path": str(chats)},
         "load": {
             "type": "concurrent",
             "stages": [{"num_requests": task.requests, "concurrency_level": 1}],
@@ -136,11 +146,12 @@ def _genai_bench(task: Task) -> tuple[str, ...]:
 
 
 TOOLS = {
-    "aiperf": Tool(_aiperf, report.read_aiperf),
+    # Offline it takes no folder for a tokenizer, only a name in a hub's cache.
+    "aiperf": Tool(_aiperf, report.read_aiperf, {}),
     "guidellm": Tool(_guidellm, report.read_guidellm),
     "evalscope": Tool(_evalscope, report.read_evalscope),
     "inference-perf": Tool(_inference_perf, report.read_inference_perf),
-    "vllm": Tool(_vllm, report.read_vllm, {"VLLM_TARGET_DEVICE": "empty"}),
+    "vllm": Tool(_vllm, report.read_vllm),
     "sglang": Tool(_sglang, report.read_sglang),
     "genai-bench": Tool(_genai_bench, report.read_genai_bench),
 }
