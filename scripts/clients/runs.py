@@ -104,8 +104,8 @@ def _as_documented(name: str, task: Task) -> Run:
     tool = TOOLS[name]
 
     def read(output: str, folder: Path) -> ClientCounts:
-        told = tool.read(folder)
-        return ClientCounts(told.requests, told.failed, None)
+        report = tool.read(folder)
+        return ClientCounts(report.requests, report.failed, None)
 
     return Run(tool.command(task), read, tool.environment)
 

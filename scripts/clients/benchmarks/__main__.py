@@ -1,5 +1,5 @@
 """`python -m scripts.clients.benchmarks [TOOL ...]`: runs benchmark tools against answers of known
-timing and prints what each tells, beside the truth.
+timing and prints what each reports, beside the truth.
 
 Exit status 0 only where every tool ran and no request failed.
 """
@@ -60,19 +60,19 @@ def _row(tool: str, script: Script, folder: Path, requests: int) -> bool:
     """Run the tool and print its row; whether it ran and nothing failed."""
     with scripted_server(script) as served:
         task = Task(served.url, MODEL, embedded_model(), folder, requests)
-        told = _told(tool, task)
-    if told is None or not told.requests or told.failed:
+        report = _reported(tool, task)
+    if report is None or not report.requests or report.failed:
         with open(folder / "output", "a", encoding="utf-8") as output:
             output.write(f"asked for and not there: {served.unknown}\n")
-    if told is None:
+    if report is None:
         print(f"| {tool} {pins(tool)} | no result: see {folder}/output | | | | | | |", flush=True)
         return False
-    print(f"| {tool} {pins(tool)} | {_cells(told, served)} |", flush=True)
-    return told.requests > 0 and not told.failed
+    print(f"| {tool} {pins(tool)} | {_cells(report, served)} |", flush=True)
+    return report.requests > 0 and not report.failed
 
 
-def _told(tool: str, task: Task) -> Report | None:
-    """What it told; None where it failed. Its words are in the folder's file `output`."""
+def _reported(tool: str, task: Task) -> Report | None:
+    """What it report; None where it failed. Its words are in the folder's file `output`."""
     run = TOOLS[tool]
     home = {"HF_HOME": str(task.folder / "hub")}
     with open(task.folder / "output", "w", encoding="utf-8") as output:
@@ -93,13 +93,13 @@ def _told(tool: str, task: Task) -> Report | None:
         return None
 
 
-def _cells(told: Report, served: Served) -> str:
+def _cells(report: Report, served: Served) -> str:
     figures = (
-        *(told.first_ms, told.answer_ms, told.tokens),
-        *(told.per_token_ms, told.per_chunk_ms, told.whole_ms),
+        *(report.first_ms, report.answer_ms, report.tokens),
+        *(report.per_token_ms, report.per_chunk_ms, report.whole_ms),
     )
     cells = ["-" if figure is None else f"{figure:.1f}" for figure in figures]
-    return " | ".join([*cells, f"{told.requests}, {served.requests}"])
+    return " | ".join([*cells, f"{report.requests}, {served.requests}"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a benchmark tool tells of its run, in one form for all. Pure but for reading its files."""
+"""A benchmark tool's report of its run, in one form for all. Pure but for reading its files."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Report:
-    """Means over the run's requests, by the tool's own words and sums. None: it tells no such
+    """Means over the run's requests, by the tool's own words and sums. None: it has no such
     figure. tokens: of one answer. per_token_ms, per_chunk_ms: the time after the first token."""
 
     requests: int
@@ -25,10 +25,10 @@ class Report:
 
 def read_aiperf(folder: Path) -> Report:
     """Of `profile_export_aiperf.json` and the records beside it."""
-    told = _json(folder, "profile_export_aiperf.json")
+    shown = _json(folder, "profile_export_aiperf.json")
 
     def mean(name: str) -> float | None:
-        return told[name]["avg"] if name in told else None
+        return shown[name]["avg"] if name in shown else None
 
     (records,) = folder.rglob("profile_export.jsonl")
     lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
@@ -64,25 +64,25 @@ def read_guidellm(folder: Path) -> Report:
 
 def read_evalscope(folder: Path) -> Report:
     """Of `benchmark_summary.json`."""
-    told = _json(folder, "benchmark_summary.json")
+    shown = _json(folder, "benchmark_summary.json")
     return Report(
-        *(told["Total Requests"], told["Failed Requests"], told["Avg TTFT (ms)"], None),
-        *(told["Avg Output Tokens"], told["Avg TPOT (ms)"], told["Avg ITL (ms)"]),
-        told["Avg Latency (s)"] * 1000,
+        *(shown["Total Requests"], shown["Failed Requests"], shown["Avg TTFT (ms)"], None),
+        *(shown["Avg Output Tokens"], shown["Avg TPOT (ms)"], shown["Avg ITL (ms)"]),
+        shown["Avg Latency (s)"] * 1000,
     )
 
 
 def read_inference_perf(folder: Path) -> Report:
     """Of `summary_lifecycle_metrics.json`."""
-    told = _json(folder, "summary_lifecycle_metrics.json")
-    good = told["successes"]
+    shown = _json(folder, "summary_lifecycle_metrics.json")
+    good = shown["successes"]
 
     def mean(name: str) -> float | None:
         found = (good["latency"].get(name) or {}).get("mean")
         return None if found is None else found * 1000
 
     return Report(
-        *(good["count"] + told["failures"]["count"], told["failures"]["count"]),
+        *(good["count"] + shown["failures"]["count"], shown["failures"]["count"]),
         *(mean("time_to_first_token"), None, good["output_len"]["mean"]),
         *(mean("time_per_output_token"), mean("inter_token_latency"), mean("request_latency")),
     )
@@ -90,32 +90,32 @@ def read_inference_perf(folder: Path) -> Report:
 
 def read_vllm(folder: Path) -> Report:
     """Of the file that `--save-result` writes."""
-    told = _json(folder, "vllm.json")
-    good = told["completed"]
+    shown = _json(folder, "vllm.json")
+    good = shown["completed"]
     return Report(
-        *(told["num_prompts"], told["num_prompts"] - good, told["mean_ttft_ms"], None),
-        *(told["total_output_tokens"] / good if good else None, told["mean_tpot_ms"]),
-        *(told["mean_itl_ms"], told.get("mean_e2el_ms")),
+        *(shown["num_prompts"], shown["num_prompts"] - good, shown["mean_ttft_ms"], None),
+        *(shown["total_output_tokens"] / good if good else None, shown["mean_tpot_ms"]),
+        *(shown["mean_itl_ms"], shown.get("mean_e2el_ms")),
     )
 
 
 def read_sglang(folder: Path) -> Report:
     """Of the line that `--output-file` gets."""
     (line,) = (folder / "sglang.jsonl").read_text(encoding="utf-8").splitlines()
-    told = json.loads(line)
-    asked, good = told["num_prompts"], told["completed"]
+    shown = json.loads(line)
+    asked, good = shown["num_prompts"], shown["completed"]
     return Report(
-        *(asked, asked - good, told["mean_ttft_ms"], None),
-        *(told["total_output_tokens"] / good if good else None, told["mean_tpot_ms"]),
-        *(told["mean_itl_ms"], told["mean_e2e_latency_ms"]),
+        *(asked, asked - good, shown["mean_ttft_ms"], None),
+        *(shown["total_output_tokens"] / good if good else None, shown["mean_tpot_ms"]),
+        *(shown["mean_itl_ms"], shown["mean_e2e_latency_ms"]),
     )
 
 
 def read_genai_bench(folder: Path) -> Report:
     """Of the file of its one run, whose times are in seconds."""
     (file,) = [file for file in folder.rglob("*.json") if "concurrency" in file.name]
-    told = json.loads(file.read_text(encoding="utf-8"))["aggregated_metrics"]
-    figures = told["stats"]
+    shown = json.loads(file.read_text(encoding="utf-8"))["aggregated_metrics"]
+    figures = shown["stats"]
 
     def mean(name: str) -> float | None:
         return _number(figures[name]["mean"])
@@ -125,7 +125,7 @@ def read_genai_bench(folder: Path) -> Report:
         return None if found is None else found * 1000
 
     return Report(
-        *(told["num_requests"], told["num_error_requests"], mean_ms("ttft"), None),
+        *(shown["num_requests"], shown["num_error_requests"], mean_ms("ttft"), None),
         *(mean("num_output_tokens"), mean_ms("tpot"), None, mean_ms("e2e_latency")),
     )
 
@@ -133,8 +133,8 @@ def read_genai_bench(folder: Path) -> Report:
 def _json(folder: Path, name: str) -> Mapping[str, Any]:
     """The one file of that name. Raises ValueError where there is none, or several."""
     (file,) = folder.rglob(name)
-    told: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return told
+    shown: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return shown
 
 
 def _number(value: object) -> float | None:

@@ -21,7 +21,7 @@ THOUGHT_BEGINS_MS, ANSWER_BEGINS_MS, STEP_MS, TAIL_MS = 100, 300, 50, 100
 @dataclass(frozen=True)
 class Script:
     """thought_fields: names under which a chunk has its part of the thought; none: the answer has
-    no thought. with_usage: a last chunk tells the tokens."""
+    no thought. with_usage: a last chunk counts the tokens."""
 
     thought_fields: tuple[str, ...]
     with_usage: bool = True
@@ -85,7 +85,7 @@ class Script:
         return (self.last_text_ms - self.first_text_ms) / (chunks - 1)
 
     def usage(self) -> dict[str, object]:
-        """As a server that counts all that its model wrote tells it."""
+        """As of a server that counts all that its model wrote."""
         thought = CHUNK_TOKENS * len(self.thought)
         return {
             "prompt_tokens": 64,

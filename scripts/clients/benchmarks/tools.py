@@ -82,8 +82,10 @@ def _evalscope(task: Task) -> tuple[str, ...]:
 
 
 def _inference_perf(task: Task) -> tuple[str, ...]:
-    """It is told by a file of YAML, which JSON is. Of its own prompts none of a chosen length are
-    chats, so it gets a file of them."""
+    """Its settings are a file of YAML, which JSON is.
+
+    None of its own prompts of a chosen length are chats, so it gets a file of them.
+    """
     turns = [
         [
             {"from": name, "value": f"{number} {_words(PROMPT_TOKENS // 2)}"}
@@ -93,7 +95,7 @@ def _inference_perf(task: Task) -> tuple[str, ...]:
     ]
     chats = task.folder / "chats.json"
     chats.write_text(json.dumps([{"conversations": each} for each in turns]), encoding="utf-8")
-    told = {
+    settings = {
         "api": {"type": "chat", "streaming": True},
         "data": {"type": "shareGPT", "path": str(chats)},
         "load": {
@@ -106,7 +108,7 @@ def _inference_perf(task: Task) -> tuple[str, ...]:
         "storage": {"local_storage": {"path": str(task.folder / "reports")}},
     }
     config = task.folder / "config.yml"
-    config.write_text(json.dumps(told), encoding="utf-8")
+    config.write_text(json.dumps(settings), encoding="utf-8")
     return (str(program("inference-perf", "inference-perf")), "--config_file", str(config))
 
 
