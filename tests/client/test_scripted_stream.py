@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from scripts.clients.benchmarks.scripted_server import scripted_server
 from scripts.clients.benchmarks.scripted_stream import CHUNK_TOKENS, SCRIPTS
 from scripts.clients.benchmarks.tools import TOOLS
-from scripts.clients.install import pins
+from scripts.clients.install import version
 from tasuki.cli.embedded import embedded_model
 from tests.repository.test_docs import ROOT
 
@@ -72,4 +72,4 @@ def test_what_is_not_there_is_refused_and_kept() -> None:
 def test_the_document_is_of_the_versions_that_are_installed() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     for tool in TOOLS:
-        assert f"| {tool} {pins(tool)} |" in text, tool
+        assert f"| {tool} {version(tool)} |" in text, tool

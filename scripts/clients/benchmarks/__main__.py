@@ -15,7 +15,7 @@ from scripts.clients.benchmarks.report import Report
 from scripts.clients.benchmarks.scripted_server import MODEL, Served, scripted_server
 from scripts.clients.benchmarks.scripted_stream import SCRIPTS, Script
 from scripts.clients.benchmarks.tools import TOOLS, Task
-from scripts.clients.install import install, pins
+from scripts.clients.install import install, version
 from tasuki.cli.embedded import embedded_model
 
 _REQUESTS = 6
@@ -61,13 +61,14 @@ def _row(tool: str, script: Script, folder: Path, requests: int) -> bool:
     with scripted_server(script) as served:
         task = Task(served.url, MODEL, embedded_model(), folder, requests)
         report = _reported(tool, task)
+    name = f"{tool} {version(tool)}"
     if report is None or not report.requests or report.failed:
         with open(folder / "output", "a", encoding="utf-8") as output:
             output.write(f"asked for and not there: {served.unknown}\n")
     if report is None:
-        print(f"| {tool} {pins(tool)} | no result: see {folder}/output | | | | | | |", flush=True)
+        print(f"| {name} | no result: see {folder}/output | | | | | | |", flush=True)
         return False
-    print(f"| {tool} {pins(tool)} | {_cells(report, served)} |", flush=True)
+    print(f"| {name} | {_cells(report, served)} |", flush=True)
     return report.requests > 0 and not report.failed
 
 
