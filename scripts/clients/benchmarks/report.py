@@ -99,18 +99,6 @@ def read_vllm(folder: Path) -> Report:
     )
 
 
-def read_sglang(folder: Path) -> Report:
-    """Of the line that `--output-file` gets."""
-    (line,) = (folder / "sglang.jsonl").read_text(encoding="utf-8").splitlines()
-    shown = json.loads(line)
-    asked, good = shown["num_prompts"], shown["completed"]
-    return Report(
-        *(asked, asked - good, shown["mean_ttft_ms"], None),
-        *(shown["total_output_tokens"] / good if good else None, shown["mean_tpot_ms"]),
-        *(shown["mean_itl_ms"], shown["mean_e2e_latency_ms"]),
-    )
-
-
 def read_genai_bench(folder: Path) -> Report:
     """Of the file of its one run, whose times are in seconds."""
     (file,) = [file for file in folder.rglob("*.json") if "concurrency" in file.name]

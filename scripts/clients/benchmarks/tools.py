@@ -124,17 +124,6 @@ def _vllm(task: Task) -> tuple[str, ...]:
     )
 
 
-def _sglang(task: Task) -> tuple[str, ...]:
-    return (
-        *(str(program("sglang", "python")), "-m", "sglang.bench_serving"),
-        *("--backend", "sglang-oai-chat", "--base-url", task.url, "--model", task.model),
-        *("--tokenizer", str(task.tokenizer), "--dataset-name", "random-ids"),
-        *("--random-input-len", str(PROMPT_TOKENS), "--random-output-len", str(ANSWER_TOKENS)),
-        *("--random-range-ratio", "1", "--num-prompts", str(task.requests), "--seed", "1"),
-        *("--max-concurrency", "1", "--output-file", str(task.folder / "sglang.jsonl")),
-    )
-
-
 def _genai_bench(task: Task) -> tuple[str, ...]:
     return (
         *(str(program("genai-bench", "genai-bench")), "benchmark", "--api-backend", "openai"),
@@ -154,6 +143,5 @@ TOOLS = {
     "evalscope": Tool(_evalscope, report.read_evalscope),
     "inference-perf": Tool(_inference_perf, report.read_inference_perf),
     "vllm": Tool(_vllm, report.read_vllm),
-    "sglang": Tool(_sglang, report.read_sglang),
     "genai-bench": Tool(_genai_bench, report.read_genai_bench),
 }
