@@ -19,8 +19,8 @@ _REQUESTS = 12
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """cached_tokens: their sum over all answers; None where the client keeps no such count, and
-    asks for prompts that share nothing."""
+    """cached_tokens: their sum over all answers; None where the client keeps no such count; 0
+    where it keeps none either, and its prompts share nothing."""
 
     requests: int
     failed: int
@@ -100,7 +100,7 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
 
 
 def _as_documented(name: str, task: Task) -> Run:
-    """A tool's first command, by its own pages, whose prompts share nothing."""
+    """A tool's first command, by its own pages."""
     tool = TOOLS[name]
 
     def read(output: str, folder: Path) -> ClientCounts:
@@ -149,7 +149,7 @@ def _read_guidellm(output: str, folder: Path) -> ClientCounts:
     report = json.loads((folder / "guidellm.json").read_text(encoding="utf-8"))
     totals = [benchmark["metrics"]["request_totals"] for benchmark in report["benchmarks"]]
     failed = sum(total["errored"] + total["incomplete"] for total in totals)
-    return ClientCounts(sum(total["total"] for total in totals), failed, None)
+    return ClientCounts(sum(total["total"] for total in totals), failed, 0)
 
 
 def _read_locust(output: str, folder: Path) -> ClientCounts:
