@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel image gpu suites
+.PHONY: demo test test-slow goldens load clients benchmarks clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel image gpu suites
 
 demo: $(VENV)/installed
 	$(BIN)/tasuki demo
@@ -136,6 +136,10 @@ load: $(VENV)/dev-installed
 # Clients that others wrote, each in an environment of its own under build/clients.
 clients: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients $(CLIENTS_ARGS)
+
+# Benchmark tools that others wrote, against answers of known timing: each one's figures beside the truth.
+benchmarks: $(VENV)/dev-installed
+	$(BIN)/python -m scripts.clients.benchmarks $(BENCH_ARGS)
 
 # Test suites of other projects, which SUITES holds, against real nodes: a table with the class of each failure; exit
 # status 1 on one that is ours or has none. ONLY=openresponses runs one of them, FILE=... a file of it, unrecorded.

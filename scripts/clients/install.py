@@ -5,22 +5,34 @@ A client is pinned, so that a run can be repeated.
 """
 
 import argparse
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "build" / "clients"
+_NEWER_PYTHONS = 3
 _TORCH = "torch==2.13.0"
 """Named with those that want it, or an index may choose a build with CUDA."""
+
+
+class MissingPython(RuntimeError):
+    """A client wants a newer Python than any on the path: it names both."""
+
 
 PACKAGES = {
     "trie": ("tokenspeed-trie==0.1.1.post20260523",),
     "aiperf": ("aiperf==0.13.0",),
     "evalscope": (_TORCH, "evalscope[perf]==1.14.1"),
     "guidellm": (_TORCH, "guidellm==0.8.1"),
+    "inference-perf": ("inference-perf==0.7.0",),
+    "genai-bench": ("genai-bench==0.0.5",),
     "locust": ("locust==2.47.0",),
     "ray": ("ray==2.60.0",),
     "docs": ("mkdocs-material==9.8.1",),
@@ -51,6 +63,7 @@ PACKAGES = {
         *("openai-harmony==0.0.8", "mcp<2"),
     ),
     "inspect-ai": ("inspect-ai==0.3.285", "openai==3.54.0"),
+    "vllm": ("vllm[bench]==0.33.0",),
 }
 
 NODE_PACKAGES = {
@@ -68,6 +81,29 @@ NODE_PACKAGES = {
 """By npm, each into a `node_modules` of its own."""
 
 
+OLDEST_PYTHON = {"inference-perf": (3, 12)}
+"""Of those that our own interpreter is too old for."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """needs: what its build wants to be installed before it. environment: of the build."""
+
+    needs: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+BUILT = {
+    "vllm": Source(
+        (
+            *(_TORCH, "setuptools>=77,<81", "setuptools-scm", "setuptools-rust", "wheel"),
+            *("packaging", "ninja", "cmake", "jinja2"),
+        ),
+        {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
+    )
+}
+"""From their sources: vLLM's bench needs none of the kernels that its wheel has for GPUs."""
+
 BESIDE = frozenset({"docs", "goldens", "ray", "suites"})
 """Those that run our own package: they see it and all it needs, and are held to our versions."""
 
@@ -80,6 +116,11 @@ def pins(client: str) -> str:
     ]
     named = [(pin[1], pin[2]) for pin in found if pin is not None]
     return ", ".join(version if name == client else f"{name} {version}" for name, version in named)
+
+
+def version(client: str) -> str:
+    """Of the client itself, without those of what is installed with it."""
+    return pins(client).rpartition(", ")[2]
 
 
 def interpreter(client: str) -> Path | None:
@@ -95,7 +136,7 @@ def program(client: str, name: str) -> Path:
 
 
 def install(client: str) -> None:
-    """Raises CalledProcessError with pip's or npm's own words on stderr."""
+    """Raises CalledProcessError with pip's or npm's own words on stderr, and MissingPython."""
     folder = FOLDER / client
     if (folder / "installed").exists():
         return
@@ -109,15 +150,37 @@ def install(client: str) -> None:
 
 
 def _install_python(client: str, folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([_python(client), "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin" / "pip"), "install", "-q", "--progress-bar", "off"]
     if client in BESIDE:
         pip += ["-c", str(ROOT / "constraints.txt")]
-    subprocess.run([*pip, *PACKAGES[client]], check=True)
+    environment = dict(os.environ)
+    if client in BUILT:
+        subprocess.run([*pip, *BUILT[client].needs], check=True)
+        pip += ["--no-build-isolation", "--no-binary", client]
+        environment |= BUILT[client].environment
+    subprocess.run([*pip, *PACKAGES[client]], check=True, env=environment)
     if client in BESIDE:
         (packages,) = folder.glob("lib/python*/site-packages")
         ours = sysconfig.get_path("purelib")
         (packages / "beside.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
+
+
+def _python(client: str) -> str:
+    """The interpreter for its environment. Raises MissingPython."""
+    oldest = OLDEST_PYTHON.get(client, sys.version_info[:2])
+    if sys.version_info[:2] >= oldest:
+        return sys.executable
+    for minor in range(oldest[1], oldest[1] + _NEWER_PYTHONS):
+        found = shutil.which(f"python3.{minor}")
+        # A shim of pyenv is on the path for versions that it does not run.
+        if found and not subprocess.run([found, "--version"], capture_output=True).returncode:
+            return found
+    wanted = ".".join(map(str, oldest))
+    raise MissingPython(
+        f"{client} wants Python {wanted}: put a python{wanted} on the path, "
+        f"or name one by PYENV_VERSION where pyenv has it"
+    )
 
 
 def main() -> None:

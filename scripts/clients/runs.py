@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scripts.clients.benchmarks.tools import TOOLS, Task
 from scripts.clients.install import program
 
 MODEL = "embedded"
 _HUB_NAME = "local/embedded"
+_REQUESTS = 12
 
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """cached_tokens: their sum over all answers; None where the client keeps no such count, and
-    asks for prompts that share nothing."""
+    """cached_tokens: their sum over all answers; None where the client keeps no such count; 0
+    where it keeps none either, and its prompts share nothing."""
 
     requests: int
     failed: int
@@ -89,7 +91,23 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
             ),
             _read_locust,
         ),
+        **{
+            name: _as_documented(name, Task(url, MODEL, tokenizer, folder, _REQUESTS))
+            for name in ("inference-perf", "vllm", "genai-bench")
+            if folder.name == name
+        },
     }
+
+
+def _as_documented(name: str, task: Task) -> Run:
+    """A tool's first command, by its own pages."""
+    tool = TOOLS[name]
+
+    def read(output: str, folder: Path) -> ClientCounts:
+        report = tool.read(folder)
+        return ClientCounts(report.requests, report.failed, None)
+
+    return Run(tool.command(task), read, tool.environment)
 
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
@@ -131,7 +149,7 @@ def _read_guidellm(output: str, folder: Path) -> ClientCounts:
     report = json.loads((folder / "guidellm.json").read_text(encoding="utf-8"))
     totals = [benchmark["metrics"]["request_totals"] for benchmark in report["benchmarks"]]
     failed = sum(total["errored"] + total["incomplete"] for total in totals)
-    return ClientCounts(sum(total["total"] for total in totals), failed, None)
+    return ClientCounts(sum(total["total"] for total in totals), failed, 0)
 
 
 def _read_locust(output: str, folder: Path) -> ClientCounts:
