@@ -1,0 +1,5 @@
+"""What `make` does before tasuki is there: looks at the machine, chooses torch, keeps pip's output.
+
+Runs on the interpreter that builds, whichever it is, with nothing installed: the standard library
+and the syntax of Python 3.8.
+"""
