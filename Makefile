@@ -221,7 +221,7 @@ wheel: $(VENV)/installed
 
 # The same, installed into an empty environment and used from there: a node of the embedded model answers.
 wheel-use: wheel
-	$(BIN)/python -m scripts.wheel_use dist/tasuki-*-linux_*.whl
+	$(BIN)/python -m scripts.first_build.wheel_use dist/tasuki-*-linux_*.whl
 
 # Wheels in dist/ that install without a compiler: manylinux, of each Python and of this machine's architecture, or of
 # those in ARCHS (x86_64 aarch64; a foreign one needs qemu). Needs docker; pyproject.toml has the settings.

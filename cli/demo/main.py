@@ -1,6 +1,7 @@
 """`tasuki demo`: ten turns of an agent through two daemons, then through one process, compared.
 
-The daemons draft answers by the model's own draft layer, where it has one; the process does not.
+The daemons draft answers by the model's own draft layer, where it has one and as long as that
+gains; the process does not.
 
 Owns the daemons while they run; leaves no process and no file behind.
 """
@@ -50,11 +51,7 @@ def main(argv: Sequence[str]) -> int:
         write_line(_KNOWS_NOTHING)
     write_line("Starting a prefill daemon and a decode daemon ...")
     drafter = "mtp" if has_draft_layer(model) else "off"
-    pair = play(
-        disaggregated,
-        [*flags, "--speculate", drafter, "--draft-count", "most"],
-        config.answer_tokens,
-    )
+    pair = play(disaggregated, [*flags, "--speculate", drafter], config.answer_tokens)
     usages = [answer.usage for answer in pair]
     write_line(f"\n{table.hand_overs(usages)}\n{table.drafts(usages)}")
     write_line("\nThe same session in one fused process, which drafts nothing ...")

@@ -1,4 +1,4 @@
-"""`python -m scripts.wheel_use dist/tasuki-*.whl`: whether a wheel is enough by itself.
+"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: whether a wheel is enough by itself.
 
 Installs it into an empty environment, with what it asks for, and starts a node from there, in a
 folder that has no sources: the model that the wheel carries answers twice, and the second answer's
@@ -21,7 +21,7 @@ from typing import Any
 from scripts.first_build.torch_choice import gpu_names, torch_arguments
 from tests.harness.processes import free_port
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INSTALL_SECONDS = 1200.0
 READY_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 120.0, 120.0, 60.0
 LEAST_CACHED = 200
