@@ -18,7 +18,7 @@ COLUMNS = {
     "prompt": 7,
     "KV-cached": 9,
     "usable": 7,
-    NEW: 5,
+    NEW: 6,
     "first token": 11,
     "handed over": 11,
     "pages sent": 10,

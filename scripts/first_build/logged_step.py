@@ -27,20 +27,20 @@ def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, lis
     last: deque[str] = deque(maxlen=SHOWN_LINES)
     live, shown = screen.isatty(), 0.0
     width = shutil.get_terminal_size().columns - 1
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        log.write(line)
-        last.append(line.rstrip())
-        if live and last[-1] and time.monotonic() - shown > _SECONDS_A_LINE:
-            shown = time.monotonic()
-            screen.write(f"\r{'  ' + last[-1].strip():<{width}.{width}}")
-            screen.flush()
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(line)
+            last.append(line.rstrip())
+            if live and last[-1] and time.monotonic() - shown > _SECONDS_A_LINE:
+                shown = time.monotonic()
+                screen.write(f"\r{'  ' + last[-1].strip():<{width}.{width}}")
+                screen.flush()
     if live and shown:
         screen.write(f"\r{'':{width}}\r")
-    return process.wait(), list(last)
+    return process.returncode, list(last)
 
 
 def main(arguments: Sequence[str]) -> int:
