@@ -250,7 +250,7 @@ $(VENV)/torch:
 	$(NEEDS)
 	@mkdir -p build && rm -f $(INSTALL_LOG)
 	$(STEP) "making $(VENV)" -- $(PYTHON) -m venv $(VENV)
-	@torch='$(TORCH_ARGS)'; [ -n "$$torch" ] || torch=$$($(PYTHON) -m scripts.first_build.torch_choice $(BIN)/pip); \
+	@torch='$(TORCH_ARGS)'; [ -n "$$torch" ] || torch=$$($(PYTHON) -m scripts.first_build.torch_choice); \
 	$(PYTHON) -m scripts.first_build.logged_step $(INSTALL_LOG) "downloading and installing torch, the largest part" -- \
 	  $(PIP) install --progress-bar off -c constraints.txt torch $$torch
 	@touch $@

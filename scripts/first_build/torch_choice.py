@@ -1,6 +1,6 @@
 """Which torch an environment gets: a CUDA build where a GPU is, a CPU build where none is.
 
-    python3 -m scripts.first_build.torch_choice .venv/bin/pip
+    python3 -m scripts.first_build.torch_choice
 
 Prints the arguments for `pip install torch`: the index of CPU builds, or nothing. On Linux a plain
 `pip install torch` brings gigabytes of CUDA libraries, which a machine without a GPU has no use
@@ -10,12 +10,12 @@ for. An index that cannot be reached is not insisted on: then pip installs what 
 from __future__ import annotations
 
 import glob
-import subprocess
 import sys
+import urllib.request
 from collections.abc import Sequence
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-ASK_SECONDS = 30.0
+ASK_SECONDS = 10.0
 
 
 def gpu_names(pattern: str = "/dev/nvidia[0-9]*") -> list[str]:
@@ -23,32 +23,25 @@ def gpu_names(pattern: str = "/dev/nvidia[0-9]*") -> list[str]:
     return [*glob.glob(pattern), *glob.glob("/dev/dxg")]
 
 
-def reachable(pip: str, index: str) -> bool:
-    """Whether pip, with its own proxies and certificates, finds a torch there."""
-    asked = [pip, "index", "versions", "torch", "--index-url", index]
-    bounded = ["--timeout", "5", "--retries", "0", "--disable-pip-version-check"]
+def reachable(index: str) -> bool:
+    """Whether that index itself answers. pip cannot be asked: it would look into its other indices,
+    and wait for this one at each of torch's dependencies."""
     try:
-        found = subprocess.run(
-            [*asked, *bounded],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=ASK_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        with urllib.request.urlopen(f"{index}/torch/", timeout=ASK_SECONDS):
+            return True
+    except (OSError, ValueError):
         return False
-    return found.returncode == 0
 
 
-def torch_arguments(gpus: Sequence[str], pip: str, index: str = CPU_INDEX) -> list[str]:
-    if gpus or not reachable(pip, index):
+def torch_arguments(gpus: Sequence[str], index: str = CPU_INDEX) -> list[str]:
+    if gpus or not reachable(index):
         return []
     return ["--index-url", index]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """arguments: the pip that is to install it."""
+def main() -> int:
     gpus = gpu_names()
-    chosen = torch_arguments(gpus, arguments[0])
+    chosen = torch_arguments(gpus)
     if gpus:
         said = f"a GPU is here ({gpus[0]}), so torch is a CUDA build"
     elif chosen:
@@ -61,4 +54,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -40,7 +40,7 @@ def install(wheel: Path, venv: Path) -> None:
     pip = str(venv / "bin" / "pip")
     constraints = ("-c", str(ROOT / "constraints.txt"))
     quiet = ("--progress-bar", "off", "-q", "--disable-pip-version-check")
-    _run([pip, "install", *quiet, *constraints, "torch", *torch_arguments(gpu_names(), pip)])
+    _run([pip, "install", *quiet, *constraints, "torch", *torch_arguments(gpu_names())])
     _run([pip, "install", *quiet, *constraints, str(wheel)])
     _run([pip, "check"])
 

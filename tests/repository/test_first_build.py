@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from scripts.first_build import logged_step, needs, requirements, torch_choice
+from tests.harness.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "first_build"
@@ -105,23 +109,34 @@ def test_make_stops_before_it_makes_anything(tmp_path: Path) -> None:
     assert not venv.exists()
 
 
-@pytest.mark.parametrize(
-    ("gpus", "reached", "chosen"),
-    [
-        ([], True, ["--index-url", torch_choice.CPU_INDEX]),
-        ([], False, []),
-        (["/dev/nvidia0"], True, []),
-    ],
-)
-def test_torch_is_a_cpu_build_where_no_gpu_is(
-    tmp_path: Path, gpus: list[str], reached: bool, chosen: list[str]
-) -> None:
-    pip = executable(tmp_path / "pip", f'echo "$@" > {tmp_path}/asked; exit {int(not reached)}')
-    assert torch_choice.torch_arguments(gpus, str(pip)) == chosen
-    asked = tmp_path / "asked"
-    assert asked.exists() == (not gpus)
-    assert not asked.exists() or torch_choice.CPU_INDEX in asked.read_text()
-    assert torch_choice.torch_arguments([], str(tmp_path / "no-pip")) == []
+@pytest.fixture
+def index() -> Iterator[str]:
+    """The address of an index that has a page for torch."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Index) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/whl/cpu"
+        server.shutdown()
+        thread.join()
+
+
+class _Index(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/whl/cpu/torch/" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_torch_is_a_cpu_build_where_no_gpu_is(index: str) -> None:
+    assert torch_choice.torch_arguments([], index) == ["--index-url", index]
+    assert torch_choice.torch_arguments(["/dev/nvidia0"], index) == []
+
+
+def test_an_index_that_cannot_be_reached_is_not_insisted_on(index: str) -> None:
+    for wrong in (f"{index}/none", f"http://127.0.0.1:{free_port()}", "no address"):
+        assert torch_choice.torch_arguments([], wrong) == []
 
 
 def test_gpus_are_found_by_their_devices(tmp_path: Path) -> None:
