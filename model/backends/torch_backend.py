@@ -15,13 +15,13 @@ from tasuki.model.ops.attention.reference import (
     write_pages,
 )
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
-from tasuki.model.ops.attention.row_room import RowRoom
 from tasuki.model.ops.draft.reference import CarryPlan, carry_over, plan_carry, states_before
 from tasuki.model.ops.gdn.reference import GdnPlan, gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import product, swiglu
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
+from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.layers import (
     AttentionWeights,
     DraftWeights,

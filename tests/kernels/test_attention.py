@@ -22,8 +22,8 @@ from tasuki.model.ops.attention.page_rows import fp8_views, read_pages
 from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
-from tasuki.model.ops.attention.row_room import RowRoom
 from tasuki.model.ops.attention.tile_groups import TileGroup, turned_bytes
+from tasuki.model.ops.row_room import RowRoom
 
 from .attention import AttentionCase, Heads, attention_case, close_pages, each_kv, roomy
 from .tensors import close

@@ -15,7 +15,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.attention import reference
 from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_rows
-from tasuki.model.ops.attention.row_room import RowRoom
+from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena

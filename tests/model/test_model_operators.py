@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from tasuki.model.ops.attention.reference import paged_attention, plan_attention
 from tasuki.model.ops.attention.rope import RotaryAngles, apply_rotary
-from tasuki.model.ops.attention.row_room import RowRoom
 from tasuki.model.ops.gdn.reference import gated_delta_rule, plan_gdn
 from tasuki.model.ops.gdn.reference_conv import causal_conv, plan_conv
 from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
+from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 

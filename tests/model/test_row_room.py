@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tasuki.model.ops.attention.page_rows import read_pages
-from tasuki.model.ops.attention.row_room import _LOOKED_AFTER, Place, RowRoom
+from tasuki.model.ops.row_room import _LOOKED_AFTER, Place, RowRoom
 from tasuki.pycache.layout import PAGE_TOKENS
 
 PAGES, HEADS, DIM = 9, 2, 4

@@ -10,10 +10,9 @@ uint8 [pages, kv_heads, codes [2, page_tokens, head_dim] and scales [2, page_tok
 import torch
 from torch import Tensor
 
+from tasuki.model.ops.row_room import Place, RowRoom
 from tasuki.pycache.fp8_rows import decode_rows, encode_rows
 from tasuki.pycache.layout import PAGE_TOKENS
-
-from .row_room import Place, RowRoom
 
 _SIDES = 2
 _STORED = (Place.STORED_KEYS, Place.STORED_VALUES)

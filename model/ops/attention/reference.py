@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.ops.row_room import RowRoom
+
 from .page_rows import read_pages, write_rows
-from .row_room import RowRoom
 
 
 @dataclass(frozen=True)
