@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     screen.write(f"tasuki: {title}\n")
     started = time.monotonic()
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8", errors="replace") as log:
+    with open(path, "a", buffering=1, encoding="utf-8", errors="replace") as log:
         status, last = run(log, command, screen)
     if status:
         screen.write("\n".join([*last, ""]))
