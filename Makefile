@@ -11,10 +11,13 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo test test-slow goldens load clients benchmarks clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel image gpu suites
+.PHONY: demo install test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel wheel-use wheels image gpu suites benchmarks
 
 demo: $(VENV)/installed
-	$(BIN)/tasuki demo
+	@$(BIN)/tasuki demo
+
+# All that `.venv/bin/tasuki` needs, and nothing else.
+install: $(VENV)/installed
 
 # A file in one of the processes: a file's tests may share daemons. Files come as they are listed, since those with
 # the most tests are not the longest. Each torch keeps to its core. Sources are compiled once, whatever the caller's
@@ -210,10 +213,22 @@ chat-cost: $(VENV)/dev-installed
 kernels: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.compile_kernels
 
+# A wheel in dist/ for this machine's Python and for Linux machines with its C library or a newer one, from what is
+# built already: seconds. `auditwheel show` says which libraries it needs, and of which age.
+wheel: $(VENV)/installed
+	$(BIN)/pip install --progress-bar off -q -c constraints.txt auditwheel
+	rm -f dist/tasuki-*-linux_*.whl
+	$(BIN)/pip wheel --progress-bar off -q --no-deps --no-build-isolation -w dist .
+	$(BIN)/auditwheel show dist/tasuki-*-linux_*.whl
+
+# The same, installed into an empty environment and used from there: a node of the embedded model answers.
+wheel-use: wheel
+	$(BIN)/python -m scripts.first_build.wheel_use dist/tasuki-*-linux_*.whl
+
 # Wheels in dist/ that install without a compiler: manylinux, of each Python and of this machine's architecture, or of
 # those in ARCHS (x86_64 aarch64; a foreign one needs qemu). Needs docker; pyproject.toml has the settings.
 ARCHS ?= native
-wheel: $(VENV)/dev-installed
+wheels: $(VENV)/dev-installed
 	$(BIN)/pip install --progress-bar off -q 'cibuildwheel>=3,<4'
 	$(BIN)/python -m cibuildwheel --platform linux --archs "$(ARCHS)" --output-dir dist
 
@@ -225,18 +240,29 @@ image:
 clean:
 	rm -rf $(VENV) .venv-stubs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+# What pip says goes into a file, and to the screen where it fails.
+INSTALL_LOG := build/install.log
+STEP = @$(PYTHON) -m scripts.first_build.logged_step $(INSTALL_LOG)
+NEEDS = @command -v $(PYTHON) >/dev/null || { echo "tasuki: $(PYTHON) is not there: install Python 3.11 or newer" >&2; exit 1; }; \
+	$(PYTHON) -m scripts.first_build.needs $(VENV)
+PIP = $(BIN)/pip --disable-pip-version-check
+
 # torch comes first and pinned, so that nothing else pulls another build of it.
 $(VENV)/torch:
-	@echo "tasuki: making $(VENV)"
-	$(PYTHON) -m venv $(VENV)
-	@echo "tasuki: installing torch (the largest download)"
-	$(BIN)/pip install -c constraints.txt torch $(TORCH_ARGS)
+	$(NEEDS)
+	@mkdir -p build && rm -f $(INSTALL_LOG)
+	$(STEP) "making $(VENV)" -- $(PYTHON) -m venv $(VENV)
+	@torch='$(TORCH_ARGS)'; [ -n "$$torch" ] || torch=$$($(PYTHON) -m scripts.first_build.torch_choice); \
+	$(PYTHON) -m scripts.first_build.logged_step $(INSTALL_LOG) "downloading and installing torch, the largest part" -- \
+	  $(PIP) install --progress-bar off -c constraints.txt torch $$torch
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
-	@echo "tasuki: building and installing the package (about fifty C++ files, a minute or two on a quiet machine)"
-	$(BIN)/pip install --progress-bar off -q -c constraints.txt scikit-build-core pybind11 ninja cmake
-	$(BIN)/pip install -v -c constraints.txt --no-build-isolation -e .
+	$(NEEDS)
+	@$(BIN)/python -m scripts.first_build.requirements pyproject.toml > build/requirements.txt
+	$(STEP) "downloading and installing what tasuki needs" -- $(PIP) install --progress-bar off -c constraints.txt \
+	  ninja cmake -r build/requirements.txt
+	$(STEP) "compiling the C++ part, a minute or two of two cores" -- $(PIP) install -v --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(VENV)/dev-installed: $(VENV)/installed

@@ -1,8 +1,9 @@
 """The demonstration's conversation: ten turns of an assistant that reads letters through a tool.
 
 The first turn sets the scene, each later one brings what a tool returned or what the person asks
-next; every turn adds several hundred tokens, so that the context grows as an agent's does. The
-texts are letters.txt: paragraphs under the names of their parts, two to a letter.
+next; every turn adds several hundred tokens, so that the context grows as an agent's does. The last
+turn is then asked anew with other endings, as by somebody who edits what he sent. The texts are
+letters.txt: paragraphs under the names of their parts, two to a letter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,26 @@ Turn = Sequence[Mapping[str, str]]
 def turns() -> list[Turn]:
     """Messages of the ten turns, each with role and content; answers come between them."""
     parts = _parts()
-    (scene,), (opening,), (notes,) = parts["scene"], parts["opening"], parts["notes"]
-    pairs = iter(parts["letters"])
-    letters = list(zip(pairs, pairs, strict=True))
-    script: list[Turn] = []
-    for number, request in enumerate([opening, *parts["requests"]]):
-        found = _found(letters, number % len(letters), notes)
-        script.append([{"role": "user", "content": f"{request}\n\n{found}"}])
+    (scene,), (notes,) = parts["scene"], parts["notes"]
+    script = [_turn(parts, number, notes) for number in range(1 + len(parts["requests"]))]
     script[0] = [{"role": "system", "content": scene}, *script[0]]
     return script
+
+
+def edited_turns() -> list[Turn]:
+    """The last of turns() anew, each time with another end: what they begin with is the same."""
+    parts = _parts()
+    return [_turn(parts, len(parts["requests"]), ending) for ending in parts["endings"]]
+
+
+def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
+    """The person's, with what the tool returned; end: its last paragraph."""
+    (opening,) = parts["opening"]
+    pairs = iter(parts["letters"])
+    letters = list(zip(pairs, pairs, strict=True))
+    request = [opening, *parts["requests"]][number]
+    found = _found(letters, number % len(letters), end)
+    return [{"role": "user", "content": f"{request}\n\n{found}"}]
 
 
 def _parts() -> dict[str, list[str]]:
@@ -36,11 +48,11 @@ def _parts() -> dict[str, list[str]]:
     return parts
 
 
-def _found(letters: Sequence[tuple[str, str]], number: int, notes: str) -> str:
-    """What the tool returns: a letter, another beside it, and the library's notes."""
+def _found(letters: Sequence[tuple[str, str]], number: int, end: str) -> str:
+    """What the tool returns: a letter, another beside it, and the end."""
     first, second = letters[number]
     beside = " ".join(letters[(number + 4) % len(letters)])
     return (
         f"The tool returned letter {number + 1}.\n{first}\n{second}\n\n"
-        f"It was found together with another.\n{beside}\n\n{notes}"
+        f"It was found together with another.\n{beside}\n\n{end}"
     )

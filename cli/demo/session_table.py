@@ -6,17 +6,22 @@ Pure functions of usage objects: the table prints the client's usages and measur
 from collections.abc import Sequence
 
 from tasuki.engine.messages import TransferReport, Usage
+from tasuki.pycache.layout import PAGE_TOKENS
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+NEW = "new"
+"""The cause of tokens that nobody computed before: they are not lost."""
 COLUMNS = {
     "turn": 4,
     "prompt": 7,
     "KV-cached": 9,
     "usable": 7,
-    "TTFT": 8,
+    NEW: 6,
+    "first token": 11,
     "handed over": 11,
+    "pages sent": 10,
     "hidden": 6,
     "tokens/s": 8,
     "drafts held": 11,
@@ -30,16 +35,18 @@ def header() -> str:
     return "  ".join([*cells, LAST_TITLE])
 
 
-def row(turn: int, usage: Usage) -> str:
+def row(turn: str, usage: Usage) -> str:
     """One turn. A dash stands where nothing was measured."""
     hit = usage.hit
     texts = (
-        str(turn),
+        turn,
         str(usage.prompt_tokens),
         "-" if hit is None else str(hit.kv_tokens),
         "-" if hit is None else str(hit.usable_tokens),
+        "-" if hit is None else str(hit.causes.get(NEW, 0)),
         f"{usage.time_to_first_token * 1000:.0f} ms",
         handed_over(usage.transfer),
+        pages_sent(usage),
         hidden_share(usage.transfer),
         decode_rate(usage),
         drafts_held(usage),
@@ -49,12 +56,12 @@ def row(turn: int, usage: Usage) -> str:
 
 
 def lost(usage: Usage) -> str:
-    """Prompt tokens that were computed, by cause, most first; flags a lost hand-over."""
+    """Prompt tokens that were computed again, by cause, most first; flags a lost hand-over."""
     causes = {} if usage.hit is None else usage.hit.causes
     parts = [
         f"{cause} {count}"
         for cause, count in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
-        if count
+        if count and cause != NEW
     ]
     if usage.local_fallback:
         parts.append("(hand-over lost, prefilled here)")
@@ -69,6 +76,13 @@ def handed_over(transfer: TransferReport | None) -> str:
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.0f} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def pages_sent(usage: Usage) -> str:
+    """Of the prompt's pages those that the hand-over brought: the others were there."""
+    if usage.transfer is None:
+        return "-"
+    return f"{usage.transfer.pages} of {_pages(usage)}"
 
 
 def hidden_share(transfer: TransferReport | None) -> str:
@@ -105,3 +119,25 @@ def drafts(usages: Sequence[Usage]) -> str:
         f"{accepted} of {drafted} drafted tokens held ({accepted / drafted:.0%}): "
         f"{tokens} tokens in {tokens - accepted} forwards."
     )
+
+
+def hand_overs(usages: Sequence[Usage]) -> str:
+    """Sentences on the hand-overs of a whole session: what they brought, and what they saved."""
+    handed = [(usage, usage.transfer) for usage in usages if usage.transfer is not None]
+    if not handed:
+        return "Nothing was handed over."
+    prompt = sum(usage.prompt_tokens for usage, _ in handed)
+    usable = sum(0 if usage.hit is None else usage.hit.usable_tokens for usage, _ in handed)
+    sent, pages = sum(found.pages for _, found in handed), sum(_pages(usage) for usage, _ in handed)
+    hidden = sum(found.hidden_seconds for _, found in handed)
+    whole = hidden + sum(found.exposed_seconds for _, found in handed)
+    beside = f", {hidden / whole:.0%} of the time beside the forward" if whole > 0 else ""
+    return (
+        f"{len(handed)} prompts of {prompt} tokens were handed over, none of which the decode node "
+        f"computed. The prefill node computed {prompt - usable}: of {usable} it had KV and state.\n"
+        f"{sent} of {pages} pages were sent{beside}: the decode node kept the others."
+    )
+
+
+def _pages(usage: Usage) -> int:
+    return -(-usage.prompt_tokens // PAGE_TOKENS)

@@ -21,6 +21,7 @@ from tasuki.model.ops.gdn.reference_conv import ConvPlan, causal_conv, plan_conv
 from tasuki.model.ops.linear.reference import product, swiglu
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
+from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.layers import (
     AttentionWeights,
     DraftWeights,
@@ -37,7 +38,8 @@ from .reduce import Reduce, one_rank
 @dataclass(frozen=True)
 class TorchPlan:
     """What every layer of one forward shares, so that layers hold no index arithmetic. cos, sin
-    [T, 1, rotary_dim / 2] float32; carry: where there is a draft layer."""
+    [T, 1, rotary_dim / 2] float32; carry: where there is a draft layer; room: for the contexts that
+    it reads."""
 
     attention: AttentionPlan
     conv: ConvPlan
@@ -45,9 +47,10 @@ class TorchPlan:
     cos: Tensor
     sin: Tensor
     carry: CarryPlan | None
+    room: RowRoom
 
     @staticmethod
-    def of(batch: Batch, config: ModelConfig, angles: RotaryAngles) -> "TorchPlan":
+    def of(batch: Batch, config: ModelConfig, angles: RotaryAngles, room: RowRoom) -> "TorchPlan":
         lengths = batch.cu_seqlens.diff().tolist()
         saves = batch.saves()
         cos, sin = angles.table(batch.positions)
@@ -69,19 +72,22 @@ class TorchPlan:
                 if config.draft_layers
                 else None
             ),
+            room=room,
         )
 
 
 class TorchBackend:
-    """config: of one rank's heads and widths, as the weights are."""
+    """config: of one rank's heads and widths, as the weights are. Owns the room that its forwards
+    read contexts into, one forward after the other. Thread rule: one thread."""
 
     def __init__(self, config: ModelConfig, reduce: Reduce = one_rank) -> None:
         self._config = config
         self._angles = RotaryAngles.of(config)
         self._reduce = reduce
+        self._room = RowRoom()
 
     def bind(self, batch: Batch) -> "TorchOperators":
-        plan = TorchPlan.of(batch, self._config, self._angles)
+        plan = TorchPlan.of(batch, self._config, self._angles, self._room)
         return TorchOperators(self._config, plan, self._reduce)
 
 
@@ -145,6 +151,7 @@ class TorchOperators:
             v.view(tokens, config.kv_heads, dim),
             kv,
             plan.attention,
+            plan.room,
         )
         return (output * gate.sigmoid()).flatten(1)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import grpc
@@ -20,6 +21,7 @@ from tasuki.client.errors import ClientError, LaunchError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.forked_daemon import ForkedDaemon
@@ -182,3 +184,10 @@ def test_the_script_is_ten_turns_of_several_hundred_tokens(folder: Path) -> None
     for turn in turns:
         messages = [ChatMessage(message["role"], message["content"]) for message in turn]
         assert len(template.continuation(messages).tokens) >= 300
+    edits = [turn[0]["content"] for turn in demo_script.edited_turns()]
+    assert len(edits) == 2
+    for edit in edits:
+        pairs = zip(edit, turns[-1][-1]["content"], strict=False)
+        shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        assert len(template.continuation([ChatMessage("user", shared)]).tokens) >= 2 * PAGE_TOKENS
+        assert edit != shared

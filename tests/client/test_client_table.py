@@ -19,25 +19,27 @@ def test_a_row_tells_everything_that_was_counted() -> None:
         hit=m.HitBreakdown(900, 640, 576, {"new": 260, "alignment": 64, "kv_evicted": 0}, None),
         transfer=m.TransferReport(3 * 2**20, 9, 10, 0.09, 0.01),
     )
-    assert cells(table.row(3, told)) == [
+    assert cells(table.row("3", told)) == [
         "3",
         "900",
         "640",
         "576",
+        "260",
         "250 ms",
         "3 MiB",
+        "10 of 15",
         "90%",
         "50.0",
         "30 of 40",
-        "new 260, alignment 64",
+        "alignment 64",
     ]
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     told = replace(usage(5, 1), hit=None, transfer=None, local_fallback=True)
-    row = cells(table.row(1, told))
-    assert row[2:4] == ["-", "-"] and row[5:9] == ["-", "-", "-", "-"]
-    assert row[9] == "(hand-over lost, prefilled here)"
+    row = cells(table.row("1", told))
+    assert row[2:5] == ["-"] * 3 and row[6:11] == ["-"] * 5
+    assert row[11] == "(hand-over lost, prefilled here)"
 
 
 def test_drafts_are_added_up_over_a_session() -> None:
@@ -47,14 +49,31 @@ def test_drafts_are_added_up_over_a_session() -> None:
     assert table.drafts([usage(5, 1)]) == "No token of the answers was drafted."
 
 
+def test_hand_overs_are_added_up_over_a_session() -> None:
+    handed = replace(
+        usage(900, 50),
+        hit=m.HitBreakdown(900, 640, 576, {"new": 260, "alignment": 64}, None),
+        transfer=m.TransferReport(2**20, 9, 5, 0.09, 0.01),
+    )
+    said = table.hand_overs([handed, replace(usage(70, 9), transfer=None), handed])
+    assert said.startswith("2 prompts of 1800 tokens were handed over")
+    assert "computed 648: of 1152 it had KV and state" in said
+    assert "10 of 30 pages were sent, 90% of the time beside the forward" in said
+    assert table.hand_overs([replace(usage(70, 9), transfer=None)]) == "Nothing was handed over."
+
+
+def test_new_tokens_are_not_lost() -> None:
+    assert cells(table.row("1", usage(900, 3)))[-1] == "none"
+
+
 def test_columns_stand_under_their_titles() -> None:
-    lines = [table.header(), table.row(1, usage(5, 3)), table.row(2, usage(123456, 3))]
+    lines = [table.header(), table.row("1", usage(5, 3)), table.row("10b", usage(123456, 3))]
     assert len(lines) == 3 and cells(lines[0])[-1] == table.LAST_TITLE
-    ends = [
+    ends = {
         len(line.rpartition(last)[0])
-        for line, last in zip(lines, ("lost", "new", "new"), strict=True)
-    ]
-    assert len(set(ends)) == 1
+        for line, last in zip(lines, ("lost", "none", "none"), strict=True)
+    }
+    assert len(ends) == 1
 
 
 def test_bytes_have_three_digits() -> None:

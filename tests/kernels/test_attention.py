@@ -23,6 +23,7 @@ from tasuki.model.ops.attention.prefill import paged_attention_prefill
 from tasuki.model.ops.attention.prefill_tiles import PrefillTiles
 from tasuki.model.ops.attention.reference import naive_attention
 from tasuki.model.ops.attention.tile_groups import TileGroup, turned_bytes
+from tasuki.model.ops.row_room import RowRoom
 
 from .attention import AttentionCase, Heads, attention_case, close_pages, each_kv, roomy
 from .tensors import close
@@ -110,7 +111,7 @@ def test_turned_pages_hold_what_the_cpu_reads(device: torch.device) -> None:
     places = [(1, 2), (0, 1), (1, 1)]
     pages = turned_pages(case.kv, case.page_table(), case.int32(places), torch.bfloat16)
     stored = torch.tensor([case.pages[sequence][page] for sequence, page in places])
-    for side, rows in enumerate(read_pages(case.kv.cpu(), stored, torch.bfloat16)):
+    for side, rows in enumerate(read_pages(case.kv.cpu(), stored, torch.bfloat16, RowRoom())):
         got = pages[:, :, side].transpose(0, 1).flatten(1, 2).cpu()
         torch.testing.assert_close(got, rows, rtol=0, atol=0, equal_nan=True)
 

@@ -15,6 +15,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import published_or_folder
 from tasuki.model.ops.attention import reference
 from tasuki.model.ops.attention.page_rows import fp8_views, read_pages, write_rows
+from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
@@ -73,10 +74,10 @@ def test_a_head_of_a_page_is_what_the_wire_makes_of_it() -> None:
     wire = RowFormat(Precision.FP8, 2 * PAGE_TOKENS, width)
     assert wire.encoded_bytes == layout.head_bytes
     assert torch.equal(kv[1], wire.encode(rows))
-    keys, values = read_pages(kv, torch.tensor([1]), torch.float32)
+    keys, values = read_pages(kv, torch.tensor([1]), torch.float32, RowRoom())
     assert torch.equal(torch.cat((keys, values), 1), wire.decode(kv[1], torch.float32))
     # In bf16 both factors are exact, and so is what they make.
-    halves = read_pages(kv, torch.tensor([1]), torch.bfloat16)
+    halves = read_pages(kv, torch.tensor([1]), torch.bfloat16, RowRoom())
     assert torch.equal(halves[0].float(), keys) and torch.equal(halves[1].float(), values)
 
 
@@ -87,7 +88,7 @@ def test_a_row_alone_decides_its_scale() -> None:
     small, large = torch.full((1, 1, 8), 2.0**-10), torch.full((1, 1, 8), 3.0e4)
     for token, row in enumerate((small, large, torch.zeros(1, 1, 8))):
         write_rows(row, -row, kv, (torch.tensor([0]), torch.tensor([token])))
-    keys, values = read_pages(kv, torch.tensor([0]), torch.float32)
+    keys, values = read_pages(kv, torch.tensor([0]), torch.float32, RowRoom())
     assert torch.equal(keys[:, 0], small[0]) and torch.equal(values[:, 0], -small[0])
     assert (keys[0, 1] - 3.0e4).abs().max() <= 3.0e4 / 16
     assert (keys[0, 2] == 0).all() and keys[0, 3:].isnan().all()

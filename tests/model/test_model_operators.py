@@ -14,6 +14,7 @@ from tasuki.model.ops.gdn.reference_conv import causal_conv, plan_conv
 from tasuki.model.ops.gdn.reference_recurrent import recurrent_gated_delta_rule
 from tasuki.model.ops.moe.reference import gated_shared, mixture, route
 from tasuki.model.ops.norm.reference import gated_rms_norm, l2_norm, rms_norm
+from tasuki.model.ops.row_room import RowRoom
 from tasuki.model.weights.matrix import Matrix
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -129,7 +130,7 @@ def test_paged_attention_equals_dense(before: int, length: int) -> None:
         kv[page, :, 0, offset], kv[page, :, 1, offset] = keys[position], values[position]
     q = noise(3, length, heads, dim)
     plan = plan_attention([length], [before], table, torch.arange(before, context), PAGE_TOKENS)
-    got = paged_attention(q, keys[before:], values[before:], kv, plan)
+    got = paged_attention(q, keys[before:], values[before:], kv, plan, RowRoom())
     for token in range(length):
         seen = before + token + 1
         for head in range(heads):
@@ -162,7 +163,7 @@ def test_tokens_that_are_verified_attend_as_one_after_the_other(
             plan = plan if first_key else plan.without_first_key()
             rows = slice(begin, end)
             if end > begin:
-                found.append(paged_attention(q[rows], k[rows], v[rows], kv, plan))
+                found.append(paged_attention(q[rows], k[rows], v[rows], kv, plan, RowRoom()))
         return torch.cat(found)[before:]
 
     alone = attend([*range(before + 1, context + 1)], ())

@@ -10,10 +10,13 @@ uint8 [pages, kv_heads, codes [2, page_tokens, head_dim] and scales [2, page_tok
 import torch
 from torch import Tensor
 
+from tasuki.model.ops.row_room import Place, RowRoom
 from tasuki.pycache.fp8_rows import decode_rows, encode_rows
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _SIDES = 2
+_STORED = (Place.STORED_KEYS, Place.STORED_VALUES)
+_NUMBERS = (Place.KEYS, Place.VALUES)
 
 
 def holds_fp8(kv: Tensor) -> bool:
@@ -32,10 +35,13 @@ def write_rows(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) 
         _put(of_rows[:, :, side], places, scales)
 
 
-def read_pages(kv: Tensor, pages: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, page_tokens * n, head_dim] of pages [n]."""
+def read_pages(
+    kv: Tensor, pages: Tensor, dtype: torch.dtype, room: RowRoom
+) -> tuple[Tensor, Tensor]:
+    """Keys and values [kv_heads, page_tokens * n, head_dim] of pages [n], until the next read into
+    the room."""
     if not holds_fp8(kv):
-        return _keys_and_values(kv, pages, dtype)
+        return _keys_and_values(kv, pages, dtype, room)
     heads = kv.shape[1]
     # What one head has of one page are neighbours, so that the gather copies runs of them.
     head = torch.arange(heads, device=kv.device)[:, None]
@@ -61,12 +67,20 @@ def _put(side: Tensor, places: tuple[Tensor, Tensor], rows: Tensor) -> None:
     side.transpose(1, 2).index_put_(places, rows)
 
 
-def _keys_and_values(kv: Tensor, pages: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _keys_and_values(
+    kv: Tensor, pages: Tensor, dtype: torch.dtype, room: RowRoom
+) -> tuple[Tensor, Tensor]:
     _, heads, sides, tokens, dim = kv.shape
     runs = kv.view(-1, tokens * dim)
     head = torch.arange(heads, device=kv.device)[:, None]
     chosen = ((pages * heads + head) * sides).flatten()
-    k, v = (
-        runs.index_select(0, chosen + side).view(heads, -1, dim).to(dtype) for side in range(sides)
-    )
-    return k, v
+    count, width = len(chosen), tokens * dim
+
+    def read(side: int) -> Tensor:
+        rows = room.rows(_STORED[side], count, width, kv.dtype, kv.device)
+        torch.index_select(runs, 0, chosen + side, out=rows)
+        if kv.dtype != dtype:
+            rows = room.rows(_NUMBERS[side], count, width, dtype, kv.device).copy_(rows)
+        return rows.view(heads, -1, dim)
+
+    return read(0), read(1)

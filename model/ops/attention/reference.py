@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tasuki.model.ops.row_room import RowRoom
+
 from .page_rows import read_pages, write_rows
 
 
@@ -94,17 +96,19 @@ def plan_attention(
     )
 
 
-def paged_attention(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> Tensor:
+def paged_attention(
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan, room: RowRoom
+) -> Tensor:
     """Attention output [T, query_heads, head_dim] in q's dtype; writes k and v into kv, and reads
     them there too.
 
     q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as
-    page_rows.py has it.
+    page_rows.py has it; room: for one context after the other.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
     for context in plan.contexts:
-        keys, values = read_pages(kv, context.pages, q.dtype)
+        keys, values = read_pages(kv, context.pages, q.dtype, room)
         for rows, seen, mask in context.queries():
             output[rows] = _attend(q[rows], keys[:, :seen], values[:, :seen], mask)
     return output

@@ -1,0 +1,63 @@
+"""Memory into which the pages of one context after the other are read.
+
+Fresh memory for a long context is taken from the system and given back by every layer of every
+step. Its page faults took five times as long as the copy: half of a step behind 5,000 tokens.
+
+Owns that memory. Invariant: what was read stands until the next read into the same place. Thread
+rule: one thread.
+"""
+
+from collections import defaultdict
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+_GROWS = 1.25
+"""A context grows by a page every 64 steps: not each is to be a move."""
+_LOOKED_AFTER = 4096
+"""Reads after which memory that none of them needed half of is given back."""
+
+
+class Place(Enum):
+    """What is read. STORED: rows as pages hold them; else the same as numbers of another kind."""
+
+    STORED_KEYS = "stored keys"
+    STORED_VALUES = "stored values"
+    KEYS = "keys"
+    VALUES = "values"
+
+
+class RowRoom:
+    def __init__(self) -> None:
+        self._held: dict[Place, Tensor] = {}
+        self._needed: defaultdict[Place, int] = defaultdict(int)
+        self._reads = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(held.nbytes for held in self._held.values())
+
+    def rows(
+        self, place: Place, count: int, width: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """[count, width], whatever stood there."""
+        size = count * width
+        self._give_back()
+        self._needed[place] = max(self._needed[place], size)
+        held = self._held.get(place)
+        if held is None or len(held) < size or held.dtype != dtype or held.device != device:
+            # Of no forward in particular, so that one with gradients may write it too.
+            with torch.inference_mode(False):
+                held = torch.empty(int(size * _GROWS), dtype=dtype, device=device)
+            self._held[place] = held
+        return held[:size].view(count, width)
+
+    def _give_back(self) -> None:
+        self._reads += 1
+        if self._reads % _LOOKED_AFTER:
+            return
+        for place, held in [*self._held.items()]:
+            if len(held) > 2 * _GROWS * self._needed[place]:
+                del self._held[place]
+        self._needed.clear()

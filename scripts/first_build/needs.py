@@ -1,0 +1,188 @@
+"""What a build needs of this machine, looked at before anything is downloaded.
+
+    python3 -m scripts.first_build.needs .venv
+
+Prints nothing where all is there; else one line a lack, with its mend, and ends with status 1.
+Pure but for `main`: each check is given what it looks at.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .torch_choice import gpu_names
+
+LEAST_PYTHON = (3, 11)
+GIB = 1 << 30
+CPU_BYTES = 4 * GIB
+"""An environment with a CPU build of torch, what pip unpacks on the way, and the compiled part."""
+CUDA_BYTES = 14 * GIB
+"""The same with a CUDA build of torch and its libraries."""
+TEMPORARY_BYTES = 1 * GIB
+"""Of the folder for temporary files: the largest wheel."""
+COMPILERS = ("c++", "g++", "clang++")
+COMPILE_SECONDS = 60.0
+SAMPLE = "#include <concepts>\n#include <span>\nint main() { return std::span<int>{}.size(); }\n"
+"""What a compiler of C++20 takes, and an older one does not."""
+_FEDORA = {"compiler": "gcc-c++", "venv": "{0}", "headers": "{0}-devel"}
+PACKAGES = {
+    "apt-get": {"compiler": "g++", "venv": "{0}-venv", "headers": "{0}-dev"},
+    "dnf": _FEDORA,
+    "zypper": _FEDORA,
+}
+"""What a package manager calls what a build needs; {0}: as python3.12."""
+
+
+class Lack(NamedTuple):
+    """what is not as a build needs it; mend: what to do."""
+
+    what: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.mend}"
+
+
+def system_lack(system: str) -> Lack | None:
+    """system: as platform.system() says."""
+    if system == "Linux":
+        return None
+    return Lack(f"this is {system}", "tasuki runs on Linux; use a Linux machine or container")
+
+
+def python_lack(version: Sequence[int], executable: str) -> Lack | None:
+    if tuple(version[:2]) >= LEAST_PYTHON:
+        return None
+    least, found = _dotted(LEAST_PYTHON), _dotted(version[:2])
+    return Lack(
+        f"{executable} is Python {found}, and tasuki needs {least} or newer",
+        f"install one, then name it: make demo PYTHON=python{least}",
+    )
+
+
+def venv_lack(found: Mapping[str, bool], install: str) -> Lack | None:
+    """found: of venv and ensurepip, whether this Python has them."""
+    missing = [name for name, there in found.items() if not there]
+    if not missing:
+        return None
+    return Lack(f"this Python cannot make environments (no {' and no '.join(missing)})", install)
+
+
+def headers_lack(include: Path, install: str) -> Lack | None:
+    """include: where this Python's C headers should be."""
+    if (include / "Python.h").is_file():
+        return None
+    return Lack(f"{include} has no Python.h, which the extension is compiled with", install)
+
+
+def compiler_lack(environment: Mapping[str, str], install: str) -> Lack | None:
+    """Compiles a few lines with what CMake would take: CXX, else the first of COMPILERS."""
+    named = shlex.split(environment.get("CXX", ""))
+    path = environment.get("PATH", os.defpath)
+    if named and shutil.which(named[0], path=path) is None:
+        return Lack(f"CXX names {named[0]}, which is not there", f"correct CXX, or {install}")
+    found = named or [name for name in COMPILERS if shutil.which(name, path=path)][:1]
+    if not found:
+        return Lack("no C++ compiler is there", install)
+    try:
+        ran = subprocess.run(
+            [*found, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"],
+            input=SAMPLE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=COMPILE_SECONDS,
+            env=dict(environment),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Lack(f"the C++ compiler {found[0]} does not run ({error})", install)
+    if ran.returncode == 0:
+        return None
+    why = next((line for line in ran.stdout.splitlines() if "error" in line), "it fails")
+    return Lack(
+        f"the C++ compiler {found[0]} takes no C++20 ({why.strip()})",
+        "name one that does, as g++ 11 or clang++ 14: make demo CXX=g++-12",
+    )
+
+
+def disk_lack(folder: Path, free: int, needed: int, mend: str) -> Lack | None:
+    if free >= needed:
+        return None
+    return Lack(f"{folder} has {free / GIB:.1f} GiB free of {needed / GIB:.0f} needed", mend)
+
+
+def lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
+    """What this machine and interpreter lack for an environment in `venv`, which need not be
+    there. Where the interpreter is not the right one nothing else of it is looked at."""
+    wrong = [
+        *filter(None, (system_lack(platform.system()), python_lack(sys.version_info, _python())))
+    ]
+    yield from wrong
+    found = {name: importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip")}
+    include = Path(sysconfig.get_paths()["include"])
+    yield from filter(None, (compiler_lack(environment, install_line("compiler")),))
+    if not wrong:
+        yield from filter(None, (venv_lack(found, install_line("venv")),))
+        yield from filter(None, (headers_lack(include, install_line("headers")),))
+    yield from _disk_lacks(venv, environment)
+
+
+def install_line(of: str) -> str:
+    """How this machine's package manager installs what is called so in PACKAGES."""
+    python = f"python{_dotted(sys.version_info[:2])}"
+    for manager, names in PACKAGES.items():
+        if shutil.which(manager):
+            return f"{manager} install {names[of].format(python)}"
+    spoken = {"compiler": "a C++20 compiler", "venv": "venv and ensurepip", "headers": "headers"}
+    return f"install {spoken[of]}" + ("" if of == "compiler" else f" of {python}")
+
+
+def _disk_lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
+    if (venv / "torch").exists():
+        return
+    # Space that an environment made before takes already counts as free: it is made anew.
+    home = next(folder for folder in (venv, *venv.absolute().parents) if folder.is_dir())
+    needed = CUDA_BYTES if gpu_names() and not environment.get("TORCH_ARGS") else CPU_BYTES
+    temporary = Path(tempfile.gettempdir())
+    if os.stat(str(temporary)).st_dev == os.stat(str(home)).st_dev:
+        needed += TEMPORARY_BYTES
+    else:
+        free = shutil.disk_usage(str(temporary)).free
+        mend = "free some, or name another folder: TMPDIR=/folder make demo"
+        yield from filter(None, (disk_lack(temporary, free, TEMPORARY_BYTES, mend),))
+    free = shutil.disk_usage(str(home)).free
+    mend = "free some, or make the environment elsewhere: make demo VENV=/folder/venv"
+    yield from filter(None, (disk_lack(home.absolute(), free, needed, mend),))
+
+
+def _python() -> str:
+    return sys.executable or "python3"
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """arguments: the folder of the environment."""
+    found = list(lacks(Path(arguments[0]), os.environ))
+    for lack in found:
+        sys.stderr.write(f"tasuki: {lack}\n")
+    if found:
+        sys.stderr.write("tasuki: nothing was downloaded or changed\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

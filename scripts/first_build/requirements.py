@@ -1,0 +1,25 @@
+"""Prints what pyproject.toml asks for, a line each: to build with, then to run with.
+
+    .venv/bin/python -m scripts.first_build.requirements pyproject.toml
+
+So that downloads are a step of their own, and what follows only compiles.
+"""
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def requirements(path: Path) -> list[str]:
+    found = tomllib.loads(path.read_text(encoding="utf-8"))
+    return [*found["build-system"]["requires"], *found["project"]["dependencies"]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    sys.stdout.write("".join(f"{line}\n" for line in requirements(Path(arguments[0]))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""Which torch an environment gets: a CUDA build where a GPU is, a CPU build where none is.
+
+    python3 -m scripts.first_build.torch_choice
+
+Prints the arguments for `pip install torch`: the index of CPU builds, or nothing. On Linux a plain
+`pip install torch` brings gigabytes of CUDA libraries, which a machine without a GPU has no use
+for. An index that cannot be reached is not insisted on: then pip installs what its own one has.
+"""
+
+from __future__ import annotations
+
+import glob
+import sys
+import urllib.request
+from collections.abc import Sequence
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+ASK_SECONDS = 10.0
+
+
+def gpu_names(pattern: str = "/dev/nvidia[0-9]*") -> list[str]:
+    """NVIDIA's devices of this machine, as its driver names them; WSL has another."""
+    return [*glob.glob(pattern), *glob.glob("/dev/dxg")]
+
+
+def reachable(index: str) -> bool:
+    """Whether that index itself answers. pip cannot be asked: it would look into its other indices,
+    and wait for this one at each of torch's dependencies."""
+    try:
+        with urllib.request.urlopen(f"{index}/torch/", timeout=ASK_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def torch_arguments(gpus: Sequence[str], index: str = CPU_INDEX) -> list[str]:
+    if gpus or not reachable(index):
+        return []
+    return ["--index-url", index]
+
+
+def main() -> int:
+    gpus = gpu_names()
+    chosen = torch_arguments(gpus)
+    if gpus:
+        said = f"a GPU is here ({gpus[0]}), so torch is a CUDA build"
+    elif chosen:
+        said = "no GPU is here, so torch is a CPU build"
+    else:
+        said = f"no GPU is here, and {CPU_INDEX} cannot be reached: torch is what pip's index has"
+    sys.stderr.write(f"tasuki: {said}\n")
+    sys.stdout.write(" ".join(chosen) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
