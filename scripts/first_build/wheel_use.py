@@ -137,10 +137,12 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
     # Of the caller's environment nothing that would let it import another tasuki.
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
-        command, cwd=cwd, env=clean, timeout=INSTALL_SECONDS, stdout=subprocess.PIPE, text=True
+        command, cwd=cwd, env=clean, timeout=INSTALL_SECONDS, capture_output=True, text=True
     )
     if ran.returncode:
-        raise WheelUnfit(f"{' '.join(command)} ended with {ran.returncode}: {ran.stdout}")
+        raise WheelUnfit(
+            f"{' '.join(command)} ended with {ran.returncode}: {ran.stdout}{ran.stderr}"
+        )
     return ran.stdout
 
 
