@@ -115,4 +115,4 @@ def _node(words: list[str], prefill: str = HAND_OVER) -> Node:
         HTTP: "127.0.0.1:0",
         HAND_OVER: prefill,
     }
-    return Node(command, *(names.get(word, word) for word in rest), "--dtype", "float32")
+    return Node(command, *(names.get(word, word) for word in rest))
