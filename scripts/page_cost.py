@@ -34,7 +34,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
-from tasuki.server.daemon.node import Node
+from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec
@@ -124,7 +124,10 @@ async def serve(nodes: int, pipe: Connection) -> None:
     codec = TextCodec(MODEL.vocab, MODEL.max_position, None, None)
     parts = random_parts(MODEL, config)
     engine = build_fused_engine(config, parts, build_cache(config, parts))
-    node = Node(NearEngine(engine), front, lambda client: grpc_services(client, codec, front))
+    about = about_node("serve", "fused", "model", front)
+    node = Node(
+        NearEngine(engine), front, lambda client: grpc_services(client, codec, front), about
+    )
     await node.startup()
     asked = questions()
     pipe.send((node.http_address, await fill(node.engine, asked, nodes)))

@@ -62,7 +62,6 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OWN_CONNECTIONS = 1 << 16
-_FUSED = {"node": "serve", "role": "fused"}
 # As many as a page can draw, each second, within a frame.
 _TREE_NODES = 256
 
@@ -80,10 +79,10 @@ class Node:
         engine: RunningEngine,
         config: ServerConfig,
         services: Callable[[EngineClient], Sequence[Service]],
+        about: Mapping[str, str],
         handover: Callable[[m.Outbox], None] | None = None,
         routes: Callable[[EngineClient], Sequence[web.RouteDef]] | None = None,
         status: HandoverStatusSource = HandoverStatus,
-        about: Mapping[str, str] = _FUSED,
         tracing: Tracing | None = None,
         chat_tokens: Callable[[], Mapping[str, int]] = dict,
         workers: NodeWorkers | None = None,
@@ -103,7 +102,7 @@ class Node:
         if config.http_etcd:
             self._etcd_access.check(config.http_etcd)
         self.loop = asyncio.get_running_loop()
-        exposition = Exposition(config.metrics_compat, about.get("model", ""))
+        exposition = Exposition(config.metrics_compat, about["model"])
         self._exposition = exposition
         self._recorder = NodeRecorder(time.time)
         self._activity = ActivityLog()

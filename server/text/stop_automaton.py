@@ -58,10 +58,10 @@ class StopAutomaton:
         return branch.depth + state - branch.first
 
     def scan(self, state: int, text: str) -> tuple[int, Match | None]:
-        """Return the state behind `text`, and the stop string that begins first in it.
+        """Return the state behind `text`, and the stop string that ends first in it; of those that
+        end there the longest. So it is the same one wherever the text is cut.
 
         The state has no use once there is a match. REQUIRES: the text before has no match."""
-        found: Match | None = None
         letters, failures, ends = self._letters, self._failures, self._ends
         for behind, letter in enumerate(text, 1):
             state = state + 1 if letters[state + 1] == letter else self._next(state, letter)
@@ -70,12 +70,8 @@ class StopAutomaton:
             if failures[state] is None:
                 self._learn(state)
             if state in ends:
-                match = Match(behind - ends[state], ends[state])
-                if found is None or match.start < found.start:
-                    found = match
-            if found is not None and behind - self.depth(state) >= found.start:
-                break
-        return state, found
+                return state, Match(behind - ends[state], ends[state])
+        return state, None
 
     def _build(self, stops: Sequence[str]) -> None:
         """stops: sorted, so that those which share a beginning are neighbours."""

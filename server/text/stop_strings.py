@@ -1,5 +1,7 @@
 """Ends an answer's text at the first of the client's stop strings, whatever the token borders.
 
+The first is the one that ends first, and of those that end there the longest.
+
 Owns the text that is held back because a stop string could begin in it. One answer, one thread.
 Invariants: the text given out never holds a stop string, nor any part of the one that ended the
 answer; where that one is kept, it is the text's end. A letter is looked at once.

@@ -1,10 +1,13 @@
 """`tasuki` run in this process: how it ends, and the one line that an error is."""
 
+import re
 from collections.abc import Sequence
 
 import pytest
 
 from tasuki.cli import main as cli
+
+_RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO ")
 
 
 def exit_status(argv: Sequence[str]) -> int:
@@ -16,7 +19,9 @@ def exit_status(argv: Sequence[str]) -> int:
 
 
 def error_line(captured: pytest.CaptureFixture[str]) -> str:
-    """All that was written since it was read last: one line on stderr."""
+    """All that was written since it was read last, but for records of the log: one line on
+    stderr."""
     out, err = captured.readouterr()
-    assert out == "" and err.endswith("\n") and err.count("\n") == 1, err
-    return err
+    lines = [line for line in err.splitlines() if not _RECORD.match(line)]
+    assert out == "" and err.endswith("\n") and len(lines) == 1, err
+    return lines[0]

@@ -27,7 +27,7 @@ from tasuki.pycache.arena import Arena
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import client_routes
 from tasuki.server.daemon.near_engine import NearEngine
-from tasuki.server.daemon.node import Node
+from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
@@ -166,7 +166,8 @@ def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
 
         async def start() -> Node:
             routes = partial(client_routes, model=served, config=front)
-            node = Node(NearEngine(engine), front, lambda client: (), routes=routes)
+            about = about_node("serve", "fused", str(folder), front)
+            node = Node(NearEngine(engine), front, lambda client: (), about, routes=routes)
             await node.startup()
             return node
 

@@ -187,6 +187,8 @@ READERS = readers()
 # By field: what the complaint about a value of its shape may say.
 RULES: Mapping[str, str] = {
     "best_of": "beside n",
+    "max_tokens": "behind a prompt of",
+    "max_completion_tokens": "behind a prompt of",
     "min_tokens": "the most tokens of the answer",
     "continue_final_message": "needs ",
     "previous_response_id": "is not stored here",

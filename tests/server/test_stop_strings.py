@@ -24,6 +24,8 @@ def test_text_ends_before_the_first_stop_string_wherever_it_is_cut(
     held = text[len(out) :]
     assert scanner.found or any(stop.startswith(held) for stop in stops) or not held
     out += scanner.finish()
+    whole = StopStrings(stops)
+    assert whole.push(text) + whole.finish() == out and whole.found == scanner.found
     starts = [text.find(stop) for stop in stops if stop in text]
     assert (scanner.found is not None) == bool(starts)
     if starts:
@@ -58,7 +60,8 @@ def test_only_what_could_begin_a_stop_string_is_held_back() -> None:
 
 
 class NaiveStops:
-    """Stop strings by their definition: every one is looked for in all of the text held."""
+    """Stop strings by their definition: every one is looked for in all of the text held. The one
+    that ends first counts, and of those the longest."""
 
     def __init__(self, stops: list[str]) -> None:
         self.stops = stops
@@ -67,9 +70,12 @@ class NaiveStops:
 
     def push(self, text: str) -> str:
         whole = self.held + text
-        found = [(whole.find(stop), len(stop), stop) for stop in self.stops if stop in whole]
+        found = [
+            (whole.find(stop) + len(stop), -len(stop), stop) for stop in self.stops if stop in whole
+        ]
         if found:
-            start, _, self.found = min(found)
+            end, _, self.found = min(found)
+            start = end - len(self.found)
             self.held = ""
             return whole[:start]
         ends = [whole[at:] for at in range(len(whole))]
