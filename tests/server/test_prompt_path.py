@@ -26,7 +26,7 @@ from tasuki.engine.build import build_cache, build_fused_engine, build_parts
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.client_front import client_routes
 from tasuki.server.daemon.near_engine import NearEngine
-from tasuki.server.daemon.node import Node
+from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.openai.routes import served_model
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.engines import engine_config
@@ -140,6 +140,7 @@ async def traced_path() -> list[str]:
             NearEngine(engine),
             front,
             lambda client: (),
+            about_node("serve", "fused", config.model, front),
             routes=partial(client_routes, model=served, config=front),
         )
         await node.startup()
