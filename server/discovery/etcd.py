@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from .etcd_access import EtcdLogin
+from .etcd_login import EtcdLogin
 
 _SECONDS = 5.0
 _UNAUTHENTICATED = 16

@@ -11,18 +11,14 @@ from urllib.parse import urlsplit
 
 from tasuki.server.bind import is_loopback
 
+from .etcd_login import EtcdLogin
+
 if TYPE_CHECKING:
     from .etcd import Etcd
 
 
 class EtcdAccessError(ValueError):
     """A file of etcd's settings cannot be used; the message names it and the mend."""
-
-
-@dataclass(frozen=True)
-class EtcdLogin:
-    name: str
-    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)

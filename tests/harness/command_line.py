@@ -24,4 +24,4 @@ def error_line(captured: pytest.CaptureFixture[str]) -> str:
     out, err = captured.readouterr()
     lines = [line for line in err.splitlines() if not _RECORD.match(line)]
     assert out == "" and err.endswith("\n") and len(lines) == 1, err
-    return lines[0]
+    return lines[0] + "\n"

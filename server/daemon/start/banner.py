@@ -1,5 +1,6 @@
 """What a node serves and where, for people who read the log and for machines that do."""
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -31,8 +32,10 @@ class Served:
             places = {"grpc": self.grpc, "http": self.http, "page": self.page}
             log.info("ready", extra={**self.about, **places})
             return
-        sys.stderr.write("".join(f"{line}\n" for line in self.lines()))
-        sys.stderr.flush()
+        # A log that is full or closed ends no node.
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write("".join(f"{line}\n" for line in self.lines()))
+            sys.stderr.flush()
 
     def lines(self) -> list[str]:
         rows = []
