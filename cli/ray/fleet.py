@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .actor import RayNode
-from .main import RayConfig
+from .config import RayConfig
 
 _ANSWER_SECONDS = 2.0
 _FIRST_SECONDS = 180.0

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from tasuki.engine.config import EngineConfig
 
-from .main import RayConfig
+from .config import RayConfig
 
 
 class RayNodeError(ValueError):

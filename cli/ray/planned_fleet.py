@@ -28,7 +28,7 @@ from tasuki.cli.planner.planner_config import PlannerConfig
 from tasuki.routing.planner.observation import NodeRole
 
 from .actor import RayNode
-from .main import RayConfig
+from .config import RayConfig
 
 
 class _ActorHandle:

@@ -60,9 +60,19 @@ def module_of(name: Name) -> Name | None:
     return None
 
 
+def imported_text(call: ast.Call) -> str | None:
+    """The module that a call of import_module() names as a text; None for any other call."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", None))
+    first = call.args[0] if call.args else None
+    if name != "import_module" or not isinstance(first, ast.Constant):
+        return None
+    return str(first.value)
+
+
 @cache
 def imports(path: Path) -> frozenset[Name]:
-    """Modules of rooms that a file names in any import, relative or absolute, at any depth."""
+    """Modules of rooms that a file names in any import, relative or absolute, at any depth, or in a
+    text that import_module() is given."""
     package = path.relative_to(ROOT).parts[:-1]
     names: set[Name] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -77,6 +87,13 @@ def imports(path: Path) -> frozenset[Name]:
         elif isinstance(node, ast.Import):
             parts = (tuple(alias.name.split(".")) for alias in node.names)
             names |= {name[1:] for name in parts if name[0] == "tasuki"}
+        elif isinstance(node, ast.Call) and (text := imported_text(node)) is not None:
+            dots = len(text) - len(text.lstrip("."))
+            module = tuple(text[dots:].split("."))
+            if dots:
+                names.add((*package[: len(package) - dots + 1], *module))
+            elif module[0] == "tasuki":
+                names.add(module[1:])
     found = {module_of(name) for name in names}
     return frozenset(name for name in found if name is not None and name != name_of(path))
 
@@ -165,6 +182,8 @@ def test_the_check_sees_relative_and_absolute_imports() -> None:
     seen = imports(ROOT / "engine" / "engine.py")
     assert ("engine", "scheduling", "scheduler") in seen
     assert ("pycache", "prefix_cache") in seen
+    call = ast.parse("importlib.import_module('.fleet', __package__)", mode="eval").body
+    assert isinstance(call, ast.Call) and imported_text(call) == ".fleet"
     assert len(SOURCES) > 40
 
 

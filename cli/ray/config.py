@@ -1,0 +1,53 @@
+"""What `tasuki ray` is asked for."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasuki.utils.config.options import option
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    address: str = option("auto", "of the Ray cluster, as ray.init takes it")
+    prefill: int = option(1, "prefill nodes")
+    decode: int = option(1, "decode nodes")
+    cpus: float = option(1.0, "CPUs that each node is given")
+    gpus: float = option(0.0, "GPUs that each node is given, of one machine")
+    prefill_gpus: float | None = option(
+        None, "GPUs that each prefill node is given; by default as many as the others"
+    )
+    prefill_flags: str = option(
+        "", "more flags of prefill daemons, which may have other sizes, as a shell splits them"
+    )
+    strategy: str = option(
+        "SPREAD",
+        "how nodes lie over machines",
+        ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"),
+    )
+    host: str = option("", "address that each node binds; none: Ray's address of its machine")
+    poll_seconds: float = option(1.0, "between two looks at every node")
+    plan: bool = option(
+        False, "nodes come, go and change their roles as demand asks; else they stay as they are"
+    )
+
+    def __post_init__(self) -> None:
+        if self.prefill < 0 or self.decode < 1:
+            raise ValueError("give at least one decode node, and no fewer than 0 prefill nodes")
+        if self.plan and (self.prefill_flags or self.prefill_gpus is not None):
+            raise ValueError(
+                "--plan gives nodes other roles: leave --prefill-flags and --prefill-gpus out"
+            )
+
+    def flags_of(self, role: str, flags: Sequence[str]) -> list[str]:
+        """A daemon's of that role. flags: every daemon's."""
+        return [*flags, *(shlex.split(self.prefill_flags) if role == "prefill" else [])]
+
+    def gpus_of(self, role: str) -> float:
+        given = self.prefill_gpus if role == "prefill" else None
+        return self.gpus if given is None else given
+
+    def gpus_flag(self, role: str) -> str:
+        """The one that decides gpus_of()."""
+        own = role == "prefill" and self.prefill_gpus is not None
+        return "--prefill-gpus" if own else "--gpus"
