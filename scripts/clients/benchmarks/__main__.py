@@ -41,8 +41,10 @@ def main() -> int:
     for name in [asked.script] if asked.script else SCRIPTS:
         print(f"\n**{name}**\n\n{_HEAD}\n{_truth(SCRIPTS[name])}", flush=True)
         for tool in chosen:
-            (folder / name / tool).mkdir(parents=True)
-            good &= _row(tool, SCRIPTS[name], folder / name / tool, asked.requests)
+            # A tool takes a comma for the end of a setting.
+            own = folder / name.replace(", ", "-") / tool
+            own.mkdir(parents=True)
+            good &= _row(tool, SCRIPTS[name], own, asked.requests)
     print(f"\nbenchmarks: {'PASSED' if good else 'FAILED'}; outputs are in {folder}")
     return 0 if good else 1
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from scripts.clients.benchmarks.scripted_stream import Script
 
@@ -38,19 +38,23 @@ class _Chats:
         self._served = served
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Answer a chat. A body that asks for no stream is refused with 400."""
+        """Answer a chat. A body that asks for no stream is refused with 400. A client that leaves
+        gets no more, and is not counted."""
         begun = asyncio.get_running_loop().time()
         body = await request.json()
         if not body.get("stream"):
             return web.json_response({"error": {"message": "ask with stream: true"}}, status=400)
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
-        for moment, fields in self._script.chunks():
-            await self._wait(begun + moment / 1000)
-            head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1}
-            chunk = json.dumps({**head, "model": MODEL, **fields})
-            await reply.write(f"data: {chunk}\n\n".encode())
-        await reply.write(b"data: [DONE]\n\n")
+        try:
+            for moment, fields in self._script.chunks():
+                await self._wait(begun + moment / 1000)
+                head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1}
+                chunk = json.dumps({**head, "model": MODEL, **fields})
+                await reply.write(f"data: {chunk}\n\n".encode())
+            await reply.write(b"data: [DONE]\n\n")
+        except ClientConnectionResetError:
+            return reply
         self._served.requests += 1
         self._served.bodies.append(body)
         return reply
