@@ -1,4 +1,4 @@
-"""`python -m scripts.house_counts [COMMIT ...]`: the size and shape of the house, by commit.
+"""`python -m scripts.docs.house_counts [COMMIT ...]`: the size and shape of the house, by commit.
 
 Reads files as git has them, without a checkout; `.` is the working tree. Prints Markdown.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("cli", "client", "dashboard", "decode_node", "engine", "model", "prefill_node", "pycache"),
     *("routing", "server", "transfer", "utils"),
