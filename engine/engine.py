@@ -50,8 +50,7 @@ _COPYING_SECONDS = 0.001
 long."""
 _CLOSE_SECONDS = 5.0
 _GATHERING_SECONDS = 0.002
-"""That a loop waits for messages at once, while a forward is in flight that may end earlier than
-expected."""
+"""The longest wait for messages at a time: the forward in flight may end earlier than expected."""
 _COMPILING_SECONDS = 0.002
 """Seconds until a loop that has nothing else to do looks again whether a grammar is ready."""
 
@@ -236,7 +235,7 @@ class Engine:
             self._outbox.append(m.Evicted(evictions))
         ended = time.perf_counter()
         if work:
-            # What came between two steps that follow each other is part of the later one.
+            # The time between two steps in a row belongs to the later step.
             self._times.steps.add(ended - (self._stepped_at if goes_on else began))
             if self._scheduler.running.drafting and work.shape.answers:
                 self._times.drafted(work.shape.tokens - 1)
@@ -264,8 +263,7 @@ class Engine:
         return min(self._planning.wait, _GATHERING_SECONDS)
 
     def gather(self) -> None:
-        """Before the loop waits for messages, because the next plan is not due: go on with what
-        waits for events in the arena."""
+        """Advance hand-overs, before the loop waits for messages because no plan is due yet."""
         self._gathered = True
         self._handover.advance()
 

@@ -122,8 +122,8 @@ class EngineThread:
                 self._moved = None
 
     def _take_messages(self, wait: float | None) -> None:
-        """Handle those that are there, or the first that comes within `wait` seconds (None: ever).
-        What answers them need not wait for a forward."""
+        """Handle all messages in the inbox, or the first that comes within `wait` seconds. None:
+        wait without a bound. Answers to questions leave at once, before any forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()
         for message in messages:

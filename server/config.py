@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tasuki.dashboard.dialects import DIALECTS
+from tasuki.engine.config import EngineConfigError
 from tasuki.server.auth.access import Access
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.auth.caller import ANYBODY, CERTIFIED, Caller, Scope
@@ -270,9 +271,9 @@ class ServerConfig:
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
         """Whether the engine has a process of its own. device: the engine's. ranks: processes that
-        compute its model. Raises ValueError where the settings contradict each other."""
+        compute its model. Raises EngineConfigError where the settings contradict each other."""
         if ranks > 1 and self.engine_process == "thread":
-            raise ValueError(
+            raise EngineConfigError(
                 f"an engine of {ranks} ranks ends with any of them, and so has a process of its "
                 "own: leave engine_process out, or give --tensor-parallel 1"
             )

@@ -9,7 +9,7 @@ from tasuki.decode_node.config import DecodeConfig
 from tasuki.decode_node.engine_side import DecodeSide
 from tasuki.decode_node.node import DecodeNode, decode_front
 from tasuki.engine.build import BuildParts, EngineParts, asked_model
-from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.config import EngineConfig
 from tasuki.engine.pair_parts import pair_parts
 from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
@@ -33,19 +33,11 @@ def run_daemon(
 ) -> None:
     """Blocks until the node has drained; where its role changes it does not return. Raises
     EngineConfigError and the typed errors of what is built."""
-    apart = engine_apart(engine_config, server_config)
+    apart = server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
     running = run_apart if apart else run
     wanted = asyncio.run(running(engine_config, server_config, config, build))
     if wanted is not None:
         become(wanted)
-
-
-def engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> bool:
-    """Whether the engine has a process of its own. Raises EngineConfigError."""
-    try:
-        return server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
-    except ValueError as error:
-        raise EngineConfigError(str(error)) from error
 
 
 async def run(

@@ -1,7 +1,7 @@
 """When the next forward is planned, while one is in flight.
 
-A forward that is planned late in the one before it has more of those who came meanwhile. Planned
-at once, it makes a newcomer wait for two forwards instead of a part of one.
+A late plan takes in the requests that arrive during the forward in flight. With an early plan a new
+request waits for the rest of that forward and for the whole next one.
 
 Owns the times of the last forwards by size, and how long before a forward's end the next plan
 begins. Thread rule: the engine loop's.

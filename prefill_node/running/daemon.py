@@ -46,11 +46,8 @@ def engine_apart(
     """Whether the engine has a process of its own. Decode nodes are served where the engine is, so
     not where they or a gateway share the front's port. Raises EngineConfigError."""
     ranks = engine_config.tensor_parallel
-    try:
-        if not server_config.engine_apart(engine_config.device, ranks):
-            return False
-    except ValueError as error:
-        raise EngineConfigError(str(error)) from error
+    if not server_config.engine_apart(engine_config.device, ranks):
+        return False
     if config.handover_bind and not server_config.gateway:
         return True
     if ranks > 1:

@@ -7,7 +7,7 @@ from functools import partial
 
 from tasuki.engine import messages as m
 from tasuki.engine.build import BuildParts, asked_model, build_cache, build_fused_engine
-from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart as live_apart
@@ -34,16 +34,9 @@ def run(
 ) -> None:
     """Blocks until the node has drained. name: the node's, on pages. Raises EngineConfigError and
     the typed errors of what is built."""
-    serving = serve_apart if _engine_apart(engine_config, server_config) else serve
+    apart = server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
+    serving = serve_apart if apart else serve
     asyncio.run(serving(engine_config, server_config, build, name))
-
-
-def _engine_apart(engine_config: EngineConfig, server_config: ServerConfig) -> bool:
-    """Raises EngineConfigError."""
-    try:
-        return server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
-    except ValueError as error:
-        raise EngineConfigError(str(error)) from error
 
 
 async def serve(
