@@ -17,7 +17,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
-from tasuki.transfer.rooms.room_deadlines import ReceiverDeadlines
+from tasuki.transfer.rooms.deadlines import ReceiverDeadlines
 from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.loops.loop_thread import LoopThread

@@ -23,29 +23,28 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.routing.prefill_route import RouteName
 from tasuki.server.discovery.membership import Membership
-from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
-from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.control.connection_breaker import ConnectionBreaker
+from tasuki.transfer.control.live_rooms import LiveRooms
+from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.liveness.link_status import PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.rooms.live_rooms import LiveRooms
-from tasuki.transfer.rooms.room import Stopped
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms.actions import Loss
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
 from .dialling import Dialling
-from .handover_room import IncomingHandover
 from .handover_settings import HandoverSettings
+from .incoming_rooms import IncomingFetch, IncomingHandover, IncomingRoom, grant_of
 from .leaving.passing_on import PassingOn
 from .prefill_link import PrefillConnection, PrefillLink
 from .prefill_links import LINGER_SECONDS, PrefillLinks
 from .prefill_routing.chosen_node import Chosen
 from .prefill_routing.prefill_router import Holder, PrefillRouter
-from .pull_sender import PullSender, Say
-from .rooms.incoming_fetch import IncomingFetch
-from .rooms.incoming_room import GivenUp, IncomingRoom
+from .pull_sender import PullSender, Speak, event_of
 
 log = logging.getLogger(__name__)
 
@@ -111,9 +110,9 @@ class HandoverClient:
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
-        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms("room", self._over)
-        self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms("pull")
-        self._fetches: LiveRooms[m.RoomId, IncomingFetch] = LiveRooms("fetch", self._fetch_over)
+        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms(self._over)
+        self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms()
+        self._fetches: LiveRooms[m.RoomId, IncomingFetch] = LiveRooms(self._fetch_over)
         self._asked: dict[m.RequestId, _Asked] = {}
         """Of requests whose prompts were given to prefill nodes, until they are done, cancelled or
         prefilled here."""
@@ -189,13 +188,13 @@ class HandoverClient:
         """Cancel every room and wait for its fence, at most `patience`; then let the links go."""
         await self._passing.stop(self._settings.patience)
         for room in self._rooms:
-            room.put(m.HandoverCancelled(room.room))
+            room.put(on.Cancelled())
         for fetch in self._fetches:
-            fetch.put(GivenUp("this node shuts down", m.LossCause.STREAM))
+            fetch.put(on.GivenUp("this node shuts down", Loss.STREAM))
         await self._rooms.end(self._settings.patience)
         await self._fetches.end(self._settings.patience)
         for pull in self._pulls:
-            pull.put(Stopped("the decode node shuts down"))
+            pull.put(on.Stopped("the decode node shuts down"))
         await self._pulls.end(self._settings.patience)
         if self._following is not None:
             self._following.cancel()
@@ -217,7 +216,7 @@ class HandoverClient:
                 self._passing.passed_on(message)
             case m.HandoverGranted(grant=grant):
                 if (incoming := self._incoming(grant.room)) is not None:
-                    incoming.put(message)
+                    incoming.put(grant_of(grant))
                 else:
                     # Granted while the room was being lost: no sender ever saw it.
                     self._post(m.WriterFenced(grant.room))
@@ -225,16 +224,16 @@ class HandoverClient:
                 self._unanswered.discard(message.room)
                 if (room := self._rooms.get(message.room)) is not None:
                     self._asked.pop(room.request_id, None)
-                    room.put(message)
+                    room.put(on.Cancelled())
                 else:
                     # Cancelled while RemoteDone was under way: everything was flushed.
                     self._post(m.WriterFenced(message.room))
             case m.HandoverDeclined():
                 if (incoming := self._incoming(message.room)) is not None:
-                    incoming.put(message)
+                    incoming.put(on.Declined())
             case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
                 if (pull := self._pulls.get(number)) is not None:
-                    pull.put(message)
+                    pull.put(event_of(message))
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
         """Open a room; where that breaks the engine is answered all the same."""
@@ -264,20 +263,17 @@ class HandoverClient:
         self._router.sent(chosen)
         asked = self._asked.setdefault(wanted.request_id, _Asked())
         asked.tried, asked.chosen = (*asked.tried, chosen.link.target), chosen
-        connection = chosen.connection
-        room_id, patience = wanted.ticket.room, self._settings.patience
-        fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
         room = IncomingHandover(
             wanted,
             chosen,
-            fence,
+            self._breaker,
             partial(self._say, wanted.request_id),
             self._receiver,
             self._settings,
             self._begin_pull,
             self._traceparent(wanted.request_id),
         )
-        self._rooms.start(room.room, room)
+        self._rooms.start(room.id, room)
 
     def _advise(self, wanted: m.HandoverWanted, holder: Holder) -> None:
         """The engine fetches what the holder has, and asks anew."""
@@ -298,15 +294,14 @@ class HandoverClient:
 
     def _open_fetch(self, wanted: m.FetchWanted) -> bool:
         """False where its holder is no prefill node that lives."""
-        room_id, patience = wanted.ticket.room, self._settings.patience
         link = self._links.living(wanted.holder)
         connection = None if link is None else link.connection
         if link is None or connection is None:
             return False
-        fence = self._breaker.fence(room_id, connection.writer, patience, connection.end)
-        say = partial(self._fetch_says, connection)
-        room = IncomingFetch(wanted, link, connection, fence, say, self._receiver, self._settings)
-        self._fetches.start(room_id, room)
+        post = partial(self._fetch_says, connection)
+        breaker, settings = self._breaker, self._settings
+        room = IncomingFetch(wanted, link, connection, breaker, post, self._receiver, settings)
+        self._fetches.start(room.id, room)
         return True
 
     def _fetch_says(self, connection: PrefillConnection, message: m.Inbox) -> None:
@@ -317,10 +312,7 @@ class HandoverClient:
     def _fetch_over(self, room: IncomingFetch, failure: Exception | None) -> None:
         if failure is not None:
             # The engine drops what it knows already.
-            self._post(m.FetchLost(room.room, m.FetchOutcome.LOST))
-        for event in room.unread():
-            if isinstance(event, m.HandoverGranted):
-                self._dispatch(event)
+            self._post(m.FetchLost(room.id, m.FetchOutcome.LOST))
         self._end_idle_links()
 
     def _choose(self, wanted: m.HandoverWanted) -> Chosen | None:
@@ -355,10 +347,10 @@ class HandoverClient:
         return len(asked.tried) < self._settings.attempts
 
     def _begin_pull(
-        self, grant: m.PullGrant, connection: PrefillConnection, say: Say
+        self, grant: m.PullGrant, connection: PrefillConnection, speak: Speak
     ) -> PullSender:
         """REQUIRES: the room has no pull that lives."""
-        pull = PullSender(grant, connection, self._post, self._sender, say, self._settings.pull)
+        pull = PullSender(grant, connection, self._post, self._sender, speak, self._settings.pull)
         self._pulls.start(grant.room, pull)
         return pull
 
@@ -381,10 +373,7 @@ class HandoverClient:
         self._post(message)
 
     def _over(self, room: IncomingHandover, failure: Exception | None) -> None:
-        self._answer(room.room, room.request_id, "internal error: see this node's log")
-        for event in room.unread():
-            if isinstance(event, m.HandoverGranted | m.HandoverCancelled):
-                self._dispatch(event)
+        self._answer(room.id, room.request_id, "internal error: see this node's log")
         self._end_idle_links()
 
     def _incoming(self, number: m.RoomId) -> IncomingRoom | None:

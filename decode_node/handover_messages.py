@@ -20,8 +20,15 @@ from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, TopLogprobs
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.protocol.messages import drain_to_wire, report_to_wire, windows_to_wire
+from tasuki.transfer.protocol.messages import (
+    drain_from_wire,
+    drain_to_wire,
+    report_to_wire,
+    windows_from_wire,
+    windows_to_wire,
+)
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
+from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
 from tasuki.transfer.windows.send_report import Drain, SendReport
 
@@ -107,6 +114,46 @@ def grant(granted: m.Grant) -> pb.ReceiverMessage:
             slot=granted.slot,
         )
     )
+
+
+def heard(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
+    """Return what the prefill node said in the room, within bounds. prefilled_on: its name."""
+    try:
+        return _heard(room, message, prefilled_on)
+    except PeerInvalid as error:
+        return say.Contradiction(str(error))
+
+
+def _heard(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
+    """Raises PeerInvalid naming the field."""
+    match message.WhichOneof("message"):
+        case "queued":
+            queued, wait = message.queued, None
+            if queued.HasField("wait_seconds"):
+                wait = peer_values.seconds(queued.wait_seconds, "queued.wait_seconds")
+            return say.Queued(queued.position, wait)
+        case "accepted":
+            return say.Accepted()
+        case "refused":
+            return say.Refused(refused_from_wire(room, message.refused))
+        case "ready":
+            remote = ready_from_wire(room, message.ready, prefilled_on)
+            return say.Ready(message.ready.generation, remote)
+        case "held":
+            return say.Held(message.held.generation)
+        case "done":
+            done = message.done
+            return say.Done(done.generation, windows_from_wire(done.windows), done)
+        case "failed":
+            failed = message.failed
+            return say.Ended(drain_from_wire(failed.drain), failed.reason)
+        case "aborted":
+            return say.Ended(drain_from_wire(message.aborted.drain))
+        case "pull":
+            return say.PullAsked(pull_from_wire(room, message.pull))
+        case "stop_pull":
+            return say.StopPull()
+    return say.Unknown()
 
 
 def refused_from_wire(room: m.RoomId, refused: pb.Refused) -> m.HandoverFailed:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tasuki.transfer.rooms.room_deadlines import PullSenderDeadlines, ReceiverDeadlines
+from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, ReceiverDeadlines
 
 
 @dataclass(frozen=True)

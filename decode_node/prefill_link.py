@@ -22,8 +22,8 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.routing.hint_trust import HintTrust
 from tasuki.transfer import peer_values
+from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.link_status import PrefillNodeState, PrefillNodeStatus
 from tasuki.transfer.liveness.node_progress import (
     NodeProgress,

@@ -18,8 +18,8 @@ import grpc
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer import peer_values
+from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.rooms.outbox import MOST_MESSAGES, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,10 @@ class StreamBroke:
 
 
 Hear: TypeAlias = Callable[[pb.SenderMessage | StreamBroke], None]
+
+
+def _nobody(message: pb.SenderMessage | StreamBroke) -> None:
+    """Of a line that is over."""
 
 
 class RoomLine:
@@ -67,12 +71,15 @@ class RoomLine:
         """Idempotent."""
         if not self.over:
             self.over = True
-            self._hear(StreamBroke(reason))
+            hear, self._hear = self._hear, _nobody
+            hear(StreamBroke(reason))
 
     def hang_up(self) -> None:
         """The room listens no more. Idempotent; nothing where the peer has closed it."""
         self.say(pb.ReceiverMessage(hang_up=pb.HangUp()))
         self.over = True
+        # Else room and line would hold each other until a full collection.
+        self._hear = _nobody
 
 
 class RoomStream:

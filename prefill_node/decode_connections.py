@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.liveness.node_progress import (
     NodeProgress,
     progress_from_wire,

@@ -20,7 +20,7 @@ from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatus
-from tasuki.transfer.rooms.room_deadlines import SenderDeadlines
+from tasuki.transfer.rooms.deadlines import SenderDeadlines
 from tasuki.transfer.transfer_engine import TransferEngine
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.progress import progress_bar

@@ -23,9 +23,9 @@ from tasuki.server.unread_answer import AnswerPart
 from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
-from tasuki.transfer.rooms.room import Stopped
+from tasuki.transfer.rooms import events as on
 
-from .handover_room import GatewayArrived, GatewayMissing, OutgoingHandover
+from .outgoing_room import OutgoingRoom
 
 PATIENCE_SECONDS = 10.0
 
@@ -50,7 +50,7 @@ class GatewayRooms:
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
         """patience: seconds that whoever comes first waits for the other."""
         self._patience = patience
-        self._rendezvous: Rendezvous[GatewayCall | OutgoingHandover] = Rendezvous(
+        self._rendezvous: Rendezvous[GatewayCall | OutgoingRoom] = Rendezvous(
             patience, time.monotonic
         )
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
@@ -96,9 +96,9 @@ class GatewayRooms:
         if call is not None:
             call.answer(None)
 
-    def receiver_arrived(self, room: OutgoingHandover) -> None:
+    def receiver_arrived(self, room: OutgoingRoom) -> None:
         """A decode node's Reserve expects a call of the gateway here too. Raises DuplicateRoom."""
-        call = self._rendezvous.arrive(room.room, Side.REMOTE, room)
+        call = self._rendezvous.arrive(room.id, Side.REMOTE, room)
         if isinstance(call, GatewayCall):
             self._meet(call, room)
         else:
@@ -109,13 +109,13 @@ class GatewayRooms:
         if (call := self._open.get(room)) is not None:
             call.answer(token)
 
-    def over(self, room: OutgoingHandover) -> None:
+    def over(self, room: OutgoingRoom) -> None:
         """The room has ended, met or not."""
-        call = self._open.pop(room.room, None)
+        call = self._open.pop(room.id, None)
         if call is not None:
             call.answer(None)
         else:
-            self._rendezvous.withdraw(room.room, room)
+            self._rendezvous.withdraw(room.id, room)
 
     def _arrive(self, call: GatewayCall) -> None:
         try:
@@ -127,13 +127,13 @@ class GatewayRooms:
         elif not isinstance(room, GatewayCall):
             self._meet(call, room)
 
-    def _meet(self, call: GatewayCall, room: OutgoingHandover) -> None:
+    def _meet(self, call: GatewayCall, room: OutgoingRoom) -> None:
         if not np.array_equal(call.submit.prompt, room.prompt):
-            room.put(Stopped("the gateway gave this node another prompt"))
+            room.put(on.Stopped("the gateway gave this node another prompt"))
             call.answer(None)
             return
-        self._open[room.room] = call
-        room.put(GatewayArrived())
+        self._open[room.id] = call
+        room.put(on.Met())
 
     def _leave(self, call: GatewayCall) -> None:
         """The gateway has its answer or listens no more. A room that is open goes on: of its own
@@ -149,7 +149,7 @@ class GatewayRooms:
             if isinstance(waiting.what, GatewayCall):
                 waiting.what.answer(None)
             else:
-                waiting.what.put(GatewayMissing())
+                waiting.what.put(on.Missed())
 
 
 def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) -> m.Finished:

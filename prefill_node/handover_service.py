@@ -22,9 +22,10 @@ from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
+from tasuki.transfer.control.connection_breaker import ConnectionBreaker
+from tasuki.transfer.control.live_rooms import LiveRooms
+from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import DuplicateRoom, PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
-from tasuki.transfer.fencing.writer_liveness import WriterLife
 from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.liveness.silence import unless_silent
 from tasuki.transfer.node_identity import NodeIdentity
@@ -37,20 +38,20 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.rooms.live_rooms import LiveRooms
-from tasuki.transfer.rooms.room import Stopped
-from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines, SenderDeadlines
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.rooms.accounts import EndedRooms
+from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
 
 from . import handover_messages as wire
 from .decode_connections import ReceiverConnections
-from .ended_rooms import EndedRooms
 from .gateway_rooms import GatewayRooms
-from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost
 from .leaving_desk import LeavingDesk
-from .pull_receiver import PullReceiver, Say
+from .outgoing_room import OutgoingRoom
+from .pull_receiver import PullReceiver, PullSettings, Speak
 from .receiver_stream import ReceiverStream, RoomRefused
 from .usable_feed import UsableFeed
 
@@ -131,9 +132,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         """Connections that read what is usable: one stream each."""
         self._desk = LeavingDesk(post, lambda: self._connections.names)
         self._breaker = ConnectionBreaker(transport, receiver, self._lose_all)
-        self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms("pull", self._pull_over)
+        self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms(self._pull_over)
         """By room and generation: a pull outlives its room."""
-        self._rooms: LiveRooms[int, OutgoingHandover] = LiveRooms("room", self._over)
+        self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
         self._streams: set[ReceiverStream] = set()
         self._ended = EndedRooms(self._connections.__contains__)
 
@@ -155,7 +156,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             case m.PrefillQueue(rooms):
                 for position, number in enumerate(rooms):
                     if (waiting := self._rooms.get(number)) is not None:
-                        waiting.moved_to(position)
+                        waiting.put(on.Moved(position))
             case m.PrefillLoad():
                 self._load = message
             case m.UsableRead(batch):
@@ -174,23 +175,23 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             ):
                 room = self._rooms.get(message.room)
                 if room is not None:
-                    room.put(message)
+                    room.hear_engine(message)
                 if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
                     self._gateway_rooms.first_token(message.room, message)
             case m.PullWanted(grant=grant):
                 room = self._rooms.get(grant.room)
                 if room is not None:
-                    room.put(message)
+                    room.hear_engine(message)
                 else:
                     self._refuse_pull(grant.room)
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every room, wait until all have drained, forget connections."""
         for room in self._rooms:
-            room.put(Stopped(reason))
+            room.put(on.Stopped(reason))
         await self._rooms.end(self._settings.stop_seconds)
         for pull in self._pulls:
-            pull.put(Stopped("the prefill node shuts down"))
+            pull.put(on.Stopped("the prefill node shuts down"))
         await self._pulls.end(self._settings.patience_seconds)
         self._connections.drop_all()
 
@@ -309,7 +310,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     def _lose_connection(self, name: str) -> None:
         for room in self._rooms:
             if room.connection == name:
-                room.put(ReceiverLost())
+                room.put(on.ReceiverLost())
         for stream in list(self._streams):
             if stream.connection == name:
                 stream.lose()
@@ -340,7 +341,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         finally:
             self._streams.discard(stream)
 
-    def _open(self, connection: str, message: pb.ReceiverMessage, say: Say) -> OutgoingHandover:
+    def _open(self, connection: str, message: pb.ReceiverMessage, speak: Speak) -> OutgoingRoom:
         """The room of a Reserve or a Fetch, running. Raises RoomRefused."""
         number, wanted = message.room, message.reserve
         reserve: m.PrefillReserve | m.FetchReserve
@@ -354,22 +355,22 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         ticket = reserve.ticket
         if number != ticket.room:
             raise RoomRefused(f"room {number} is not its ticket's, {ticket.room}")
-        if self._ended.drain(connection, ticket.room, ticket.generation) is not None:
-            raise RoomRefused(f"room {ticket.room} is over: take a new room")
-        if self._rooms.get(ticket.room) is not None:
-            raise RoomRefused(f"room {ticket.room} is open: take a new room")
+        is_open = self._rooms.get(ticket.room) is not None
+        refusal = self._ended.refusal(connection, ticket.room, ticket.generation, is_open)
+        if refusal is not None:
+            raise RoomRefused(refusal)
         awaits_gateway = wanted.by_gateway
         if awaits_gateway and self._gateway_rooms is None:
             raise RoomRefused("reserve.by_gateway: no gateway calls this node; give --gateway")
         request_id, traceparent = wire.trail_from_wire(wanted)
-        room = OutgoingHandover(
+        room = OutgoingRoom(
             reserve,
             connection,
             self._post,
             self._sender,
             self._settings.progress_seconds,
             self._begin_pull,
-            say,
+            speak,
             request_id,
             deadlines=self._settings.deadlines,
             awaits_gateway=awaits_gateway,
@@ -385,14 +386,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._rooms.start(ticket.room, room)
         return room
 
-    def _over(self, room: OutgoingHandover, failure: Exception | None) -> None:
+    def _over(self, room: OutgoingRoom, failure: Exception | None) -> None:
         if self._gateway_rooms is not None:
             self._gateway_rooms.over(room)
-        for event in room.unread():
-            if isinstance(event, m.PullWanted):
-                self._dispatch(event)
-        if not room.ended.done():
-            room.ended.set_result(Drain.FORCED)
         room.close()
         drain = room.ended.result()
         self._ended.remember(room.connection, room.room, room.generation, drain)
@@ -416,28 +412,25 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             )
         room = self._rooms.get(request.room)
         if room is not None and (room.connection, room.generation) == (connection, generation):
-            room.put(AbortAsked())
+            room.put(say.Abort())
             # A room that was asked to stop drains, or is given up after its deadline.
             drain = await asyncio.shield(room.ended)
         else:
-            drain = self._ended.drain(connection, request.room, generation) or Drain.DRAINED
-            # A Reserve that this abort has overtaken must find the room over.
-            self._ended.remember(connection, request.room, generation, drain)
+            drain = self._ended.aborted(connection, request.room, generation)
         return pb.AbortResponse(drain=drain_to_wire(drain))
 
     # Pulls
 
-    def _begin_pull(self, grant: m.PullGrant, connection: str, say: Say) -> PullReceiver | None:
+    def _begin_pull(self, grant: m.PullGrant, connection: str, speak: Speak) -> PullReceiver | None:
         """Ask over the room's stream; None where the connection is over."""
         writer = self._connections.writer(connection)
         if writer is None:
             self._refuse_pull(grant.room)
             return None
+        settings = PullSettings(self._settings.pull, self._settings.patience_seconds)
         give_up = partial(self._connections.drop, connection)
-        fence = self._breaker.fence(grant.room, writer, self._settings.patience_seconds, give_up)
-        pull = PullReceiver(
-            grant, self._post, self._receiver, writer, fence, self._settings.pull, say
-        )
+        receiver, breaker = self._receiver, self._breaker
+        pull = PullReceiver(grant, self._post, receiver, breaker, writer, settings, give_up, speak)
         self._pulls.start((grant.room, grant.generation), pull)
         return pull
 
@@ -448,12 +441,12 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     def _pull_over(self, pull: PullReceiver, failure: Exception | None) -> None:
         if failure is not None:
-            # It broke before its grant was sent.
-            self._refuse_pull(pull.room)
+            # The engine drops what it knows already.
+            self._refuse_pull(pull.id)
 
     def _pull_drained(self, drained: pb.DrainedPull) -> None:
         """By a renewal, which may overtake the stream: no reason to lose what is on its way there.
         Of a pull that is over already it says nothing new."""
         pull = self._pulls.get((drained.room, drained.generation))
         if pull is not None:
-            pull.fence.acknowledge(drain_from_wire(drained.drain))
+            pull.put(on.DrainAnswered(drain_from_wire(drained.drain)))

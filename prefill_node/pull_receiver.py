@@ -1,122 +1,128 @@
 """One pull on the prefill node, where the return path is received: between a hand-over's stream,
 the engine and the receiver.
 
-Owns what a pull adds to a receiving room (transfer/rooms/receiving_room.py). Lives on when its
-hand-over is over, until it is committed or fenced. Thread rule: the event loop.
+Performs the actions of the pure side (transfer/rooms/receiving.py). Lives on when its hand-over is
+over, until it is committed or fenced. Thread rule: the event loop.
 Invariant: the engine is given exactly one of PullCommitted, or PullLost followed by PullFenced.
 """
 
-from collections.abc import Callable
-from functools import partial
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tasuki.engine import messages as m
 from tasuki.proto import handover_pb2 as pb
-from tasuki.proto.report_pb2 import TransferReport
 from tasuki.transfer import peer_values
-from tasuki.transfer.fencing.writer_fence import WriterFence
-from tasuki.transfer.fencing.writer_liveness import WriterLife
-from tasuki.transfer.protocol.handover_states import ReceiverEvent, ReceiverState
+from tasuki.transfer.control.connection_breaker import ConnectionBreaker
+from tasuki.transfer.control.driven_room import ReceivingRoom
+from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import drain_from_wire, windows_from_wire
-from tasuki.transfer.protocol.pull_states import pull_receiver_machine
 from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.rooms.receiving_room import LossKind, ReceivingRoom
-from tasuki.transfer.rooms.room import Stalled, Stopped
-from tasuki.transfer.rooms.room_deadlines import PullReceiverDeadlines
-from tasuki.transfer.timeline import HandoverTimeline, Phase, ReceiverTrack
+from tasuki.transfer.rooms import actions as do
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.rooms.actions import Action
+from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines
+from tasuki.transfer.rooms.events import Event
+from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
+from tasuki.transfer.rooms.states import PULL
+from tasuki.transfer.timeline import HandoverTimeline
 from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.send_report import WindowDigest
 
 from . import handover_messages as wire
 
-PullEvent = pb.PullDone | pb.PullFailed | Stopped
-Say = Callable[[pb.SenderMessage], None]
+log = logging.getLogger(__name__)
+
+Speak = Callable[[pb.SenderMessage], None]
 """On the room's stream, in order, as long as the room lives; dropped after that."""
 
 
-class PullReceiver(ReceivingRoom[PullEvent]):
-    room: m.RoomId
+@dataclass(frozen=True)
+class PullSettings:
+    """deadlines: by state. patience: seconds until a lost pull that is not fenced gives up the
+    connection."""
 
+    deadlines: PullReceiverDeadlines
+    patience: float
+
+
+class PullReceiver(ReceivingRoom):
     def __init__(
         self,
         grant: m.PullGrant,
         post: Callable[[m.Inbox], None],
         receiver: Receiver,
+        breaker: ConnectionBreaker,
         writer: WriterLife,
-        fence: WriterFence,
-        deadlines: PullReceiverDeadlines,
-        say: Say,
+        settings: PullSettings,
+        give_up: Callable[[], None],
+        speak: Speak,
     ) -> None:
-        """writer: the decode node. fence: of what it writes for this pull."""
-        super().__init__(
-            grant.room,
-            grant.generation,
-            pull_receiver_machine(),
-            deadlines,
-            deadlines.landing,
-            receiver,
-            fence,
-            f"the pull of room {grant.room}",
-            {},
-        )
-        self.writer = writer
+        """writer: the decode node. give_up: ends its connection."""
+        patience, deadlines = settings.patience, settings.deadlines
+        terms = ReceivingTerms(deadlines, writer.terms(patience, patience))
+        side = Receiving(PULL, grant.room, grant.generation, terms, time.monotonic())
+        target = Destination(grant.first_page, grant.pages, grant.slot)
+        side.grant_first(say.Grant(grant.generation, target))
+        name = f"the pull of room {grant.room}"
+        super().__init__(side, receiver, breaker, writer, deadlines.landing, name, {})
+        self.id = grant.room
         self._grant = grant
         self._post = post
-        self._say = say
-        self._report: TransferReport | None = None
+        self._give_up = give_up
+        self._speak = speak
 
-    def lose(self, reason: str, kind: LossKind) -> None:
-        self.mark_lost(reason)
-        self._post(m.PullLost(self.room))
+    @property
+    def windows_landed(self) -> int | None:
+        """Grows as windows land; None once the pull is lost or over."""
+        return None if self._side.is_lost or self.is_over else self.progress
 
-    async def run(self) -> None:
-        """From the grant to the commit, or to the fence. Raises TransferError where the grant
-        itself is wrong; nobody was asked then."""
-        grant, asked = self._grant, wire.pull(self._grant)
-        target = Destination(grant.first_page, grant.pages, grant.slot)
-        self._receiver.expect(self.room, grant.generation, target)
-        self.machine.apply(ReceiverEvent.GRANT)
-        self.phases.mark(Phase.GRANTED)
-        self._say(asked)
-        await super().run()
+    def hear(self, message: pb.PullDone | pb.PullFailed) -> None:
+        """Take what the decode node says of the pull."""
+        self.put(_heard(message))
 
-    def take(self, event: PullEvent | Stalled) -> None:
-        match event:
-            case pb.PullDone():
-                if self.done(event.generation):
-                    peer_values.count(event.report.bytes, "report.bytes")
-                    self._report = event.report
-                    self.verify(partial(windows_from_wire, event.windows))
-            case pb.PullFailed():
-                if event.generation == self.generation:
-                    self.fence.acknowledge(drain_from_wire(event.drain))
-                self.lose(event.reason, LossKind.STREAM)
-            case Stalled():
-                self.lose(event.reason, LossKind.STREAM)
-            case Stopped(reason=reason):
-                # After PullDone nothing more comes, and nothing more is needed.
-                if self.machine.state is ReceiverState.GRANTED:
-                    self.lose(reason, LossKind.STREAM)
+    def tell(self, action: Action) -> Event | None:
+        match action:
+            case do.Say(message=say.Ask()):
+                self._speak(wire.pull(self._grant))
+            case do.Say(message=say.StopPull()):
+                stop = pb.StopPull(generation=self.generation)
+                self._speak(pb.SenderMessage(stop_pull=stop))
+            case do.Prepare(payload=done):
+                return on.Prepared(self._report(done))
+            case do.Commit(payload=report):
+                self._post(m.PullCommitted(self.id, report))
+            case do.TellLost():
+                self._post(m.PullLost(self.id))
+            case do.TellFenced():
+                self._post(m.PullFenced(self.id))
+            case do.GiveUp():
+                log.warning("%s: no drain acknowledgement", self.name)
+                self._give_up()
+        return None
 
-    def commit(self, received: ReceiverTrack) -> None:
-        assert self._report is not None
-        timeline = HandoverTimeline(sender_track_from_wire(self._report.track), received)
+    def _report(self, done: pb.PullDone) -> m.PullReport:
+        received = self._receiver.track(self.room, self._side.phases)
+        timeline = HandoverTimeline(sender_track_from_wire(done.report.track), received)
         seconds = received.phases[-1].at
-        report = m.PullReport(self._grant.tokens, self._report.bytes, seconds, timeline)
-        self.machine.apply(ReceiverEvent.VERIFIED)
-        self._post(m.PullCommitted(self.room, report))
+        return m.PullReport(self._grant.tokens, done.report.bytes, seconds, timeline)
 
-    def fenced(self) -> None:
-        self._post(m.PullFenced(self.room))
 
-    async def ask_to_drain(self) -> None:
-        """On the stream while that stands; its end asks the same. A renewal answers in any case."""
-        if not self.fence.answered:
-            self._say(pb.SenderMessage(stop_pull=pb.StopPull(generation=self.generation)))
-        while True:
-            event = await self._events.get()
-            if isinstance(event, pb.PullFailed) and event.generation == self.generation:
-                self.fence.acknowledge(drain_from_wire(event.drain))
-            if isinstance(event, pb.PullDone) and event.generation == self.generation:
-                self.machine.apply(ReceiverEvent.DONE)
-                self.fence.acknowledge(Drain.DRAINED)
+def _heard(message: pb.PullDone | pb.PullFailed) -> say.Message:
+    generation = message.generation
+    if isinstance(message, pb.PullFailed):
+        return say.Ended(drain_from_wire(message.drain), message.reason, generation)
+    try:
+        return say.Done(generation, _sent(message), message)
+    except PeerInvalid as error:
+        return say.Contradiction(str(error))
+
+
+def _sent(done: pb.PullDone) -> Sequence[WindowDigest]:
+    """Raises PeerInvalid naming the field."""
+    peer_values.count(done.report.bytes, "report.bytes")
+    return windows_from_wire(done.windows)

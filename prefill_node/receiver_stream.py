@@ -17,13 +17,14 @@ from typing import TypeAlias
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.errors import InvalidRequest
+from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.rooms.outbox import MOST_MESSAGES, Outbox
-from tasuki.transfer.rooms.room import Stopped
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as said
 from tasuki.utils.loops.guarded_tasks import GuardedTasks
 
 from . import handover_messages as wire
-from .handover_room import AbortAsked, OutgoingHandover, ReceiverLost
+from .outgoing_room import OutgoingRoom, grant_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ _AFTER_TELLING = MappingProxyType(
 )
 
 Say: TypeAlias = Callable[[pb.SenderMessage], None]
-OpenRoom: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingHandover]
+OpenRoom: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingRoom]
 """Of a connection, by a Reserve or a Fetch. Raises RoomRefused."""
 _OPENING = frozenset({"reserve", "fetch"})
 
@@ -60,7 +61,7 @@ class ReceiverStream:
         self.connection = connection
         self._open_room = open_room
         self._write_seconds = write_seconds
-        self._rooms: dict[int, OutgoingHandover] = {}
+        self._rooms: dict[int, OutgoingRoom] = {}
         self._outbox: Outbox[pb.SenderMessage] = Outbox()
         self._leaving = False
 
@@ -85,7 +86,7 @@ class ReceiverStream:
         """The receiver listens no more. Idempotent."""
         self._leaving = True
         for room in list(self._rooms.values()):
-            room.put(ReceiverLost())
+            room.put(on.ReceiverLost())
         self._end_if_empty()
 
     async def _read(self, first: pb.ReceiverBatch, others: AsyncIterator[pb.ReceiverBatch]) -> None:
@@ -116,17 +117,17 @@ class ReceiverStream:
             return
         match kind:
             case "grant":
-                room.put(wire.grant_from_wire(room.room, message.grant))
+                room.put(grant_of(wire.grant_from_wire(room.id, message.grant)))
             case "abort":
-                room.put(AbortAsked())
+                room.put(said.Abort())
             case "pull_done":
-                room.put(message.pull_done)
+                room.hear_pull(message.pull_done)
             case "pull_failed":
-                room.put(message.pull_failed)
+                room.hear_pull(message.pull_failed)
             case "hang_up":
-                room.put(ReceiverLost())
+                room.put(on.ReceiverLost())
             case other:
-                room.put(Stopped(f"{other} is not expected on a room that is open"))
+                room.put(on.Stopped(f"{other} is not expected on a room that is open"))
 
     def _reserve(self, message: pb.ReceiverMessage) -> None:
         number = message.room
@@ -157,12 +158,12 @@ class ReceiverStream:
 
     def _stop(self, reason: str) -> None:
         for room in list(self._rooms.values()):
-            room.put(Stopped(reason))
+            room.put(on.Stopped(reason))
 
     async def _write(self, write: Callable[[pb.SenderBatch], Awaitable[None]]) -> None:
         """Raises TimeoutError, and what the stream does where the receiver is gone."""
-        while said := await self._outbox.take():
-            messages = [message for message in said if self._reached(_BEFORE_TELLING, message)]
+        while taken := await self._outbox.take():
+            messages = [message for message in taken if self._reached(_BEFORE_TELLING, message)]
             try:
                 batch = pb.SenderBatch(messages=messages)
                 await asyncio.wait_for(write(batch), self._write_seconds)
@@ -183,6 +184,6 @@ class ReceiverStream:
             log.exception("room %d broke", message.room)
             room = self._rooms.get(message.room)
             if room is not None:
-                room.put(Stopped(f"internal error: {error!r}"))
+                room.put(on.Stopped(f"internal error: {error!r}"))
             return False
         return True

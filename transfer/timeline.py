@@ -7,8 +7,7 @@ kept apart by their sequence number, which both tracks share. Holds no room and 
 values, bounded by KEPT_WINDOWS a track.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -102,20 +101,19 @@ class HandoverTimeline:
     receiver: ReceiverTrack
 
 
-class PhaseClock:
-    """One side's start of a room, and when it passed each phase. Thread rule: one thread.
+class PhaseMarks:
+    """One side's start of a room, and when it passed each phase. Pure: the caller gives the time.
 
     Invariant: a phase is marked once; what comes again changes nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, began: float) -> None:
+        """began: seconds of the side's clock; the tracks count from there."""
         self._marks: dict[Phase, float] = {}
-        self.began = clock()
-        """Seconds of the clock; what the tracks count from."""
+        self.began = began
 
-    def mark(self, phase: Phase) -> None:
-        self._marks.setdefault(phase, self._clock() - self.began)
+    def mark(self, phase: Phase, now: float) -> None:
+        self._marks.setdefault(phase, now - self.began)
 
     @property
     def marks(self) -> tuple[PhaseMark, ...]:
@@ -123,7 +121,7 @@ class PhaseClock:
         return tuple(PhaseMark(phase, at) for phase, at in self._marks.items())
 
 
-def sender_track(report: SendReport, phases: PhaseClock) -> SenderTrack:
+def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
     """REQUIRES: the report's times are of the clock that phases counts on."""
     headers = {window.header.sequence: window.header for window in report.digests}
     began = phases.began
@@ -148,7 +146,7 @@ def sender_track(report: SendReport, phases: PhaseClock) -> SenderTrack:
 
 
 def receiver_track(
-    landings: Sequence[LandedWindow], waits: Sequence[BarrierWait], phases: PhaseClock
+    landings: Sequence[LandedWindow], waits: Sequence[BarrierWait], phases: PhaseMarks
 ) -> ReceiverTrack:
     """Landings and waits come in seconds of the clock that phases counts on."""
     began = phases.began

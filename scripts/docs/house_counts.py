@@ -19,7 +19,7 @@ ROOMS = (
 )
 _CONTROL = (
     *("engine/handover/", "prefill_node/", "decode_node/", "transfer/rooms/", "transfer/protocol/"),
-    *("transfer/fencing/", "transfer/liveness/", "engine/messages/handover"),
+    *("transfer/fencing/", "transfer/control/", "transfer/liveness/", "engine/messages/handover"),
 )
 _MANY_PARAMETERS = 9
 _LEAST_LINES, _MOST_LINES = 80, 400

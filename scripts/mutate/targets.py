@@ -50,9 +50,10 @@ _SAMPLING = ("test_model_sampler", "test_logit_adjustments")
 _AUTH = ("test_front_server", "test_rate_limits", "test_http_server", "test_tenants")
 
 PYTHON = (
-    Target("fences", "evidence", _FENCES),
-    Target("fences", "fencing.writer_fence", (*_FENCES, "test_handover_services")),
-    Target("fences", "writer_liveness", (*_FENCES, "test_return_path")),
+    Target("fences", "rooms.fence", _FENCES),
+    Target("fences", "rooms.receiving", (*_FENCES, "test_handover_services", "test_return_path")),
+    Target("fences", "rooms.sending", ("test_handover_services", "test_return_path")),
+    Target("fences", "control.writer_life", (*_FENCES, "test_return_path")),
     Target("fences", "write_leases", ("test_receiver_connections", *_FENCES)),
     Target("fences", "connection_breaker", _FENCES),
     Target("fences", "decode_connections", ("test_receiver_connections", "test_handover_services")),

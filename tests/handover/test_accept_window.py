@@ -14,9 +14,10 @@ from tasuki.engine.handover.accept_window import AcceptWindow
 from tasuki.engine.role import Role
 from tasuki.engine.routing.cost_learner import FRESH, LEAST
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.prefill_node import handover_room
-from tasuki.prefill_node.handover_room import OutgoingHandover
+from tasuki.prefill_node.outgoing_room import OutgoingRoom
 from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import sending
 from tasuki.transfer.sending.sender import Sender
 from tests.handover.test_pulls import REPORT, costs_of, prompt_of, reserve, sender_over
 from tests.harness.engines import Lone, engine_config, tiny_parts
@@ -166,10 +167,10 @@ def test_a_queue_of_many_is_emitted_once_for_each_time_that_it_moves(tmp_path: P
 
 def waiting_room(
     progress_seconds: float, outgoing: list[pb.SenderMessage], room: int = 1
-) -> OutgoingHandover:
+) -> OutgoingRoom:
     """outgoing: gets what it says."""
     ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
-    made = OutgoingHandover(
+    made = OutgoingRoom(
         m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
         "connection",
         lambda message: None,
@@ -194,23 +195,23 @@ def test_a_place_is_said_at_once_and_while_the_queue_runs_fast_with_the_repetiti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Longer than a busy machine takes for all those moves.
-    monkeypatch.setattr(handover_room, "_SAID_AGAIN_SECONDS", 2 * HANG_SECONDS)
+    monkeypatch.setattr(sending, "_SAID_AGAIN_SECONDS", 2 * HANG_SECONDS)
 
     async def body() -> None:
         outgoing: list[pb.SenderMessage] = []
         room = waiting_room(0.05, outgoing)
         for place in range(1000, 500, -1):
-            room.moved_to(place)
+            room.put(on.Moved(place))
         assert said(outgoing) == [1000], "not one for each move"
         # The last of them is not lost.
         async with asyncio.timeout(HANG_SECONDS):
             while not outgoing:
                 await asyncio.sleep(0.01)
         assert set(said(outgoing)) == {501}
-        room._position_said_at -= 3 * HANG_SECONDS
-        room.moved_to(501)
+        room._side._said_at -= 3 * HANG_SECONDS
+        room.put(on.Moved(501))
         assert said(outgoing) == [], "it did not move"
-        room.moved_to(500)
+        room.put(on.Moved(500))
         assert said(outgoing) == [500], "a queue that moves slowly is said to move when it does"
 
     asyncio.run(body())

@@ -5,12 +5,14 @@ import asyncio
 import gc
 
 from tasuki.engine import messages as m
-from tasuki.transfer.fencing.writer_fence import WriterFence
-from tasuki.transfer.rooms.room import Room
+from tasuki.transfer.rooms.receiving import Receiving
+from tasuki.transfer.rooms.sending import Sending
+from tasuki.transfer.rooms.stepping import SteppedSide
 from tests.harness.handover_nodes import Nodes, nodes, source_of
 from tests.harness.waiting import HANG_SECONDS
 
 DONE, PULLING, FENCED = 1, 2, 3
+_OF_ROOMS = (SteppedSide, Receiving, Sending)
 
 
 async def lives(both: Nodes) -> None:
@@ -35,7 +37,7 @@ def test_nothing_holds_a_room_that_has_ended() -> None:
             await both.quiet()
             async with asyncio.timeout(HANG_SECONDS):
                 # By type(): isinstance() asks each object for its class, and some warn.
-                while any(issubclass(type(one), Room | WriterFence) for one in gc.get_objects()):
+                while any(issubclass(type(one), _OF_ROOMS) for one in gc.get_objects()):
                     await asyncio.sleep(0.05)
 
     gc.collect()

@@ -12,17 +12,14 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
-from tasuki.prefill_node.handover_room import (
-    AbortAsked,
-    GatewayMissing,
-    OutgoingHandover,
-    RoomEvent,
-)
+from tasuki.prefill_node.outgoing_room import OutgoingRoom
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.caller import ANYBODY, Caller
 from tasuki.server.auth.request_context import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
-from tasuki.transfer.rooms.room import Stopped
+from tasuki.transfer.control.live_rooms import LiveRooms
+from tasuki.transfer.rooms.events import Event, Missed, Stopped
+from tasuki.transfer.rooms.messages import Abort
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.send_report import Drain
 from tests.harness.interaction import Script, play, scripts
@@ -35,7 +32,7 @@ class Room:
     """Of a decode node's Reserve, as far as GatewayRooms sees it."""
 
     def __init__(self, number: int, prompt: np.ndarray, events: list[str]) -> None:
-        self.room = m.RoomId(number)
+        self.id = m.RoomId(number)
         self.prompt = prompt
         self._events = events
 
@@ -128,17 +125,17 @@ def test_script(script: Script) -> None:
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (GatewayMissing(), "failed"),
-        (AbortAsked(), "aborted"),
+        (Missed(), "failed"),
+        (Abort(), "aborted"),
         (Stopped("the node shuts down"), "failed"),
     ],
 )
-def test_a_parked_room_ends_without_having_asked_the_engine(event: RoomEvent, said: str) -> None:
+def test_a_parked_room_ends_without_having_asked_the_engine(event: Event, said: str) -> None:
     async def body() -> None:
         posted: list[m.Inbox] = []
         outgoing: list[pb.SenderMessage] = []
         ticket = m.Ticket(ROOM, 1, 0, SamplingParams(), b"")
-        room = OutgoingHandover(
+        room = OutgoingRoom(
             m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
             "connection",
             posted.append,
@@ -148,12 +145,13 @@ def test_a_parked_room_ends_without_having_asked_the_engine(event: RoomEvent, sa
             outgoing.append,
             awaits_gateway=True,
         )
-        running = asyncio.create_task(room.run())
+        rooms: LiveRooms[m.RoomId, OutgoingRoom] = LiveRooms()
+        rooms.start(ROOM, room)
         # Nothing is computed, however long it takes.
         await asyncio.sleep(0.05)
         assert not posted
         room.put(event)
-        await running
+        assert not len(rooms)
         assert [message.WhichOneof("message") for message in outgoing] == [said]
         assert posted == [m.PrefillEnd(ROOM)] and room.ended.result() is Drain.DRAINED
 

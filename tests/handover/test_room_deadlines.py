@@ -5,15 +5,14 @@ from typing import Any
 
 import pytest
 
-from tasuki.transfer.liveness.progress_watch import ProgressWatch
-from tasuki.transfer.protocol.handover_states import RECEIVER, SENDER, Table
-from tasuki.transfer.protocol.pull_states import PULL_RECEIVER, PULL_SENDER
-from tasuki.transfer.rooms.room_deadlines import (
+from tasuki.transfer.rooms.deadlines import (
+    ProgressWatch,
     PullReceiverDeadlines,
     PullSenderDeadlines,
     ReceiverDeadlines,
     SenderDeadlines,
 )
+from tasuki.transfer.rooms.states import PULL_RECEIVER, PULL_SENDER, RECEIVER, SENDER, Table
 from tests.harness.handover_script import handover
 from tests.harness.interaction import Script, play, scripts
 
@@ -49,19 +48,14 @@ def test_every_state_in_which_somebody_is_awaited_has_a_deadline(
 
 
 def test_a_watch_counts_from_the_last_move() -> None:
-    now = [100.0]
-    watch = ProgressWatch(1.0, lambda: now[0])
-    assert watch.still("a") == 0.0
+    watch = ProgressWatch(1.0, 100.0)
+    assert watch.still("a", 100.0) == 0.0
     for second in range(1, 6):
-        now[0] += 1.0
-        assert watch.still("a") == second
-    now[0] += 1.0
-    assert watch.still("b") == 0.0
+        assert watch.still("a", 100.0 + second) == second
+    assert watch.still("b", 106.0) == 0.0
 
 
 def test_a_watch_that_was_frozen_blames_nobody_for_its_own_gap() -> None:
-    now = [100.0]
-    watch = ProgressWatch(1.0, lambda: now[0])
-    watch.still("a")
-    now[0] += 1000.0
-    assert watch.still("a") <= 2.0
+    watch = ProgressWatch(1.0, 100.0)
+    watch.still("a", 100.0)
+    assert watch.still("a", 1100.0) <= 2.0

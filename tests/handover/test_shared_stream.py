@@ -8,7 +8,7 @@ import pytest
 
 from tasuki.decode_node.room_stream import RoomStream
 from tasuki.engine import messages as m
-from tasuki.transfer.rooms.outbox import Outbox, Said
+from tasuki.transfer.control.outbox import Outbox, Said
 from tests.harness.handover_nodes import SERVICE_LIMITS, Nodes, nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 

@@ -23,7 +23,7 @@ from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.protocol.contract import Contract
-from tasuki.transfer.rooms.room_deadlines import (
+from tasuki.transfer.rooms.deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,
     ReceiverDeadlines,

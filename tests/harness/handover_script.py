@@ -50,12 +50,12 @@ _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
 """Nodes' methods, each with the rooms that it is for."""
 _PLACES = {
     "client.trace": "client._traceparent",
-    "client.events": "client._rooms.*._next",
+    "client.events": "client._rooms.*._side.step",
     "client.stream": "client._rooms.*._stream._outbox.take",
-    "client.fence": "client._rooms.*.fence.hold",
-    "client.pull.events": "client._pulls.*._next",
-    "service.events": "service._rooms.*._next",
-    "service.pull.events": "service._pulls.*._next",
+    "client.fence": "client._breaker.end",
+    "client.pull.events": "client._pulls.*._side.step",
+    "service.events": "service._rooms.*._side.step",
+    "service.pull.events": "service._pulls.*._side.step",
 }
 """Methods that a script may break; others it names by their path."""
 _TO_THE_SERVICE = ("Prefill", "PullWanted")
@@ -210,8 +210,9 @@ class HandoverWorld:
     def leave(self) -> None:
         """The decode node dies: nothing of it runs any more."""
         client = self.both.client
-        for task in [*client._links._tasks.values(), *client._rooms.tasks]:
+        for task in client._links._tasks.values():
             task.cancel()
+        client._rooms.drop_all()
 
     def lose_link(self) -> None:
         self._link.lost.set()

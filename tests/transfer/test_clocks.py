@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.proto import handover_pb2
-from tasuki.transfer.fencing.evidence import LeaseExpired
+from tasuki.transfer.rooms.fence import Fence, FenceTerms, WriterFacts
 from tasuki.transfer.sending.write_leases import WriteLeases
 from tests.harness.manual_clock import ManualClock
 
@@ -68,11 +68,13 @@ def test_a_lease_ends_for_the_writer_before_the_owner_frees_whatever_their_clock
     writer.now += 0.3
     answered = writer.now + skew
     leases.renew("peer", asked)
-    expired = LeaseExpired(lambda: answered, lease + retry, lambda: writer.now + skew)
+    fence = Fence(FenceTerms(lease + retry, retry, settle=0.0, acknowledge=1.0, patience=1.0))
+    owner = WriterFacts(answered=answered)
     history = []
     for _ in range(60):
         writer.now += 0.1
-        history.append((leases.writable("peer") is not None, expired.holds()))
+        is_free = fence.reason(owner, writer.now + skew) is not None
+        history.append((leases.writable("peer") is not None, is_free))
     assert history[0] == (True, False) and history[-1] == (False, True)
     assert (True, True) not in history, "freed while the writer could post"
     assert history.count((False, False)) > 10, "no time for what was posted last"

@@ -1,10 +1,8 @@
 """The three fences: each opens on its own evidence and on nothing else."""
 
-import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -13,20 +11,13 @@ from typing import Any
 
 import pytest
 
-from tasuki.transfer.fencing import evidence
-from tasuki.transfer.fencing.evidence import (
-    DrainAcknowledged,
-    Fence,
-    FenceReason,
-    LeaseExpired,
-    WriterDead,
-)
-from tasuki.transfer.fencing.writer_fence import Escalation, WriterFence
-from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.control import writer_life
+from tasuki.transfer.control.writer_life import WatchedProcess, WriterLife
 from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.rooms.fence import ALIVE, Fence, FenceReason, FenceTerms, WriterFacts
 from tasuki.transfer.windows.send_report import Drain
 from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import until
 
 CHILD = """
 import sys
@@ -51,27 +42,41 @@ def writer() -> Iterator[Writer]:
         process.kill()
 
 
+def fence_of(lease: float = 5.0, retry: float = 1.0, settle: float = 0.0) -> Fence:
+    return Fence(FenceTerms(lease, retry, settle, acknowledge=1.0, patience=1.0))
+
+
 def test_a_fence_without_evidence_stays_closed() -> None:
-    drain = DrainAcknowledged()
-    fence = Fence([drain])
-    assert fence.reason() is None
-    drain.acknowledge()
-    assert fence.reason() is FenceReason.DRAIN_ACKNOWLEDGED
+    fence = fence_of()
+    assert fence.reason(ALIVE, 1e9) is None and not fence.answered
+    fence.acknowledge(Drain.DRAINED, 10.0)
+    assert fence.reason(ALIVE, 10.0) is FenceReason.DRAIN_ACKNOWLEDGED and fence.answered
 
 
-def test_death_is_proven_even_of_a_zombie(writer: Writer) -> None:
+def test_a_forced_drain_says_that_nothing_more_is_posted_not_that_all_has_landed() -> None:
+    fence = fence_of(retry=2.0)
+    fence.acknowledge(Drain.FORCED, 10.0)
+    fence.acknowledge(Drain.FORCED, 11.9)
+    assert fence.answered and fence.reason(ALIVE, 12.0) is None
+    assert fence.reason(ALIVE, 12.1) is FenceReason.LEASE_EXPIRED, "the first word counts"
+
+
+def test_a_death_counts_once_what_was_under_way_has_settled() -> None:
+    fence = fence_of(settle=0.5)
+    assert fence.reason(WriterFacts(died=10.0), 10.4) is None
+    assert fence.reason(WriterFacts(died=10.0), 10.5) is FenceReason.WRITER_DEAD
+
+
+def test_death_is_seen_even_of_a_zombie(writer: Writer) -> None:
     process, identity = writer
-    dead = WriterDead.watch(identity, settle=0.1)
-    assert dead is not None
-    fence = Fence([dead])
-    assert fence.reason() is None
+    watched = WatchedProcess.watch(identity)
+    assert watched is not None and watched.died() is None
     process.kill()
-    started = time.monotonic()
     # Nobody has waited for the child: it is a zombie.
-    until(lambda: fence.reason() is FenceReason.WRITER_DEAD, "the death shows")
-    assert time.monotonic() - started >= 0.1, "what was under way had no time to settle"
-    dead.close()
-    assert fence.reason() is FenceReason.WRITER_DEAD
+    until(lambda: watched.died() is not None, "the death shows")
+    died = watched.died()
+    watched.close()
+    assert watched.died() == died
 
 
 def test_another_host_or_another_process_of_the_pid_is_not_watched(writer: Writer) -> None:
@@ -81,99 +86,33 @@ def test_another_host_or_another_process_of_the_pid_is_not_watched(writer: Write
         *({"start_ticks": 1}, {"pid": 2**22 + 1}),
     ]
     for other in others:
-        assert WriterDead.watch(replace(identity, **other), 0) is None, other
+        assert WatchedProcess.watch(replace(identity, **other)) is None, other
 
 
 def test_a_lease_expires_only_after_renewals_stopped() -> None:
-    clock, renewed = ManualClock(1000.0), [None]
-    expired = LeaseExpired(lambda: renewed[0], margin=3.0, clock=clock)
-    assert not expired.holds(), "still renewing"
-    renewed[0] = 998.0
+    fence = fence_of(lease=3.0)
+    assert fence.reason(ALIVE, 1000.0) is None, "still renewing"
     for now, held in ((1000.0, False), (1001.0, False), (1001.1, True)):
-        clock.now = now
-        assert expired.holds() is held
+        assert (fence.reason(WriterFacts(answered=998.0), now) is not None) is held
 
 
 def test_a_writer_that_can_be_watched_has_two_ways_to_be_known_gone() -> None:
     own = ProcessIdentity.own()
-    for process, ways in (
-        (own, [WriterDead, LeaseExpired]),
-        (replace(own, boot_id="another host"), [LeaseExpired]),
-    ):
+    for process, is_watched in ((own, True), (replace(own, boot_id="another host"), False)):
         clock = ManualClock(10.0)
         writer = WriterLife(process, 1.0, 0.5, 0.0, clock=clock)
-        evidence = writer.evidence()
-        assert [type(item) for item in evidence] == ways
+        fence = Fence(writer.terms(acknowledge=1.0, patience=1.0))
+        assert writer.is_watched is is_watched
         clock.now = 100.0
-        assert not any(item.holds() for item in evidence), "it is still answered"
+        assert fence.reason(writer.facts(), clock.now) is None, "it is still answered"
         writer.answering()
         writer.lose()
         clock.now = 200.0
         writer.answering()
-        assert evidence[-1].holds(), "an answer after the loss would have been none"
-        clock.now = 101.5
-        assert not evidence[-1].holds(), "to the end of lease and retries"
-
-
-def test_a_writer_that_acknowledges_nothing_is_given_up_and_its_connection_severed() -> None:
-    """Without our answers its lease runs out; before that nothing is free."""
-
-    async def scenario() -> None:
-        lost: list[float] = []
-        severed: list[FenceReason] = []
-        clock = ManualClock(10.0)
-
-        async def sever(reason: FenceReason) -> None:
-            severed.append(reason)
-
-        def give_up() -> None:
-            lost.append(clock.now)
-            clock.now += 100.0
-
-        async def ask() -> None:
-            await asyncio.Event().wait()
-
-        expired = LeaseExpired(lambda: lost[0] if lost else None, 5.0, clock=clock)
-        fence = WriterFence(3, [expired], 0.0, Escalation(0.05, give_up, sever))
-        assert not fence.answered
-        reason = await asyncio.wait_for(fence.hold(ask), HANG_SECONDS)
+        assert writer.facts().answered == 100.0, "an answer after the loss would have been none"
+        reason = fence.reason(writer.facts(), clock.now)
         assert reason is FenceReason.LEASE_EXPIRED
-        assert len(lost) == 1 and severed == [FenceReason.LEASE_EXPIRED]
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("drain", "reason"),
-    [
-        (Drain.DRAINED, FenceReason.DRAIN_ACKNOWLEDGED),
-        (Drain.FORCED, FenceReason.LEASE_EXPIRED),
-    ],
-)
-def test_what_the_writer_says_opens_the_fence_and_ends_the_asking(
-    drain: Drain, reason: FenceReason
-) -> None:
-    async def scenario() -> None:
-        severed: list[FenceReason] = []
-        asked: list[str] = []
-
-        async def sever(told: FenceReason) -> None:
-            severed.append(told)
-
-        fence = WriterFence(3, [], 0.0, Escalation(60.0, lambda: asked.append("up"), sever))
-
-        async def ask() -> None:
-            fence.acknowledge(drain)
-            try:
-                await asyncio.Event().wait()
-            finally:
-                asked.append("cancelled")
-
-        assert await asyncio.wait_for(fence.hold(ask), HANG_SECONDS) is reason
-        await asyncio.sleep(0)
-        assert fence.answered and severed == [reason] and asked == ["cancelled"]
-
-    asyncio.run(scenario())
+        assert fence.reason(writer.facts(), 101.5) is None, "to the end of lease and retries"
 
 
 def test_a_watch_holds_one_descriptor_and_what_is_not_watched_none(
@@ -190,20 +129,20 @@ def test_a_watch_holds_one_descriptor_and_what_is_not_watched_none(
         return found
 
     before = descriptors()
-    watched, closed = WriterDead.watch(identity, 0), WriterDead.watch(identity, 0)
+    watched, closed = WatchedProcess.watch(identity), WatchedProcess.watch(identity)
     assert watched is not None and closed is not None and descriptors() == before + 2
     closed.close()
     closed.close()
     assert descriptors() == before + 1
     del watched
     assert descriptors() == before
-    assert WriterDead.watch(replace(identity, start_ticks=1), 0) is None
+    assert WatchedProcess.watch(replace(identity, start_ticks=1)) is None
 
     def unreadable(pid: int) -> int:
         raise OSError(pid)
 
-    monkeypatch.setattr(evidence, "_start_ticks", unreadable)
-    assert WriterDead.watch(identity, 0) is None, "it may be another process of that pid"
+    monkeypatch.setattr(writer_life, "_start_ticks", unreadable)
+    assert WatchedProcess.watch(identity) is None, "it may be another process of that pid"
     assert descriptors() == before
 
 

@@ -20,7 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
 from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.protocol.handover_states import (
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.states import (
+    PULL,
     Machine,
     ReceiverEvent,
     ReceiverState,
@@ -29,8 +31,6 @@ from tasuki.transfer.protocol.handover_states import (
     receiver_machine,
     sender_machine,
 )
-from tasuki.transfer.protocol.pull_states import pull_receiver_machine, pull_sender_machine
-from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import Fault
@@ -233,7 +233,7 @@ class Hops(RuleBasedStateMachine):
         slabs = [way.free.pop() for _ in range(SLABS_OF_ROOM)]
         self.issued += 1
         machines = (
-            (pull_sender_machine(), pull_receiver_machine())
+            (sender_machine(PULL), receiver_machine(PULL))
             if way.back
             else (sender_machine(), receiver_machine())
         )

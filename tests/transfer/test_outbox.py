@@ -6,8 +6,8 @@ import asyncio
 import pytest
 
 from tasuki.proto import handover_pb2 as pb
-from tasuki.transfer.rooms import outbox
-from tasuki.transfer.rooms.outbox import MOST_BYTES, MOST_MESSAGES, Outbox
+from tasuki.transfer.control import outbox
+from tasuki.transfer.control.outbox import MOST_BYTES, MOST_MESSAGES, Outbox
 from tests.harness.waiting import HANG_SECONDS
 
 

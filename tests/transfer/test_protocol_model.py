@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tasuki.engine.request import MOVES
-from tasuki.transfer.protocol.handover_states import (
+from tasuki.transfer.rooms.states import (
+    PULL_RECEIVER,
+    PULL_SENDER,
     RECEIVER,
     SENDER,
     IllegalTransition,
@@ -20,7 +22,6 @@ from tasuki.transfer.protocol.handover_states import (
     receiver_machine,
     sender_machine,
 )
-from tasuki.transfer.protocol.pull_states import PULL_RECEIVER, PULL_SENDER
 
 MODELS = Path(__file__).parents[2] / "transfer" / "protocol" / "spin"
 HANDOVER, PULL, RETRY, RANKS = (

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tasuki.transfer.fencing.connection_breaker import ConnectionBreaker
-from tasuki.transfer.fencing.evidence import FenceReason
-from tasuki.transfer.fencing.writer_liveness import WriterLife
+from tasuki.transfer.control.connection_breaker import ConnectionBreaker
+from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tests.harness.waiting import HANG_SECONDS
 
@@ -125,9 +125,13 @@ def test_a_fence_of_a_writer_that_drains_nothing_breaks_what_led_here() -> None:
         elsewhere = replace(ProcessIdentity.own(), boot_id="another host")
         writer = WriterLife(elsewhere, 0.0, 0.0, 0.0)
         breaker = ConnectionBreaker(transport, receiver, list)  # type: ignore[arg-type]
-        fence = breaker.fence(3, writer, 0.0, writer.lose)
-        reason = await fence.hold(asyncio.Event().wait)  # type: ignore[arg-type]
-        assert reason is FenceReason.LEASE_EXPIRED and transport.did == ["sever"]
-        assert writer.severed
+        fence = Fence(writer.terms(acknowledge=0.0, patience=0.0))
+        assert fence.reason(writer.facts(), time.monotonic()) is None
+        writer.lose()
+        time.sleep(0.001)
+        reason = fence.reason(writer.facts(), time.monotonic())
+        assert reason is FenceReason.LEASE_EXPIRED
+        await breaker.end(writer, reason)
+        assert writer.severed and transport.did == ["sever"]
 
     asyncio.run(asyncio.wait_for(scenario(), HANG_SECONDS))

@@ -1,6 +1,7 @@
 """The timeline of a hand-over: what it says is in order, bounded, and the same after the wire."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 from tasuki.engine import messages as m
@@ -12,8 +13,8 @@ from tasuki.transfer.timeline import (
     HandoverTimeline,
     LandedWindow,
     Phase,
-    PhaseClock,
     PhaseMark,
+    PhaseMarks,
     receiver_track,
     sender_track,
 )
@@ -26,11 +27,11 @@ from tests.harness.waiting import HANG_SECONDS
 PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 
 
-def marked(start: float, **marks: float) -> PhaseClock:
+def marked(start: float, **marks: float) -> PhaseMarks:
     """A clock that starts then, with each phase marked at its time."""
-    clock = PhaseClock(iter([start, *marks.values()]).__next__)
-    for name in marks:
-        clock.mark(Phase[name])
+    clock = PhaseMarks(start)
+    for name, at in marks.items():
+        clock.mark(Phase[name], at)
     return clock
 
 
@@ -73,9 +74,9 @@ def test_tracks_count_from_their_own_sides_start() -> None:
 
 
 def test_a_phase_is_marked_once() -> None:
-    clock = PhaseClock(iter([0.0, 1.0, 2.0]).__next__)
-    clock.mark(Phase.READY)
-    clock.mark(Phase.READY)
+    clock = PhaseMarks(0.0)
+    clock.mark(Phase.READY, 1.0)
+    clock.mark(Phase.READY, 2.0)
     assert clock.marks == (PhaseMark(Phase.READY, 1.0),)
 
 
@@ -95,7 +96,7 @@ def test_the_barrier_records_who_waited_and_nobody_else() -> None:
     with loopback_pair() as pair:
         pair.hand_over()
         pair.sent()
-        phases = PhaseClock()
+        phases = PhaseMarks(time.monotonic())
         assert pair.layer_opens(ROOM, 0, HANG_SECONDS)
         before = pair.receiver.track(ROOM, phases)
         assert not pair.layer_opens(ROOM + 1, 0, 0.01)

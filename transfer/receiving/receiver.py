@@ -26,7 +26,7 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.timeline import PhaseClock, ReceiverTrack, receiver_track
+from tasuki.transfer.timeline import PhaseMarks, ReceiverTrack, receiver_track
 from tasuki.transfer.transports.poll_backoff import PollBackoff
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.digest import ArenaWindow
@@ -130,7 +130,7 @@ class Receiver:
             return None
         return LayerBarrier(incoming, self._clock)
 
-    def track(self, room: int, phases: PhaseClock) -> ReceiverTrack:
+    def track(self, room: int, phases: PhaseMarks) -> ReceiverTrack:
         """What of the room happened until now, counted from the start of `phases`; empty for a room
         that is not expected."""
         with self._lock:

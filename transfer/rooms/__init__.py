@@ -1,1 +1,1 @@
-"""What every room has, whichever way its bytes go."""
+"""The pure core of every transfer: both sides' machines, without clock, thread, stream or bytes."""

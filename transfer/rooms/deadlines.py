@@ -1,10 +1,11 @@
-"""How long a room may stand still in each state, on each side of a hand-over and of a pull.
+"""How long a transfer may stand still in each state, on each side, and for how long one has.
 
 Values of seconds. Only what docs/hand-over.md calls progress begins a state's time anew: a beat
-never does, nor does a Queued that repeats its position. Invariant: every state in which somebody is
-awaited has a deadline, so that every room ends.
+never does, nor does a Queued that repeats its position. Pure: the caller gives the time.
+Invariant: every state in which somebody is awaited has a deadline, so that every room ends.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
@@ -88,3 +89,27 @@ class PullSenderDeadlines(StateDeadlines):
     streaming: float = 30.0
     draining: float = 10.0
     look: float = 1.0
+
+
+class ProgressWatch:
+    """For how long nothing has moved. A mark tells how far a room is, and changes as it moves.
+
+    Invariant: time in which nobody looked counts as two looks at most. A node that was frozen, or
+    whose loop was busy, does not judge others by its own gap.
+    """
+
+    def __init__(self, look: float, now: float) -> None:
+        """look: seconds between two looks."""
+        self._longest = 2 * look
+        self._mark: Hashable = None
+        self._looked = now
+        self._still = 0.0
+
+    def still(self, mark: Hashable, now: float) -> float:
+        """Return the seconds since the mark changed. Call it at each look."""
+        passed, self._looked = min(now - self._looked, self._longest), now
+        if mark == self._mark:
+            self._still += passed
+        else:
+            self._mark, self._still = mark, 0.0
+        return self._still

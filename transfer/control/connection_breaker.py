@@ -9,14 +9,12 @@ Invariant: of those who ask at once, one breaks and one waits for all.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms.fence import FenceReason
 from tasuki.transfer.transports.base import Transport
 
-from .evidence import FenceReason
-from .writer_fence import Escalation, WriterFence
-from .writer_liveness import WriterLife
+from .writer_life import WriterLife
 
 
 class ConnectionBreaker:
@@ -33,13 +31,6 @@ class ConnectionBreaker:
         self._breaking = asyncio.Lock()
         self._settling = asyncio.Lock()
         self._settles = 0
-
-    def fence(
-        self, room: int, writer: WriterLife, patience: float, give_up: Callable[[], None]
-    ) -> WriterFence:
-        """Of what the writer writes for that room. patience, give_up: as in Escalation."""
-        last = Escalation(patience, give_up, partial(self.end, writer))
-        return WriterFence(room, writer.evidence(), self._transport.retry_seconds, last)
 
     async def end(self, writer: WriterLife, reason: FenceReason) -> None:
         """Until nothing of the writer lands that has not landed."""

@@ -1,11 +1,12 @@
-"""The life of a room on each side, as one table of legal moves a role.
+"""The life of a transfer on each side: one table of legal moves a side, and the four kinds as rows.
 
-spin/handover.pml carries the same rows and is checked exhaustively; a test compares the
-two. A pull (pull_states.py) goes through some of the same states. Knows no messages, bytes or
-clocks: callers turn what happens into events. Thread rule: one thread a machine.
-Invariant: a machine moves only along its table; anything else raises and changes nothing.
+`protocol/spin/handover.pml` and `protocol/spin/pull.pml` carry the rows of the tables and are
+checked exhaustively; a test compares them. Knows no messages, bytes or clocks. Pure.
+Invariant: a machine moves along its table only; any other event raises and changes nothing.
 """
 
+from collections.abc import Set
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Generic, TypeAlias, TypeVar
@@ -135,6 +136,136 @@ RECEIVER: ReceiverTable = MappingProxyType(
 )
 
 
+def _among(
+    table: Table[State, Event], states: Set[State], events: Set[Event]
+) -> dict[tuple[State, Event], State]:
+    """Return the rows that begin and end in these states by one of these events."""
+    return {
+        (state, event): after
+        for (state, event), after in table.items()
+        if state in states and after in states and event in events
+    }
+
+
+# A pull is a hand-over with roles swapped, without queue, lease and token: the receiver grants with
+# its ask, the sender pins what it offered or refuses.
+PULL_SENDER: SenderTable = MappingProxyType(
+    _among(
+        SENDER,
+        {_S.STREAMING, _S.DRAINING, _S.DONE, _S.REFUSED, _S.ENDED},
+        {_SE.REFUSE, _SE.FLUSHED, _SE.STOP, _SE.DRAINED},
+    )
+    | {
+        (_S.IDLE, _SE.ASK): _S.PINNING,
+        (_S.PINNING, _SE.PINNED): _S.STREAMING,
+        (_S.PINNING, _SE.REFUSE): _S.REFUSED,
+        (_S.PINNING, _SE.STOP): _S.DRAINING,
+        # No token is awaited.
+        (_S.STREAMING, _SE.FLUSHED): _S.DONE,
+        # What was under way when the pull stopped changes nothing.
+        (_S.DRAINING, _SE.PINNED): _S.DRAINING,
+        (_S.ENDED, _SE.PINNED): _S.ENDED,
+        (_S.ENDED, _SE.REFUSE): _S.ENDED,
+    }
+)
+
+PULL_RECEIVER: ReceiverTable = MappingProxyType(
+    _among(
+        RECEIVER,
+        {_R.GRANTED, _R.VERIFYING, _R.COMMITTED, _R.QUARANTINED, _R.ENDED},
+        {_RE.DONE, _RE.VERIFIED, _RE.LOSE, _RE.FENCED},
+    )
+    | {
+        # Granted with the ask, and no token comes before the end.
+        (_R.NEW, _RE.GRANT): _R.GRANTED,
+        (_R.GRANTED, _RE.DONE): _R.VERIFYING,
+    }
+)
+
+
+class Announces(Enum):
+    """The sender's word between the grant and the final status."""
+
+    TOKEN = "the first token, once the prompt is computed"
+    HELD = "all windows may leave at once"
+    NOTHING = "nothing"
+
+
+class DrainBy(Enum):
+    """How a receiver learns of a drain once the room's stream is over."""
+
+    CALL = "it asks by a call of its own"
+    RENEWAL = "the sender reports it with its renewals"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row: what one kind of transfer does where kinds differ.
+
+    name: of log lines and tables. sender, receiver: the tables of its two sides. announces: between
+    grant and final status. grants_first: the receiver grants with its ask, and the sender pins.
+    queues: the sender computes the prompt, in turn with others. brings: pages and a state come; a
+    grant of another kind is empty. drain_by: after the stream.
+    """
+
+    name: str
+    sender: SenderTable
+    receiver: ReceiverTable
+    announces: Announces
+    grants_first: bool
+    queues: bool
+    brings: bool
+    drain_by: DrainBy
+
+
+HANDOVER = Kind(
+    "hand-over",
+    SENDER,
+    RECEIVER,
+    announces=Announces.TOKEN,
+    grants_first=False,
+    queues=True,
+    brings=True,
+    drain_by=DrainBy.CALL,
+)
+"""A prefill node computes a prompt and hands its pages and state to a decode node."""
+PULL = Kind(
+    "pull",
+    PULL_SENDER,
+    PULL_RECEIVER,
+    announces=Announces.NOTHING,
+    grants_first=True,
+    queues=False,
+    brings=True,
+    drain_by=DrainBy.RENEWAL,
+)
+"""A prefill node reads what the decode node of a room holds of its prompt."""
+FETCH = Kind(
+    "fetch",
+    SENDER,
+    RECEIVER,
+    announces=Announces.HELD,
+    grants_first=False,
+    queues=False,
+    brings=True,
+    drain_by=DrainBy.CALL,
+)
+"""A decode node reads a state that a prefill node holds."""
+COPY = Kind(
+    "copy",
+    SENDER,
+    RECEIVER,
+    announces=Announces.TOKEN,
+    grants_first=False,
+    queues=True,
+    brings=False,
+    drain_by=DrainBy.CALL,
+)
+"""A decode node leaves a state to a prefill node: a room of one token, for which that node pulls
+the state."""
+KINDS = (HANDOVER, PULL, FETCH, COPY)
+
+
 class IllegalTransition(TransferError):
     """An event that the state does not know: a defect here, or a peer that breaks the protocol."""
 
@@ -145,7 +276,7 @@ class IllegalTransition(TransferError):
 
 
 class Machine(Generic[State, Event]):
-    """One room of one role."""
+    """One side of one transfer."""
 
     def __init__(self, table: Table[State, Event], initial: State) -> None:
         self._table = table
@@ -162,9 +293,9 @@ class Machine(Generic[State, Event]):
         return self.state
 
 
-def sender_machine() -> Machine[SenderState, SenderEvent]:
-    return Machine(SENDER, SenderState.IDLE)
+def sender_machine(kind: Kind = HANDOVER) -> Machine[SenderState, SenderEvent]:
+    return Machine(kind.sender, SenderState.IDLE)
 
 
-def receiver_machine() -> Machine[ReceiverState, ReceiverEvent]:
-    return Machine(RECEIVER, ReceiverState.NEW)
+def receiver_machine(kind: Kind = HANDOVER) -> Machine[ReceiverState, ReceiverEvent]:
+    return Machine(kind.receiver, ReceiverState.NEW)

@@ -1,6 +1,7 @@
-"""How the last rooms of each connection ended, so that a late or repeated abort is answered right.
+"""How the last rooms of each connection ended, so that a late or repeated abort is answered right
+and no number is used twice.
 
-Knows no live rooms. Thread rule: the event loop. Invariants: what one connection's rooms came to is
+Knows no live rooms. Pure. Invariants: what one connection's rooms came to is
 reported to none other; a drain that was forced is remembered as long as its connection is, since to
 forget it would be to say that nothing can land any more; of a connection that is forgotten nothing
 is said.
@@ -65,3 +66,17 @@ class EndedRooms:
         if key in self._forced.get(connection, ()):
             return Drain.FORCED
         return Drain.DRAINED if key in self._drained.get(connection, ()) else None
+
+    def refusal(self, connection: str, room: int, generation: int, is_open: bool) -> str | None:
+        """Return why the connection may not open the room; None where it may. is_open: a room of
+        that number lives."""
+        if self.drain(connection, room, generation) is not None:
+            return f"room {room} is over: take a new room"
+        return f"room {room} is open: take a new room" if is_open else None
+
+    def aborted(self, connection: str, room: int, generation: int) -> Drain:
+        """Return how a room drained that does not live. From now on it is over, also where its
+        opening comes later than its abort."""
+        drain = self.drain(connection, room, generation) or Drain.DRAINED
+        self.remember(connection, room, generation, drain)
+        return drain

@@ -1,0 +1,304 @@
+"""Rooms of prefill nodes that write into this decode node: hand-overs, copies and fetches, between
+the prefill node's stream, the engine and the receiver.
+
+Turns messages into events of the pure side (transfer/rooms/receiving.py) and performs its actions.
+Decides whether a prompt moves to another node, and what a prefill node's list was worth. Thread
+rule: the event loop.
+Invariants: every room that was granted ends in exactly one of RemoteDone, or its loss (not where
+the engine cancelled) followed by WriterFenced.
+"""
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+from tasuki.engine import messages as m
+from tasuki.proto import handover_pb2 as pb
+from tasuki.transfer.control.connection_breaker import ConnectionBreaker
+from tasuki.transfer.control.driven_room import ReceivingRoom
+from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms import actions as do
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.rooms.actions import Action, Loss
+from tasuki.transfer.rooms.events import Event
+from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
+from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, Kind
+from tasuki.transfer.windows.destination import Destination
+
+from . import handover_messages as wire
+from .handover_settings import HandoverSettings
+from .prefill_link import PrefillConnection, PrefillLink
+from .prefill_routing.chosen_node import Chosen
+from .pull_sender import PullSender, Speak
+from .room_stream import StreamBroke
+
+log = logging.getLogger(__name__)
+
+_BEFORE = MappingProxyType(
+    {
+        do.WantGrant: Place.RECEIVER_ON_ACCEPTED,
+        do.Expect: Place.RECEIVER_ON_GRANT,
+        do.TellReady: Place.RECEIVER_ON_READY,
+        do.Verify: Place.RECEIVER_BEFORE_VERIFY,
+    }
+)
+"""Places where a process may be stopped before an action."""
+_OUTCOMES = MappingProxyType(
+    {
+        Loss.NO_ROOM: m.FetchOutcome.NO_ROOM,
+        Loss.QUEUE_TIMEOUT: m.FetchOutcome.LATE,
+    }
+)
+
+BeginPull: TypeAlias = Callable[[m.PullGrant, PrefillConnection, Speak], PullSender]
+
+
+def grant_of(granted: m.Grant) -> say.Grant:
+    target = Destination(granted.first_page, granted.pages, granted.slot)
+    return say.Grant(granted.generation, target, granted)
+
+
+class IncomingRoom(ReceivingRoom):
+    def __init__(
+        self,
+        kind: Kind,
+        ticket: m.Ticket | m.FetchTicket,
+        link: PrefillLink,
+        connection: PrefillConnection,
+        breaker: ConnectionBreaker,
+        receiver: Receiver,
+        settings: HandoverSettings,
+        request_id: m.RequestId,
+        within: float | None = None,
+    ) -> None:
+        """request_id: of the room's request. within: seconds that it is worth waiting for.
+        REQUIRES: the connection, of that link, is alive."""
+        fence = connection.writer.terms(settings.acknowledge, settings.patience)
+        terms = ReceivingTerms(settings.deadlines, fence, within)
+        side = Receiving(kind, ticket.room, ticket.generation, terms, time.monotonic())
+        name = f"{'fetch' if kind is FETCH else 'room'} {ticket.room}"
+        super().__init__(
+            side,
+            receiver,
+            breaker,
+            connection.writer,
+            settings.landing,
+            name,
+            {"request_id": request_id},
+        )
+        self.id = ticket.room
+        self.request_id = request_id
+        self.connection = connection
+        self._link = link
+        self._settings = settings
+        self._stream = connection.stream()
+        self._line = self._stream.join(self.room, self._hear)
+
+    @abstractmethod
+    def opening(self) -> pb.ReceiverMessage:
+        """Return the first message of the room."""
+
+    @abstractmethod
+    def answer(self, action: Action) -> None:
+        """Tell the engine that the room is ready, refused or lost."""
+
+    @abstractmethod
+    def post(self, message: m.Inbox) -> None:
+        """Post to the engine."""
+
+    def _hear(self, message: pb.SenderMessage | StreamBroke) -> None:
+        if isinstance(message, StreamBroke):
+            self.put(on.StreamBroke(message.reason))
+        else:
+            self.put(wire.heard(self.id, message, self.connection.node.name))
+
+    def tell(self, action: Action) -> Event | None:
+        match action:
+            case do.Say(message=message):
+                self._say(message)
+            case do.WantGrant():
+                self.post(m.GrantWanted(self.id))
+            case do.Prepare(payload=done):
+                track = self._receiver.track(self.room, self._side.phases)
+                report = wire.done_from_wire(self.id, done, track)
+                reach(Place.RECEIVER_BEFORE_COMMIT)
+                return on.Prepared(report)
+            case do.Commit(payload=report):
+                self.post(report)
+                reach(Place.RECEIVER_AFTER_COMMIT)
+            case do.TellFenced():
+                self.post(m.WriterFenced(self.id))
+            case do.CallForDrain():
+                self.run(self._call_for_drain)
+            case do.GiveUp():
+                log.warning("%s: no drain acknowledgement", self.name)
+                self.connection.end()
+            case _:
+                self.answer(action)
+        return None
+
+    def perform(self, action: Action) -> Event | None:
+        if (place := _BEFORE.get(type(action))) is not None:
+            reach(place)
+        return super().perform(action)
+
+    def _say(self, message: say.Message) -> None:
+        match message:
+            case say.Ask():
+                reach(Place.RECEIVER_BEFORE_RESERVE)
+                self._line.say(self.opening())
+            case say.Grant(payload=granted):
+                self._line.say(wire.grant(granted))
+            case say.Abort():
+                self._line.say(pb.ReceiverMessage(abort=pb.Abort(generation=self.generation)))
+
+    async def _call_for_drain(self) -> None:
+        drain = await self._link.abort(
+            self.connection, self.room, self.generation, self._settings.acknowledge
+        )
+        self.put(on.DrainAnswered(drain))
+
+    def closed(self) -> None:
+        super().closed()
+        self._stream.leave(self._line)
+
+
+class IncomingHandover(IncomingRoom):
+    def __init__(
+        self,
+        wanted: m.HandoverWanted,
+        chosen: Chosen,
+        breaker: ConnectionBreaker,
+        post: Callable[[m.Inbox], None],
+        receiver: Receiver,
+        settings: HandoverSettings,
+        begin_pull: BeginPull,
+        traceparent: str = "",
+    ) -> None:
+        """chosen: the prefill node, and why. begin_pull: serves what that pulls of this room;
+        outlives it. traceparent: of the room's request; empty where it has none. REQUIRES: the
+        connection is alive."""
+        super().__init__(
+            HANDOVER if wanted.purpose is m.Purpose.ANSWER else COPY,
+            wanted.ticket,
+            chosen.link,
+            chosen.connection,
+            breaker,
+            receiver,
+            settings,
+            wanted.request_id,
+        )
+        self._wanted = wanted
+        self._chosen = chosen
+        self._post = post
+        self._landed = 0
+        self._begin_pull = begin_pull
+        self._pull: PullSender | None = None
+        self._traceparent = traceparent
+
+    def opening(self) -> pb.ReceiverMessage:
+        return wire.reserve(self._wanted, self._traceparent)
+
+    def post(self, message: m.Inbox) -> None:
+        self._post(message)
+
+    def facts(self) -> on.Look:
+        landed = self.progress
+        self.connection.landed += max(0, landed - self._landed)
+        self._landed = landed
+        pulled = None if self._pull is None else self._pull.windows_sent
+        return on.Look(landed, pulled, self.connection.landed, self.writer.facts())
+
+    def answer(self, action: Action) -> None:
+        match action:
+            case do.NoteWait():
+                self._note_wait(action)
+            case do.ServePull(payload=grant):
+                self._pull = self._begin_pull(grant, self.connection, self._line.say)
+            case do.EndPull(reason=reason):
+                if self._pull is not None:
+                    self._pull.put(on.Stopped(reason))
+            case do.TellReady(payload=remote):
+                self._ready(remote)
+            case do.TellRefused(payload=failed):
+                self._post(failed)
+            case do.TellLost(reason=reason, loss=loss):
+                cause = m.LossCause[loss.name]
+                self._post(m.HandoverFailed(self.id, reason, cause=cause))
+
+    def _note_wait(self, noted: do.NoteWait) -> None:
+        """Where another node would begin it so much sooner, it goes there."""
+        chosen, wait = self._chosen, noted.seconds
+        self.connection.load.answered(wait, chosen.asked_at, time.monotonic())
+        if noted.may_move and chosen.second is not None and chosen.should_move(wait):
+            reason = f"{wait:.3g} s of other prompts are before it"
+            self.put(on.GivenUp(reason, Loss.MOVED))
+
+    def _ready(self, remote: m.RemoteReady) -> None:
+        usable = remote.hit.usable_tokens
+        report = self._chosen.report(self._side.wait, usable)
+        self._note_found(usable)
+        self._post(replace(remote, prefill_choice=report))
+
+    def _note_found(self, usable: int) -> None:
+        hints = self.connection.hints
+        before = hints.doubted
+        hints.note(self._chosen.listed, usable)
+        if hints.doubted != before:
+            log.warning(
+                "prefill node %s: %s of what it lists is found there; it is %s",
+                self.connection.node.name,
+                "less than half" if hints.doubted else "most",
+                "believed for that part alone" if hints.doubted else "believed again",
+            )
+
+    def closed(self) -> None:
+        super().closed()
+        if self._pull is not None:
+            self._pull.put(on.Stopped("its room is over"))
+
+
+class IncomingFetch(IncomingRoom):
+    def __init__(
+        self,
+        wanted: m.FetchWanted,
+        link: PrefillLink,
+        connection: PrefillConnection,
+        breaker: ConnectionBreaker,
+        post: Callable[[m.Inbox], None],
+        receiver: Receiver,
+        settings: HandoverSettings,
+    ) -> None:
+        """REQUIRES: the connection, of that link, is alive."""
+        super().__init__(
+            FETCH,
+            wanted.ticket,
+            link,
+            connection,
+            breaker,
+            receiver,
+            settings,
+            m.RequestId(""),
+            wanted.seconds,
+        )
+        self._wanted = wanted
+        self._post = post
+
+    def opening(self) -> pb.ReceiverMessage:
+        return wire.fetch(self._wanted)
+
+    def post(self, message: m.Inbox) -> None:
+        self._post(message)
+
+    def answer(self, action: Action) -> None:
+        match action:
+            case do.TellRefused():
+                self._post(m.FetchLost(self.id, m.FetchOutcome.REFUSED))
+            case do.TellLost(loss=loss):
+                self._post(m.FetchLost(self.id, _OUTCOMES.get(loss, m.FetchOutcome.LOST)))

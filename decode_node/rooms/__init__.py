@@ -1,1 +1,0 @@
-"""Rooms into whose grants a prefill node writes."""

@@ -1,0 +1,252 @@
+"""A side of a transfer on an event loop: its looks, its tasks, and the bytes' machinery.
+
+Owns the timer of the next look and the tasks of actions that take time. Decides nothing: the pure
+sides of `transfer/rooms` do. Thread rule: the event loop; what blocks runs in a thread.
+Invariants: an event costs no task and no timer; between two looks wake() seconds pass at most.
+"""
+
+import asyncio
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from tasuki.transfer.errors import DigestMismatch, TransferError
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.rooms import actions as do
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms.actions import Action
+from tasuki.transfer.rooms.events import Event
+from tasuki.transfer.rooms.fence import FenceReason
+from tasuki.transfer.rooms.receiving import Receiving
+from tasuki.transfer.rooms.sending import Sending
+from tasuki.transfer.rooms.stepping import SteppedSide
+from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.send_report import Drain
+from tasuki.utils.loops.guarded_tasks import GuardedTasks
+
+from .connection_breaker import ConnectionBreaker
+from .writer_life import WriterLife
+
+log = logging.getLogger(__name__)
+
+_SOON = 1e-3
+"""A look that is due sooner by less is not moved."""
+
+
+class DrivenRoom(SteppedSide):
+    def __init__(
+        self, side: Receiving | Sending, name: str, named: Mapping[str, str | int]
+    ) -> None:
+        """name, named: what log lines begin with and are found by."""
+        super().__init__(side, name)
+        self.named = dict(named)
+        self._loop = asyncio.get_running_loop()
+        self._on_over: Callable[[Exception | None], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: GuardedTasks | None = None
+
+    @property
+    def room(self) -> int:
+        return self._side.room
+
+    @property
+    def generation(self) -> int:
+        return self._side.generation
+
+    def start(self, on_over: Callable[[Exception | None], None]) -> None:
+        """Begin in the loop's next turn. on_over: called once the room has ended."""
+        self._on_over = on_over
+        self._loop.call_soon(self.begin)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def stepped(self) -> None:
+        at = self._loop.time() + self._side.wake(self.now())
+        if self._timer is not None and self._timer.when() > at + _SOON:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(at, self._time_to_look)
+
+    def _time_to_look(self) -> None:
+        self._timer = None
+        self.look()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do what takes time; the room breaks where that does."""
+        if self._tasks is None:
+            events = partial(_put_broke, self)
+            self._tasks = GuardedTasks(self.name, events)
+        self._tasks.start(work)
+
+    def over(self, failure: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._tasks is not None:
+            tasks, self._tasks = self._tasks, None
+            self._loop.create_task(tasks.end())
+        self.closed()
+        if self._on_over is not None:
+            on_over, self._on_over = self._on_over, None
+            on_over(failure)
+
+    @abstractmethod
+    def closed(self) -> None:
+        """The room is over: let go of what it holds, and answer who still waits."""
+
+
+def _put_broke(room: DrivenRoom, error: Exception) -> None:
+    room.put(on.Broke(repr(error)))
+
+
+class ReceivingRoom(DrivenRoom):
+    """A room into whose pages and slot a peer writes."""
+
+    _side: Receiving
+
+    def __init__(
+        self,
+        side: Receiving,
+        receiver: Receiver,
+        breaker: ConnectionBreaker,
+        writer: WriterLife,
+        landing: float,
+        name: str,
+        named: Mapping[str, str | int],
+    ) -> None:
+        """landing: seconds from the sender's end until the last window must have landed."""
+        super().__init__(side, name, named)
+        self.writer = writer
+        self._receiver = receiver
+        self._breaker = breaker
+        self._landing = landing
+
+    @property
+    def progress(self) -> int:
+        """Windows that have landed."""
+        return self._receiver.windows_landed(self.room)
+
+    def facts(self) -> on.Look:
+        return on.Look(self.progress, writer=self.writer.facts())
+
+    def perform(self, action: Action) -> Event | None:
+        match action:
+            case do.Expect(destination=destination):
+                self._receiver.expect(self.room, self.generation, destination)
+            case do.Forget():
+                self._receiver.forget(self.room)
+            case do.Verify():
+                return self._verify(action)
+            case do.Sever(reason=reason):
+                self.run(partial(self._sever, reason))
+            case do.TellFenced(reason=reason):
+                log.info("%s is fenced: %s", self.name, reason.value)
+                self.tell(action)
+            case do.TellLost(reason=why):
+                log.warning("%s is lost: %s", self.name, why, extra=self.named)
+                self.tell(action)
+            case _:
+                return self.tell(action)
+        return None
+
+    @abstractmethod
+    def tell(self, action: Action) -> Event | None:
+        """Perform an action on the engine, on the stream or on the connection."""
+
+    def closed(self) -> None:
+        self._receiver.forget(self.room)
+
+    def _verify(self, action: do.Verify) -> Event | None:
+        """Compare at once where all has landed, else beside the room's events."""
+        try:
+            if self._receiver.verify_landed(self.room, self.generation, action.sent):
+                return on.Verified()
+        except TransferError as error:
+            return _failure(error)
+        self.run(partial(self._verify_later, action))
+        return None
+
+    async def _verify_later(self, action: do.Verify) -> None:
+        verify = self._receiver.verify
+        try:
+            await asyncio.to_thread(verify, self.room, self.generation, action.sent, self._landing)
+        except TransferError as error:
+            self.put(_failure(error))
+        else:
+            self.put(on.Verified())
+
+    async def _sever(self, reason: FenceReason) -> None:
+        await self._breaker.end(self.writer, reason)
+        self.put(on.Severed(reason))
+
+
+def _failure(error: TransferError) -> on.Verified:
+    return on.Verified(str(error), isinstance(error, DigestMismatch))
+
+
+class SendingRoom(DrivenRoom):
+    """A room from which windows leave for a peer's pages and slot."""
+
+    _side: Sending
+
+    def __init__(
+        self,
+        side: Sending,
+        connection: str,
+        sender: Sender,
+        name: str,
+        named: Mapping[str, str | int],
+    ) -> None:
+        """connection: the peer, as the sender calls it."""
+        super().__init__(side, name, named)
+        self.connection = connection
+        self._sender = sender
+
+    @property
+    def progress(self) -> int:
+        """Grows as windows are cut and flushed."""
+        return self._sender.progress(self.room)
+
+    @property
+    def endpoint_failed(self) -> bool:
+        """Whether another room of this connection would fail too."""
+        return self._side.endpoint_failed
+
+    def facts(self) -> on.Look:
+        return on.Look(self.progress)
+
+    def perform(self, action: Action) -> Event | None:
+        match action:
+            case do.Open(destination=destination):
+                self._sender.open(
+                    self.room, self.generation, self.connection, destination, self._on_end
+                )
+                return on.Opened()
+            case do.DrainNow():
+                drained = self._sender.abort(self.room, self.connection)
+                drained.add_done_callback(self._on_drained)
+                return None
+        return self.tell(action)
+
+    @abstractmethod
+    def tell(self, action: Action) -> Event | None:
+        """Perform an action on the engine or on the stream."""
+
+    def _on_end(self, end: RoomEnd) -> None:
+        self._loop.call_soon_threadsafe(self.put, _end_of(end))
+
+    def _on_drained(self, drained: "Future[Drain]") -> None:
+        self._loop.call_soon_threadsafe(self.put, on.Drained(drained.result()))
+
+
+def _end_of(end: RoomEnd) -> Event:
+    if isinstance(end, RoomSent):
+        return on.Sent(end.report)
+    return on.SendBroke(end.reason, end.drain, end.endpoint_failed)

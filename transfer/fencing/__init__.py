@@ -1,1 +1,0 @@
-"""Proof that a writer writes no more."""

@@ -1,0 +1,218 @@
+"""Actions of a transfer's side: what it asks of the driver that runs it.
+
+Plain values. A driver performs them in order; the first that fails drops the rest, and comes back
+as the event Failed. Some are answered by an event, as their text says. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import WindowDigest
+
+from .fence import FenceReason
+from .messages import Message, Payload
+
+
+class Loss(Enum):
+    """Why a receiver lost its room, by the names that an engine's LossCause has."""
+
+    STREAM = "the peer ended it or contradicts itself"
+    PROTOCOL = "the peer broke the protocol, or this node is defective"
+    MISSING = "not all that was sent has landed"
+    DIGEST = "what landed is not what was sent"
+    STALLED = "nothing moved for too long"
+    QUEUE_TIMEOUT = "the sender did not begin it in time"
+    NO_ROOM = "this node has no memory for it"
+    MOVED = "another sender begins it sooner"
+
+
+@dataclass(frozen=True)
+class Say:
+    """Say the message on the room's stream; dropped where that is over."""
+
+    message: Message
+
+
+# A receiver's
+
+
+@dataclass(frozen=True)
+class WantGrant:
+    """Ask the engine for pages and a slot: Grant, Declined or Cancelled answers."""
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Count windows that land in these ids."""
+
+    destination: Destination
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Count no windows any more, and write none that travelled encoded."""
+
+
+@dataclass(frozen=True)
+class NoteWait:
+    """So many seconds of prefill are before the room. may_move: it may still go elsewhere."""
+
+    seconds: float
+    may_move: bool
+
+
+@dataclass(frozen=True)
+class TellReady:
+    """The first token, for the engine."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class TellRefused:
+    """The sender refused the room, and nothing was granted."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class TellLost:
+    """The room is lost. What was granted is in quarantine until TellFenced."""
+
+    reason: str
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compare what landed with `sent`. Verified answers."""
+
+    sent: Sequence[WindowDigest]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Read the report of the final status. Prepared answers."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All has landed and matches: what was granted is the engine's own."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class CallForDrain:
+    """Ask for the drain by a call of its own. DrainAnswered answers."""
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """No drain was acknowledged for too long: end the connection, so that the lease runs out."""
+
+
+@dataclass(frozen=True)
+class Sever:
+    """Break all by which the writer's bytes may still come, and take in what has come. Severed
+    answers."""
+
+    reason: FenceReason
+
+
+@dataclass(frozen=True)
+class TellFenced:
+    """The writer can write no more: what was granted is free."""
+
+    reason: FenceReason
+
+
+@dataclass(frozen=True)
+class ServePull:
+    """Send what the sender pulls of this room."""
+
+    payload: Payload
+
+
+# A sender's
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Give the engine the prompt, or what is fetched or pulled. Leased, Pinned or Refusal
+    answers."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """Let windows leave to these ids. Opened answers."""
+
+    destination: Destination
+
+
+@dataclass(frozen=True)
+class Start:
+    """The engine may compute, or plan what it holds; the payload is the grant's."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All windows of what is pinned may leave."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class DrainNow:
+    """Post nothing more; Drained answers once what was posted has ended."""
+
+
+@dataclass(frozen=True)
+class BeginPull:
+    """Pull what the receiver offered."""
+
+    payload: Payload
+
+
+# Of either side
+
+
+@dataclass(frozen=True)
+class EndPull:
+    """The room's pull is waited for no longer."""
+
+    reason: str
+
+
+Action: TypeAlias = (
+    Say
+    | WantGrant
+    | Expect
+    | Forget
+    | NoteWait
+    | TellReady
+    | TellRefused
+    | TellLost
+    | Verify
+    | Prepare
+    | Commit
+    | CallForDrain
+    | GiveUp
+    | Sever
+    | TellFenced
+    | ServePull
+    | Reserve
+    | Open
+    | Start
+    | Plan
+    | DrainNow
+    | BeginPull
+    | EndPull
+)

@@ -1,0 +1,237 @@
+"""Events that are no messages: what engines, the bytes' machinery, streams and time bring to a
+transfer's side.
+
+Plain values; messages.py has those that a peer says. Pure.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tasuki.transfer.windows.send_report import Drain, SendReport
+
+from .actions import Action, Loss
+from .fence import ALIVE, FenceReason, WriterFacts
+from .messages import Message, Payload
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The first event of a side."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Time has passed. progress: windows that moved in this room. pulled: the same of the room's
+    pull; None without one. others: windows of the connection's other rooms. writer: of who writes
+    here."""
+
+    progress: int = 0
+    pulled: int | None = None
+    others: int = 0
+    writer: WriterFacts = ALIVE
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An action was not performed, nor any behind it. is_defect: nobody foresaw it."""
+
+    action: Action
+    reason: str
+    is_defect: bool
+
+
+@dataclass(frozen=True)
+class Broke:
+    """A task of the room raised what nobody foresaw."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """This node gives the transfer up."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class StreamBroke:
+    """Nothing more comes on the room's stream."""
+
+    reason: str
+
+
+# A receiver's
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The engine has no memory for the grant now."""
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The engine wants the room no more, and knows it."""
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """This node waits no longer, for a reason outside the room."""
+
+    reason: str
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The digests were compared. failure: why they do not match; differs: by a digest, else since
+    windows are missing."""
+
+    failure: str | None = None
+    differs: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The report of what landed, read of the final status."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class DrainAnswered:
+    """A call or a renewal said how the drain ended. drain: None where the call was not answered."""
+
+    drain: Drain | None
+
+
+@dataclass(frozen=True)
+class Severed:
+    """Nothing of the writer lands that has not landed."""
+
+    reason: FenceReason
+
+
+# A sender's
+
+
+@dataclass(frozen=True)
+class Met:
+    """The gateway's call for the room is here too, with the same prompt."""
+
+
+@dataclass(frozen=True)
+class Missed:
+    """The gateway's call did not come in time."""
+
+
+@dataclass(frozen=True)
+class Leased:
+    """The engine holds the allocation and is about to start."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Others are before the room in the engine's queue: so many seconds of prefill."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The room's place in the engine's queue."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Announced:
+    """The engine's word between grant and final status: the first token, or that all may leave."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The engine refuses the room, or its forward broke. is_late: the prompt waited too long."""
+
+    reason: str
+    is_late: bool = False
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The engine holds what is pulled; the payload says where."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class PullWanted:
+    """The engine pulls what the receiver offered."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class ReceiverLost:
+    """The stream or the connection is over: nobody listens any more."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Windows may leave."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Every window is flushed."""
+
+    report: SendReport
+
+
+@dataclass(frozen=True)
+class SendBroke:
+    """The bytes' machinery ended the room. endpoint_failed: others of the peer would fail too."""
+
+    reason: str
+    drain: Drain
+    endpoint_failed: bool
+
+
+@dataclass(frozen=True)
+class Drained:
+    drain: Drain
+
+
+Event: TypeAlias = (
+    Message
+    | Begin
+    | Look
+    | Failed
+    | Broke
+    | Stopped
+    | StreamBroke
+    | Declined
+    | Cancelled
+    | GivenUp
+    | Verified
+    | Prepared
+    | DrainAnswered
+    | Severed
+    | Met
+    | Missed
+    | Leased
+    | Waits
+    | Moved
+    | Announced
+    | Refusal
+    | Pinned
+    | PullWanted
+    | ReceiverLost
+    | Opened
+    | Sent
+    | SendBroke
+    | Drained
+)

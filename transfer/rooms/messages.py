@@ -1,0 +1,130 @@
+"""The messages of a transfer, as values: one side says each, and the other side takes it as an
+event.
+
+A `payload` is data of an engine: a machine hands it on unseen. Nodes turn messages into protobuf
+and back (their room_messages.py), and bound what a peer sends before a machine sees it. Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain, WindowDigest
+
+Payload: TypeAlias = Any
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Opens a room: Reserve, Fetch or Pull, as its kind has it."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The receiver's pages and slot. Its engine's word at the receiver, and then its message."""
+
+    generation: int
+    destination: Destination
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Abort:
+    """The receiver asks for the end and the drain of the room."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """wait: seconds of prefill before the room, in its first message of this kind; else None."""
+
+    position: int
+    wait: float | None = None
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The sender is about to start."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Nothing was granted, and nothing will be sent."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The first token, in the payload. Windows may still be in flight."""
+
+    generation: int
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Held:
+    """All windows may leave at once, and no token comes."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The final status, after every window in `sent` was flushed."""
+
+    generation: int
+    sent: Sequence[WindowDigest]
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Over without a result. reason: the sender's; None where the receiver wanted the end.
+    generation: None where the message carries none."""
+
+    drain: Drain
+    reason: str | None = None
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class PullAsked:
+    """In the room of a hand-over: the sender pulls what the receiver offered."""
+
+    payload: Payload = None
+
+
+@dataclass(frozen=True)
+class StopPull:
+    """The receiver of a pull asks for its end and its drain."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A message of another version."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A message that no node of this version sends, for the reason."""
+
+    reason: str
+
+
+Message: TypeAlias = (
+    Ask
+    | Grant
+    | Abort
+    | Queued
+    | Accepted
+    | Refused
+    | Ready
+    | Held
+    | Done
+    | Ended
+    | PullAsked
+    | StopPull
+    | Unknown
+    | Contradiction
+)
