@@ -40,6 +40,7 @@ from tasuki.transfer.protocol.messages import (
     node_from_wire,
     node_to_wire,
 )
+from tasuki.transfer.rooms.beats import Renewing
 from tasuki.transfer.sending.connect import connect_within, disconnected_within
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
@@ -51,9 +52,6 @@ from .prefill_load import PrefillNodeLoad
 from .room_stream import RoomStream
 
 log = logging.getLogger(__name__)
-
-_MOST_UNHEARD = 256
-"""Renewals that a prefill node may leave unconfirmed; each is kept until it is confirmed."""
 
 
 class PrefillConnection:
@@ -287,18 +285,18 @@ class PrefillLink:
     async def _beat(self, connection: PrefillConnection) -> None:
         """Answer beats until they stop."""
         call = connection.stub.Heartbeat()
-        asked = {0: time.monotonic()}
-        silence = Silence(self._settings.silence, time.monotonic())
+        now = time.monotonic()
+        silence = Silence(self._settings.silence, now)
+        heart = Renewing(silence, now)
         try:
             await unless_silent(call.write(connection.renewal(0, self._progress())), silence)
             while connection.alive:
                 beat = await unless_silent(call.read(), silence)
                 if not isinstance(beat, pb.Beat):
                     return
-                silence.received(time.monotonic())
+                asked_at = heart.beat(beat.sequence, beat.received, time.monotonic())
                 if beat.HasField("progress"):
                     connection.progress = progress_from_wire(beat.progress)
-                asked_at = asked.get(beat.received)
                 if asked_at is not None:
                     self._sender.renew(connection.id, asked_at)
                 if beat.HasField("load"):
@@ -306,15 +304,10 @@ class PrefillLink:
                 if beat.leaves and not connection.leaves:
                     connection.leaves = True
                     self._on_leaves(self, connection)
-                asked = {s: at for s, at in asked.items() if s >= beat.received}
-                if len(asked) > _MOST_UNHEARD:
-                    log.warning("prefill node %s beats and confirms nothing", self.target)
-                    return
-                asked[beat.sequence] = time.monotonic()
                 connection.writer.answering()
                 renewal = connection.renewal(beat.sequence, self._progress())
                 await unless_silent(call.write(renewal), silence)
-        except PeerSilent as error:
+        except (PeerSilent, PeerInvalid) as error:
             log.warning("prefill node %s: %s", self.target, error)
         except grpc.aio.AioRpcError as error:
             log.info("prefill node %s: %s %s", self.target, error.code(), error.details())

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from tasuki.proto import handover_pb2 as pb
@@ -24,6 +24,7 @@ from tasuki.transfer.liveness.node_progress import (
 )
 from tasuki.transfer.liveness.silence import Silence
 from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.rooms.beats import Beating
 from tasuki.transfer.sending.connect import connect_within, disconnected_within
 from tasuki.transfer.sending.sender import Sender
 
@@ -41,12 +42,8 @@ _NAME_TOLD = 64
 @dataclass
 class _Connection:
     node: NodeIdentity
-    silence: Silence
+    heart: Beating
     writer: WriterLife
-    asked: dict[int, float] = field(default_factory=dict)
-    """Beats not answered yet, and when they were sent."""
-    renewal: int = 0
-    """The last one that came."""
     beating: bool = False
     progress: NodeProgress | None = None
     """From the last renewal that had one."""
@@ -115,7 +112,7 @@ class ReceiverConnections:
 
     def silence(self, name: str) -> Silence:
         """REQUIRES: may_beat(name)."""
-        return self._connections[name].silence
+        return self._connections[name].heart.silence
 
     def writer(self, name: str) -> WriterLife | None:
         """The receiver as a writer of what is pulled from it; None where it is gone."""
@@ -135,7 +132,7 @@ class ReceiverConnections:
         silence = Silence(
             self._silence_seconds, time.monotonic(), self._beat_seconds, grace=_TRYING_SECONDS
         )
-        self._connections[name] = _Connection(node, silence, writer)
+        self._connections[name] = _Connection(node, Beating(silence), writer)
         self._expect_beating(name)
         return name
 
@@ -156,7 +153,7 @@ class ReceiverConnections:
         connection = self._connections.get(name)
         if connection is None or connection.beating:
             return
-        if connection.silence.tick(time.monotonic()):
+        if connection.heart.silence.tick(time.monotonic()):
             self.drop(name)
         else:
             loop = asyncio.get_running_loop()
@@ -176,27 +173,26 @@ class ReceiverConnections:
         """
         connection = self._connections[name]
         connection.beating = True
-        connection.silence.received(time.monotonic())
+        heart = connection.heart
+        heart.silence.received(time.monotonic())
         reader = asyncio.create_task(self._read(name, connection, renewals))
-        sequence = 0
         load_sent_at = -inf
         try:
             while name in self and not reader.done():
-                sequence += 1
                 now = time.monotonic()
-                connection.asked[sequence] = now
+                sequence, received = heart.beat(now)
                 connection.writer.answering()
                 load = self._load(name) if now - load_sent_at >= _LOAD_SECONDS else None
                 load_sent_at = load_sent_at if load is None else now
                 yield pb.Beat(
                     sequence=sequence,
-                    received=connection.renewal,
+                    received=received,
                     progress=progress_to_wire(self._progress()),
                     load=load,
                     leaves=self._leaves(),
                 )
                 await asyncio.wait({reader}, timeout=self._beat_seconds)
-                if connection.silence.tick(time.monotonic()):
+                if heart.silence.tick(time.monotonic()):
                     log.warning("receiver %s answers no beats", connection.node.name)
                     break
         finally:
@@ -209,18 +205,13 @@ class ReceiverConnections:
         self, name: str, connection: _Connection, renewals: AsyncIterator[pb.Renewal]
     ) -> None:
         async for renewal in renewals:
-            connection.renewal = max(connection.renewal, renewal.sequence)
+            asked = connection.heart.renewed(renewal.sequence, time.monotonic())
             for drained in renewal.drained:
                 self._on_drained(drained)
             if renewal.HasField("progress"):
                 connection.progress = progress_from_wire(renewal.progress)
-            asked = connection.asked.pop(renewal.sequence, None)
-            if asked is None:
-                continue
-            connection.silence.received(time.monotonic())
-            self._sender.renew(name, asked)
-            for sequence in [s for s in connection.asked if s < renewal.sequence]:
-                del connection.asked[sequence]
+            if asked is not None:
+                self._sender.renew(name, asked)
 
     def drop(self, name: str) -> None:
         """Idempotent."""

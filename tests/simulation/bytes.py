@@ -1,0 +1,396 @@
+"""Memory and writes of simulated nodes: who owns each id, what lies there, and writes under way.
+
+A write that lands where it was not granted, and a read of what is not held, are violations: they
+are found as they happen.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.sending.write_leases import WriteLeases
+from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest, WindowTiming
+from tasuki.transfer.windows.window import WindowHeader
+
+from .world import Fault, Node, World
+
+LEASE, RETRY, SETTLE = 4.0, 1.0, 0.05
+STALL, DRAIN = 5.0, 2.0
+_SWEEP = 0.5
+Owner = tuple[str, int]
+FREE: Owner = ("free", 0)
+
+
+class Violation(BaseException):
+    """A promise is broken. No driver takes it for an error of an action."""
+
+
+class Arena:
+    """Ids of a node's memory. Invariant: each has one owner, and only an owner's writer writes."""
+
+    def __init__(self, ids: int) -> None:
+        self.owners: list[Owner] = [FREE] * ids
+        self.content: list[object] = [None] * ids
+        self._free = list(range(ids))
+        self._readers = [0] * ids
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int, owner: Owner) -> tuple[int, ...] | None:
+        """Allocate; None where there is not as much."""
+        if len(self._free) < count:
+            return None
+        ids = tuple(self._free.pop(0) for _ in range(count))
+        for each in ids:
+            self.owners[each], self.content[each] = owner, None
+        return ids
+
+    def give_back(self, ids: Sequence[int], owner: Owner) -> None:
+        for each in ids:
+            if self.owners[each] != owner:
+                raise Violation(f"id {each} is freed by {owner}, and is of {self.owners[each]}")
+            if self._readers[each]:
+                raise Violation(f"id {each} of {owner} is freed while it is sent")
+            self.owners[each] = FREE
+            self._free.append(each)
+
+    def pass_on(self, ids: Sequence[int], before: Owner, after: Owner) -> None:
+        for each in ids:
+            if self.owners[each] != before:
+                raise Violation(f"id {each} of {before} is of {self.owners[each]}")
+            self.owners[each] = after
+
+    def read(self, ids: Sequence[int], reads: int) -> None:
+        """Begin or end reading. reads: 1 or -1."""
+        for each in ids:
+            self._readers[each] += reads
+
+
+@dataclass
+class Write:
+    """One window under way. owner: of the ids at the receiver."""
+
+    room: int
+    generation: int
+    header: WindowHeader
+    ids: tuple[int, ...]
+    content: object
+    writer: Node
+    life: int
+    flushed: Callable[[], None]
+    broken: bool = False
+
+
+class Landing:
+    """The receiving half of a node's bytes: what its peer writes comes here."""
+
+    def __init__(self, node: Node, arena: Arena) -> None:
+        self.node = node
+        self.arena = arena
+        self.flying: dict[int, Write] = {}
+        self._rooms: dict[int, _Expected] = {}
+        self._writes = 0
+
+    def expect(self, room: int, generation: int, destination: Destination) -> None:
+        ids = _ids_of(destination)
+        if any(not 0 <= each < len(self.arena.owners) for each in ids):
+            raise OutOfBounds("an id is outside the arena")
+        if room in self._rooms:
+            raise DuplicateRoom(f"room {room} is expected already")
+        self._rooms[room] = _Expected(generation, ids)
+
+    def forget(self, room: int) -> None:
+        self._rooms.pop(room, None)
+
+    def landed(self, room: int) -> int:
+        expected = self._rooms.get(room)
+        return 0 if expected is None else len(expected.landed)
+
+    def verify(
+        self, room: int, generation: int, sent: Sequence[WindowDigest]
+    ) -> on.Verified | None:
+        """None where windows are still awaited."""
+        expected = self._rooms.get(room)
+        if expected is None or expected.generation != generation:
+            return on.Verified("it is not expected")
+        if any(window.header.sequence not in expected.landed for window in sent):
+            return None
+        if any(expected.landed[window.header.sequence] != window.digest for window in sent):
+            return on.Verified("a digest differs", differs=True)
+        if len(sent) != len(expected.landed):
+            return on.Verified("more landed than was sent", differs=True)
+        filled = {each for window in sent for each in expected.filled[window.header.sequence]}
+        if filled != set(expected.ids):
+            return on.Verified("not all was sent")
+        return on.Verified()
+
+    def fly(self, write: Write, seconds: float, is_announced: bool) -> None:
+        """The write lands then, unless its connection is severed before."""
+        self._writes += 1
+        number, life = self._writes, self.node.life
+        self.flying[number] = write
+        self.node.world.after(seconds, lambda: self._land(number, life, is_announced))
+
+    def _land(self, number: int, life: int, is_announced: bool) -> None:
+        write = self.flying.pop(number, None)
+        if write is None or self.node.life != life:
+            return
+        for each in write.ids:
+            owner = self.arena.owners[each]
+            if owner not in ((kind, write.room) for kind in ("granted", "quarantined", "pull")):
+                raise Violation(f"a write of room {write.room} lands in an id of {owner}")
+            self.arena.content[each] = write.content
+        if is_announced:
+            self.node.take(self.node.world.now, lambda: self._announced(write))
+        if not write.writer.is_dead and write.writer.life == write.life:
+            write.writer.take(self.node.world.now + 0.0005, write.flushed)
+
+    def _announced(self, write: Write) -> None:
+        expected = self._rooms.get(write.room)
+        if expected is None or expected.generation != write.generation:
+            return
+        expected.landed[write.header.sequence] = hash(write.content)
+        expected.filled[write.header.sequence] = write.ids
+
+    def sever(self, only_dead: bool) -> None:
+        """What is under way never lands; of dead writers only, or of all."""
+        for number, write in list(self.flying.items()):
+            is_dead = write.writer.is_dead or write.writer.life != write.life
+            if is_dead or not only_dead:
+                del self.flying[number]
+
+
+@dataclass
+class _Expected:
+    generation: int
+    ids: tuple[int, ...]
+    landed: dict[int, int] = field(default_factory=dict)
+    filled: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def _ids_of(destination: Destination) -> tuple[int, ...]:
+    slot = () if destination.slot is None else (destination.slot,)
+    return (*destination.pages, *slot)
+
+
+@dataclass
+class _Outgoing:
+    room: int
+    generation: int
+    peer: str
+    ids: tuple[int, ...]
+    on_end: Callable[[on.Event], None]
+    source: tuple[int, ...] = ()
+    waiting: list[WindowHeader] = field(default_factory=list)
+    posted: int = 0
+    moved: float = 0.0
+    planned: bool = False
+    stopped_at: float = inf
+    reason: str = ""
+    endpoint_failed: bool = False
+    write_lost: bool = False
+    aborted: Callable[[Drain], None] | None = None
+    digests: list[WindowDigest] = field(default_factory=list)
+    progress: int = 0
+
+
+class Leaving:
+    """The sending half of a node's bytes: rooms' windows, under the peer's lease."""
+
+    def __init__(
+        self,
+        node: Node,
+        arena: Arena,
+        to: Callable[[str], Landing | None],
+        fault_of: Callable[[int], Fault | None],
+    ) -> None:
+        """to: the landing of a connection's other end. fault_of: of a room's next window."""
+        self.node = node
+        self.leases = WriteLeases(LEASE, node.clock)
+        self.rooms: dict[int, _Outgoing] = {}
+        self._arena = arena
+        self._to = to
+        self._fault_of = fault_of
+        self._forced: set[tuple[str, int]] = set()
+        self._sweeps = False
+
+    @property
+    def _world(self) -> World:
+        return self.node.world
+
+    def open(
+        self,
+        room: int,
+        generation: int,
+        peer: str,
+        destination: Destination,
+        on_end: Callable[[on.Event], None],
+    ) -> None:
+        if self.leases.peer(peer) is None:
+            raise TransferError(f"no connection {peer}")
+        if room in self.rooms or (peer, room) in self._forced:
+            raise DuplicateRoom(f"room {room} is open already")
+        ids = _ids_of(destination)
+        if any(each >= len(self._arena.owners) for each in ids):
+            raise OutOfBounds("an id is outside the arena")
+        self.rooms[room] = _Outgoing(room, generation, peer, ids, on_end, moved=self.node.clock())
+        self._sweep_later()
+
+    def plan(self, room: int, source: tuple[int, ...]) -> None:
+        """All windows of the room, one an id; one without bytes where there is none."""
+        out = self.rooms.get(room)
+        if out is None or out.planned or out.stopped_at < inf:
+            return
+        count = max(1, len(out.ids))
+        out.planned, out.source = True, source
+        out.waiting = [WindowHeader(k, k, k + 1, k, 1, k == count - 1) for k in range(count)]
+        self._arena.read(source, 1)
+        self._post_later(out)
+
+    def _post_later(self, out: _Outgoing) -> None:
+        self.node.after(0.004 * self._world.random.random(), lambda: self._post(out))
+
+    def _post(self, out: _Outgoing) -> None:
+        if out.stopped_at < inf or not out.waiting or self.rooms.get(out.room) is not out:
+            return
+        if self.leases.writable(out.peer) is None:
+            self._stop(out, "not renewed by the receiver")
+            return
+        header = out.waiting.pop(0)
+        landing = self._to(out.peer)
+        fault = self._fault_of(out.room)
+        out.posted += 1
+        out.progress += 1
+        out.moved = self.node.clock()
+        if landing is None or fault is Fault.BROKEN_WRITE:
+            out.posted -= 1
+            out.endpoint_failed = out.write_lost = True
+            if landing is not None:
+                self._fly(landing, out, header, self._world.between(0.01, 0.9), True)
+            self._stop(out, "the transfer broke")
+            return
+        seconds = 0.001 + 0.003 * self._world.random.random()
+        if fault is Fault.LATE_WRITE:
+            seconds = self._world.between(0.5, self._world.random.choice((4.0, 4.0, 30.0)))
+        self._fly(landing, out, header, seconds, fault is not Fault.WINDOW_LOST, fault)
+        if out.waiting:
+            self._post_later(out)
+
+    def _fly(
+        self,
+        landing: Landing,
+        out: _Outgoing,
+        header: WindowHeader,
+        seconds: float,
+        is_announced: bool,
+        fault: Fault | None = None,
+    ) -> None:
+        ids = out.ids[header.first_page : header.first_page + 1]
+        content: object = (out.room, out.generation, header.sequence)
+        digest = hash(content)
+        if fault is Fault.FLIP:
+            content = (*content, "flipped") if isinstance(content, tuple) else content
+        node = self.node
+        flushed = _Flushed(self, out, header, digest)
+        write = Write(out.room, out.generation, header, ids, content, node, node.life, flushed)
+        landing.fly(write, seconds, is_announced)
+
+    def flushed(self, out: _Outgoing, header: WindowHeader, digest: int) -> None:
+        if self.rooms.get(out.room) is not out:
+            return
+        out.posted -= 1
+        out.progress += 1
+        out.moved = self.node.clock()
+        out.digests.append(WindowDigest(header, digest))
+        self._end_if_over(out)
+
+    def progress(self, room: int) -> int:
+        out = self.rooms.get(room)
+        return 0 if out is None else out.progress
+
+    def abort(self, room: int, peer: str, drained: Callable[[Drain], None]) -> None:
+        out = self.rooms.get(room)
+        if out is None or out.peer != peer:
+            drained(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
+            return
+        out.aborted = drained
+        self._stop(out, "aborted")
+
+    def disconnect(self, peer: str) -> None:
+        self.leases.remove(peer)
+        for out in list(self.rooms.values()):
+            if out.peer == peer:
+                self._stop(out, "the connection to the receiver is over")
+
+    def _stop(self, out: _Outgoing, reason: str) -> None:
+        if out.stopped_at == inf:
+            out.stopped_at, out.reason = self.node.clock(), reason
+            out.waiting.clear()
+        self._end_if_over(out)
+
+    def _sweep_later(self) -> None:
+        if not self._sweeps:
+            self._sweeps = True
+            self.node.after(_SWEEP, self._sweep)
+
+    def _sweep(self) -> None:
+        """See to leases, to what stands still and to drains that last too long."""
+        self._sweeps = False
+        now = self.node.clock()
+        for out in list(self.rooms.values()):
+            if out.stopped_at == inf and self.leases.writable(out.peer) is None:
+                self._stop(out, "not renewed by the receiver")
+            elif out.stopped_at == inf and out.posted and now - out.moved > STALL:
+                self._stop(out, "no window was flushed")
+            else:
+                self._end_if_over(out)
+        if self.rooms:
+            self._sweep_later()
+
+    def _end_if_over(self, out: _Outgoing) -> None:
+        if self.rooms.get(out.room) is not out:
+            return
+        is_late = self.node.clock() - out.stopped_at > DRAIN
+        if out.stopped_at == inf:
+            if out.planned and not out.waiting and not out.posted:
+                self._close(out)
+                out.on_end(on.Sent(_report(out)))
+            return
+        if out.posted and not is_late:
+            return
+        drain = Drain.FORCED if out.posted or out.write_lost else Drain.DRAINED
+        if drain is Drain.FORCED:
+            self._forced.add((out.peer, out.room))
+        self._close(out)
+        if out.aborted is not None:
+            out.aborted(drain)
+        else:
+            out.on_end(on.SendBroke(out.reason, drain, out.endpoint_failed))
+
+    def _close(self, out: _Outgoing) -> None:
+        del self.rooms[out.room]
+        self._arena.read(out.source, -1)
+
+
+@dataclass
+class _Flushed:
+    leaving: Leaving
+    out: _Outgoing
+    header: WindowHeader
+    digest: int
+
+    def __call__(self) -> None:
+        self.leaving.flushed(self.out, self.header, self.digest)
+
+
+def _report(out: _Outgoing) -> SendReport:
+    timings = tuple(
+        WindowTiming(each.header.sequence, (0.0,), 0.0, 0.0, 0.0, 8) for each in out.digests
+    )
+    count = len(out.digests)
+    return SendReport(8 * count, count, len(out.ids), 0.0, 0.0, tuple(out.digests), timings)

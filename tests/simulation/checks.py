@@ -1,0 +1,213 @@
+"""What must hold at every step of a simulated pair, and at its end.
+
+The promises of docs/faults.md: (1) nothing is committed but whole; (2) each request ends once,
+right or by a reason; (3) ids are accounted for, and at the end nothing is held; (4) no write lands
+outside a grant (bytes.py). And no wait without a bound: a side that lives has a look ahead, leaves
+each state in time, and is over in time.
+"""
+
+from collections import Counter
+from math import inf
+from typing import TYPE_CHECKING
+
+from tasuki.transfer.rooms.events import Event
+from tasuki.transfer.rooms.fence import FenceReason
+from tasuki.transfer.rooms.messages import Done, Ended, Message, Refused
+from tasuki.transfer.rooms.receiving import Receiving
+from tasuki.transfer.rooms.states import PULL, ReceiverState
+from tasuki.transfer.windows.send_report import Drain
+
+from .bytes import LEASE, Violation
+from .sides import SimulatedSide
+from .world import OF_MESSAGES, OF_WINDOWS, Fault, World
+
+if TYPE_CHECKING:
+    from .desks import DecodeDesk, Outcome, PrefillDesk, Request
+    from .peers import Connection
+
+_QUARANTINE_BOUND = 40.0
+"""Patience, the question for a drain, the lease and the severing, with a node that froze."""
+_STATE_BOUND = 200.0
+_LIFE_BOUND = 400.0
+_LATE = 1.0
+_NOTICED = 30.0
+"""A drain, its deadline, and a node that froze."""
+
+
+class Checks:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.connections: dict[str, Connection] = {}
+        self.decode_desk: DecodeDesk
+        self.prefill_desk: PrefillDesk
+        self.outcomes: Counter[Outcome] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self.struck: Counter[Fault] = Counter()
+        self.touched: set[int] = set()
+        """Rooms that some fault befell."""
+        self.requests: list[Request] = []
+        self.by_room: dict[int, Request] = {}
+        """The last request of each number."""
+        self._living: set[SimulatedSide] = set()
+        self._ended: set[tuple[str, int, int]] = set()
+        """Transfers of which an engine was told the end, and in which life of its node."""
+
+    def require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Violation(what)
+
+    # Faults
+
+    def strike(self, fault: Fault, room: int) -> None:
+        self.struck[fault] += 1
+        self.touched.add(room)
+
+    def strike_all(self, fault: Fault) -> None:
+        """A node or a link is struck, and with it all rooms that live."""
+        for room in {side.room for side in self._living}:
+            self.strike(fault, room)
+
+    def _due(self, room: int, kinds: tuple[Fault, ...]) -> Fault | None:
+        request = self.by_room.get(room)
+        if request is None or not request.faults:
+            return None
+        for place, (fault, left) in enumerate(request.faults):
+            if fault not in kinds:
+                continue
+            if left > 0:
+                request.faults[place] = fault, left - 1
+                continue
+            del request.faults[place]
+            if fault is not Fault.CUT:
+                # That befalls all rooms of the stream.
+                self.strike(fault, room)
+            return fault
+        return None
+
+    def message_fault(self, room: int) -> Fault | None:
+        return self._due(room, OF_MESSAGES)
+
+    def window_fault(self, room: int) -> Fault | None:
+        return self._due(room, OF_WINDOWS)
+
+    # Sides
+
+    def began(self, side: SimulatedSide) -> None:
+        self._living.add(side)
+        side.peer.sides.add(side)
+        self.kinds[side.side.kind.name] += isinstance(side.side, Receiving)
+
+    def died(self, side: SimulatedSide) -> None:
+        self._living.discard(side)
+
+    def ended(self, side: SimulatedSide, failure: Exception | None) -> None:
+        self._living.discard(side)
+        side.peer.sides.discard(side)
+        if failure is not None:
+            raise Violation(f"{side.name} cannot go on") from failure
+        self.require(side.side.is_over, f"{side.name} is over in {side.side.state}")
+        machine = side.side
+        if not isinstance(machine, Receiving) and machine.drain is Drain.DRAINED:
+            posted = side.peer.leaving.rooms.get(side.room)
+            self.require(
+                posted is None or posted.generation != machine.generation,
+                f"{side.name} is over while it may send",
+            )
+
+    def stepped(self, side: SimulatedSide, event: Event) -> None:
+        """A side took an event."""
+        self.world.steps += 1
+        machine = side.side
+        if machine.is_over:
+            return
+        now, state = side.now(), machine.state
+        before, since = side.state_since
+        if state is not before:
+            side.state_since = state, now
+            return
+        is_lost = isinstance(machine, Receiving) and machine.is_lost
+        bound = _QUARANTINE_BOUND if is_lost else _STATE_BOUND
+        self.require(now - since < bound, f"{side.name} stays {state.name}")
+
+    def said(self, side: SimulatedSide, message: Message) -> None:
+        """A sender says one final message, and nothing behind it."""
+        self.require(side.finals == 0, f"{side.name} says {message} after its end")
+        side.finals += isinstance(message, Done | Ended | Refused)
+
+    def look(self) -> None:
+        """Every side that lives looks again, and is over in time."""
+        for side in self._living:
+            node = side.peer.node
+            if not side.lives or node.is_frozen or side._stepping:
+                continue
+            is_looked_at = side.looks_at is not None and side.now() - side.looks_at < _LATE
+            self.require(is_looked_at, f"{side.name} waits without a bound")
+            self.require(self.world.now - side.born < _LIFE_BOUND, f"{side.name} never ends")
+            self._look_at_stream(side)
+
+    def _look_at_stream(self, side: SimulatedSide) -> None:
+        """What nobody listens to any more ends soon."""
+        if not side.stream.over[side.peer]:
+            side.stream_over_at = self.world.now
+        elif isinstance(side.side, Receiving):
+            waits = not (side.side.is_lost or side.side.state is ReceiverState.VERIFYING)
+            since = self.world.now - side.stream_over_at
+            self.require(since < _NOTICED or not waits, f"{side.name} awaits a stream that is over")
+        elif side.side.kind is not PULL:
+            since = self.world.now - side.stream_over_at
+            self.require(since < _NOTICED, f"{side.name} goes on for nobody")
+
+    def severing(self, side: SimulatedSide, reason: FenceReason) -> None:
+        """What the fence says must be so."""
+        connection, owner = side.connection, side.peer
+        writer = connection.other(owner)
+        if not connection.is_same_life(writer):
+            return
+        self.require(reason is not FenceReason.WRITER_DEAD, f"{side.name}: its writer lives")
+        out = writer.leaving.rooms.get(side.room)
+        if out is None or out.generation != side.side.generation or out.stopped_at < inf:
+            return
+        if reason is FenceReason.DRAIN_ACKNOWLEDGED:
+            raise Violation(f"{side.name} is fenced by a drain while its writer may write")
+        lease = writer.leaving.leases.writable(connection.name)
+        if lease is not None and not side.side.fence.answered:
+            raise Violation(f"{side.name} is fenced while its writer's lease of {LEASE} s holds")
+
+    # Requests
+
+    def asked(self, request: "Request") -> None:
+        self.requests.append(request)
+        self.by_room[request.room] = request
+
+    def told_lost(self, name: str, generation: int, life: int = 0) -> None:
+        key = name, generation, life
+        self.require(key not in self._ended, f"{name} of {generation} is lost when it is over")
+        self._ended.add(key)
+
+    def committed(self, name: str, generation: int, life: int = 0) -> None:
+        key = name, generation, life
+        self.require(key not in self._ended, f"{name} of {generation} is done when it is over")
+        self._ended.add(key)
+
+    def answered(self, request: "Request", outcome: "Outcome") -> None:
+        if request.outcome is not None:
+            if request.outcome.name == "GONE":
+                return
+            raise Violation(f"room {request.room} ended {request.outcome}, and {outcome}")
+        request.outcome = outcome
+        self.outcomes[outcome] += 1
+
+    # The end
+
+    def nothing_is_left(self) -> None:
+        decode, prefill = self.decode_desk, self.prefill_desk
+        self.require(not self._living, f"still there: {[side.name for side in self._living]}")
+        for request in self.requests:
+            self.require(request.outcome is not None, f"room {request.room} never ended")
+        for desk in (decode, prefill):
+            arena = desk.peer.arena
+            owners = {owner for owner in arena.owners if owner[0] != "free"}
+            self.require(not owners, f"{desk.peer.node.name} holds ids of {sorted(owners)}")
+            self.require(arena.free == desk.peer.ids, "ids are lost")
+            self.require(not desk.peer.leaving.rooms, "windows are still sent")
+        self.require(not decode.quarantined, "a quarantine is left")

@@ -1,0 +1,334 @@
+"""Two simulated nodes: their connection and its heartbeat, their desks of rooms, and how each loses
+the other.
+
+The machines are the real ones: sides, heartbeat, leases, ended rooms. The engines are cheap
+(engines.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.errors import PeerInvalid
+from tasuki.transfer.liveness.silence import Silence
+from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.rooms.beats import Beating, Renewing
+from tasuki.transfer.rooms.fence import FenceTerms, WriterFacts
+from tasuki.transfer.windows.send_report import Drain
+
+from .bytes import LEASE, RETRY, SETTLE, Arena, Landing, Leaving
+from .sides import SimulatedSide
+from .world import Channel, Fault, Link, Node, World
+
+if TYPE_CHECKING:
+    from .checks import Checks
+
+BEAT, SILENCE = 0.2, 3.0
+ACKNOWLEDGE, PATIENCE = 3.0, 10.0
+_ELSEWHERE = ProcessIdentity("another host", 0, 0, 0)
+
+
+class Peer:
+    """A node of the pair, in its present life. desk: what takes rooms' messages there."""
+
+    def __init__(self, world: World, node: Node, checks: "Checks", ids: int) -> None:
+        self.world = world
+        self.node = node
+        self.checks = checks
+        self.ids = ids
+        self.sides: set[SimulatedSide] = set()
+        self.connection: Connection | None = None
+        self.others: Peer
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a life: nothing is here."""
+        self.arena = Arena(self.ids)
+        self.landing = Landing(self.node, self.arena)
+        self.leaving = Leaving(self.node, self.arena, self._landing_of, self.checks.window_fault)
+
+    def _landing_of(self, name: str) -> Landing | None:
+        connection = self.checks.connections.get(name)
+        if connection is None or connection.severed:
+            return None
+        return connection.other(self).landing
+
+    def die(self) -> None:
+        self.node.is_dead = True
+        self.node.life += 1
+        for side in list(self.sides):
+            self.checks.died(side)
+        self.sides.clear()
+        self.connection = None
+
+    def sever(self, only_dead: bool) -> None:
+        """Break what leads here. Which connection is whose cannot be known, unless its writer is
+        dead: links to those that live are broken too."""
+        if not only_dead and self.connection is not None:
+            self.connection.lose(self)
+        for connection in self.checks.connections.values():
+            dead = connection.other(self).node.life != connection.lives[connection.other(self)]
+            if not only_dead or dead:
+                connection.severed = True
+        self.landing.sever(only_dead)
+
+
+class Connection:
+    """One life of the link between both, and the stream of rooms on it."""
+
+    def __init__(self, name: str, decode: Peer, prefill: Peer, link: Link, is_near: bool) -> None:
+        """is_near: both are on one host, so that a death is seen at once."""
+        self.name = name
+        self.decode, self.prefill = decode, prefill
+        self.lives = {decode: decode.node.life, prefill: prefill.node.life}
+        self.lost: dict[Peer, bool] = {decode: False, prefill: False}
+        self.severed = False
+        """Whether what is written over it arrives nowhere any more."""
+        self.link = link
+        self.is_near = is_near
+        self.drained: list[tuple[int, int, Drain]] = []
+        self.stream = Stream(self)
+        self._writers = {peer: self._writer(peer) for peer in (decode, prefill)}
+        self._beats = {peer: Channel(peer.world, peer.node, link) for peer in (decode, prefill)}
+        now = prefill.node.clock()
+        self._beating = Beating(Silence(SILENCE, now, BEAT))
+        now = decode.node.clock()
+        self._renewing = Renewing(Silence(SILENCE, now), now)
+        decode.leaving.leases.add(name, [], decode.node.clock())
+        prefill.leaving.leases.add(name, [], prefill.node.clock())
+
+    def _writer(self, owner: Peer) -> "Writer":
+        return Writer(self, owner)
+
+    def other(self, peer: Peer) -> Peer:
+        return self.prefill if peer is self.decode else self.decode
+
+    def is_same_life(self, peer: Peer) -> bool:
+        return not peer.node.is_dead and peer.node.life == self.lives[peer]
+
+    def writer_at(self, owner: Peer) -> "Writer":
+        """The other end as a writer into this one's memory."""
+        return self._writers[owner]
+
+    # The heartbeat
+
+    def begin_beating(self) -> None:
+        self.prefill.node.after(0.0, self._beat)
+        self.decode.node.after(BEAT, self._tick_decode)
+
+    def _beat(self) -> None:
+        prefill = self.prefill
+        now = prefill.node.clock()
+        if self.lost[prefill]:
+            return
+        if self._beating.silence.tick(now):
+            self.lose(prefill)
+            return
+        sequence, received = self._beating.beat(now)
+        self.writer_at(prefill).life.answering()
+        self._beats[self.decode].send(lambda: self._beaten(sequence, received))
+        prefill.node.after(BEAT, self._beat)
+
+    def _beaten(self, sequence: int, received: int) -> None:
+        decode = self.decode
+        if self.lost[decode] or not self.is_same_life(decode):
+            return
+        try:
+            asked = self._renewing.beat(sequence, received, decode.node.clock())
+        except PeerInvalid:
+            self.lose(decode)
+            return
+        if asked is not None:
+            decode.leaving.leases.renew(self.name, asked)
+        self.writer_at(decode).life.answering()
+        drained, self.drained = self.drained, []
+        self._beats[self.prefill].send(lambda: self._renewed(sequence, drained))
+
+    def _renewed(self, sequence: int, drained: list[tuple[int, int, Drain]]) -> None:
+        prefill = self.prefill
+        if self.lost[prefill] or not self.is_same_life(prefill):
+            return
+        asked = self._beating.renewed(sequence, prefill.node.clock())
+        for room, generation, drain in drained:
+            prefill.checks.prefill_desk.pull_drained(room, generation, drain)
+        if asked is not None:
+            prefill.leaving.leases.renew(self.name, asked)
+
+    def _tick_decode(self) -> None:
+        if self.lost[self.decode]:
+            return
+        if self._renewing.silence.tick(self.decode.node.clock()):
+            self.lose(self.decode)
+            return
+        self.decode.node.after(BEAT, self._tick_decode)
+
+    def lose(self, peer: Peer) -> None:
+        """That end gives the connection up; the other one sees the streams end, unless the link is
+        silent. Idempotent."""
+        if self.lost[peer] or not self.is_same_life(peer):
+            return
+        self.lost[peer] = True
+        self.writer_at(peer).life.lose()
+        peer.leaving.disconnect(self.name)
+        if peer.connection is self:
+            peer.connection = None
+        self.stream.broke_at(peer, "the connection is lost")
+        other = self.other(peer)
+        self._beats[other].send(lambda: self.lose(other))
+
+    def seen_dead(self, peer: Peer) -> None:
+        """The other end's process has died: its sockets are closed."""
+        other = self.other(peer)
+        self._beats[peer].send(lambda: self.lose(peer) if not self.is_same_life(other) else None)
+
+    # Calls beside the stream
+
+    def call_for_drain(self, side: SimulatedSide) -> None:
+        """The unary abort, over the connection that lives now; its answer comes after the drain."""
+        peer, now = side.peer, side.peer.connection
+        if now is None or now.lost[peer]:
+            peer.node.after(0.01, lambda: side.put(on.DrainAnswered(None)))
+            return
+        answered = _Answer(side)
+        peer.node.after(ACKNOWLEDGE, lambda: answered(None))
+        room, generation, name = side.room, side.side.generation, self.name
+        back = now._beats[peer]
+        now._beats[now.other(peer)].send(
+            lambda: peer.checks.prefill_desk.abort(
+                name, room, generation, lambda drain: back.send(lambda: answered(drain))
+            )
+        )
+
+
+class _Answer:
+    """Of a call: the first one counts, its deadline among them."""
+
+    def __init__(self, side: SimulatedSide) -> None:
+        self._side: SimulatedSide | None = side
+
+    def __call__(self, drain: Drain | None) -> None:
+        side, self._side = self._side, None
+        if side is not None and side.lives:
+            side.put(on.DrainAnswered(drain))
+
+
+class Writer:
+    """As `control.writer_life.WriterLife`, with a process that the world watches."""
+
+    def __init__(self, connection: Connection, owner: Peer) -> None:
+        self.life = WriterLife(_ELSEWHERE, LEASE, RETRY, SETTLE, owner.node.clock)
+        self._connection = connection
+        self._owner = owner
+        self._died: float | None = None
+
+    def facts(self) -> WriterFacts:
+        facts, connection = self.life.facts(), self._connection
+        is_dead = not connection.is_same_life(connection.other(self._owner))
+        if connection.is_near and is_dead and self._died is None:
+            self._died = self._owner.node.clock()
+        return replace(facts, died=self._died)
+
+    def terms(self) -> FenceTerms:
+        terms = self.life.terms(ACKNOWLEDGE, PATIENCE)
+        return replace(terms, look=0.1)
+
+
+@dataclass
+class _Line:
+    room: int
+    hear: Callable[[say.Message | on.StreamBroke], None]
+
+
+class Stream:
+    """The rooms of a connection: both directions, each in order."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.over: dict[Peer, bool] = {connection.decode: False, connection.prefill: False}
+        self._lines: dict[int, _Line] = {}
+        link = connection.link
+        self._to = {
+            peer: Channel(peer.world, peer.node, link)
+            for peer in (connection.decode, connection.prefill)
+        }
+
+    @property
+    def is_open(self) -> bool:
+        return not any(self.over.values())
+
+    def join(self, room: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
+        """The decode node's end of a room."""
+        self._lines[room] = _Line(room, hear)
+
+    def leave(self, room: int) -> None:
+        """The decode node listens no more."""
+        if self._lines.pop(room, None) is not None:
+            self.say_up(room, None)
+
+    def say_up(self, room: int, message: say.Message | None, opening: object = None) -> None:
+        """To the prefill node. message: None hangs up. opening: what an Ask opens a room for."""
+        connection = self.connection
+        if self.over[connection.decode]:
+            return
+        fault = connection.decode.checks.message_fault(room)
+        if fault is Fault.CUT:
+            self.cut()
+            return
+        desk = connection.decode.checks.prefill_desk
+        self._to[connection.prefill].send(lambda: desk.hear(self, room, message, opening), fault)
+
+    def say_down(self, room: int, message: say.Message | None, reason: str = "") -> None:
+        """To the decode node. message: None closes the room."""
+        connection = self.connection
+        if self.over[connection.prefill]:
+            return
+        fault = connection.decode.checks.message_fault(room)
+        if fault is Fault.CUT:
+            self.cut()
+            return
+        self._to[connection.decode].send(lambda: self._heard(room, message, reason), fault)
+
+    def _heard(self, room: int, message: say.Message | None, reason: str) -> None:
+        decode = self.connection.decode
+        if self.over[decode] or not self.connection.is_same_life(decode):
+            return
+        line = self._lines.get(room)
+        if line is None:
+            return
+        if message is None:
+            del self._lines[room]
+            line.hear(on.StreamBroke(f"the prefill node closed the room: {reason}"))
+        else:
+            line.hear(message)
+
+    def cut(self) -> None:
+        """Both ends see the end of the stream."""
+        for room in self._lines:
+            self.connection.decode.checks.strike(Fault.CUT, room)
+        for peer in self.over:
+            self._to[peer].send(_Broke(self, peer))
+
+    def broke_at(self, peer: Peer, reason: str) -> None:
+        """Idempotent."""
+        if self.over[peer]:
+            return
+        self.over[peer] = True
+        connection = self.connection
+        if peer is connection.decode:
+            lines, self._lines = self._lines, {}
+            for line in lines.values():
+                line.hear(on.StreamBroke(reason))
+        else:
+            peer.checks.prefill_desk.stream_lost(self)
+
+
+@dataclass
+class _Broke:
+    stream: Stream
+    peer: Peer
+
+    def __call__(self) -> None:
+        self.stream.broke_at(self.peer, "the stream broke")

@@ -1,0 +1,207 @@
+"""The second driver of the pure machines: sides of transfers over a virtual clock, and what both
+nodes perform alike.
+
+A side's every step is shown to the checks of the world.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tasuki.transfer.rooms import actions as do
+from tasuki.transfer.rooms import events as on
+from tasuki.transfer.rooms import messages as say
+from tasuki.transfer.rooms.actions import Action
+from tasuki.transfer.rooms.events import Event
+from tasuki.transfer.rooms.fence import FenceReason
+from tasuki.transfer.rooms.receiving import Receiving
+from tasuki.transfer.rooms.sending import Sending
+from tasuki.transfer.rooms.stepping import SteppedSide
+from tasuki.transfer.windows.send_report import Drain
+
+from .bytes import Violation
+
+if TYPE_CHECKING:
+    from .peers import Connection, Peer, Stream
+
+LANDING = 2.0
+Tell = Callable[[Action], Event | None]
+Speak = Callable[[say.Message], None]
+
+
+class SimulatedSide(SteppedSide):
+    def __init__(
+        self,
+        side: Receiving | Sending,
+        peer: "Peer",
+        connection: "Connection",
+        stream: "Stream",
+        tell: Tell,
+        closed: Callable[["SimulatedSide"], None],
+    ) -> None:
+        """peer: the node that it is on. tell: performs what is the engine's or the stream's.
+        closed: called once it is over."""
+        super().__init__(side, f"{side.kind.name} {side.room} on {peer.node.name}")
+        self.peer = peer
+        self.connection = connection
+        self.stream = stream
+        self.stream_over_at = peer.world.now
+        """When its stream was seen to stand last."""
+        self.tell = tell
+        self.pull: SimulatedSide | None = None
+        self.looks_at: float | None = None
+        """When the next look is due, of its node's clock."""
+        self.state_since = (side.state, peer.node.clock())
+        self.born = peer.world.now
+        self.finals = 0
+        """Final messages that it has said."""
+        self._closed = closed
+        self._life = peer.node.life
+        peer.checks.began(self)
+        peer.node.after(0.0, self.begin)
+
+    @property
+    def side(self) -> Receiving | Sending:
+        return self._side
+
+    @property
+    def room(self) -> int:
+        return self._side.room
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process does."""
+        node = self.peer.node
+        return not node.is_dead and node.life == self._life
+
+    def now(self) -> float:
+        return self.peer.node.clock()
+
+    def stepped(self) -> None:
+        now = self.now()
+        at = now + self._side.wake(now)
+        if self.looks_at is None or not now < self.looks_at <= at + 1e-6:
+            self.looks_at = at
+            self.peer.node.after(at - now, _LookAt(self, at))
+
+    def _take(self, event: Event) -> None:
+        super()._take(event)
+        self.peer.checks.stepped(self, event)
+
+    def _defect(self, error: Exception) -> on.Broke:
+        raise Violation(f"{self.name}: {error!r}") from error
+
+    def over(self, failure: Exception | None) -> None:
+        self.peer.checks.ended(self, failure)
+        self._closed(self)
+
+    @property
+    def pulled(self) -> int | None:
+        """How far the room's pull is; None without one."""
+        pull = self.pull
+        return None if pull is None or pull.is_over else pull.progress
+
+    @property
+    def progress(self) -> int:
+        raise NotImplementedError
+
+
+class _LookAt:
+    __slots__ = ("_at", "_side")
+
+    def __init__(self, side: SimulatedSide, at: float) -> None:
+        self._side, self._at = side, at
+
+    def __call__(self) -> None:
+        side = self._side
+        if side.looks_at == self._at and not side.is_over:
+            side.looks_at = None
+            side.look()
+
+
+class ReceivingSide(SimulatedSide):
+    _side: Receiving
+
+    @property
+    def progress(self) -> int:
+        return self.peer.landing.landed(self.room)
+
+    def facts(self) -> on.Look:
+        writer = self.connection.writer_at(self.peer).facts()
+        return on.Look(self.progress, self.pulled, writer=writer)
+
+    def perform(self, action: Action) -> Event | None:
+        peer = self.peer
+        match action:
+            case do.Expect(destination=destination):
+                peer.landing.expect(self.room, self._side.generation, destination)
+            case do.Forget():
+                peer.landing.forget(self.room)
+            case do.Verify():
+                verified = peer.landing.verify(self.room, self._side.generation, action.sent)
+                if verified is not None:
+                    return verified
+                peer.node.after(0.01, lambda: self._verify_later(action, peer.node.clock()))
+            case do.Prepare(payload=payload):
+                return on.Prepared(payload)
+            case do.Sever(reason=reason):
+                self._sever(reason)
+            case do.CallForDrain():
+                self.connection.call_for_drain(self)
+            case do.GiveUp():
+                self.connection.lose(peer)
+            case do.EndPull(reason=reason):
+                if self.pull is not None:
+                    self.pull.put(on.Stopped(reason))
+            case _:
+                return self.tell(action)
+        return None
+
+    def _verify_later(self, action: do.Verify, since: float) -> None:
+        verified = self.peer.landing.verify(self.room, self._side.generation, action.sent)
+        if verified is not None:
+            self.put(verified)
+        elif self.now() - since > LANDING:
+            self.put(on.Verified("windows have not landed"))
+        else:
+            self.peer.node.after(0.1, lambda: self._verify_later(action, since))
+
+    def _sever(self, reason: FenceReason) -> None:
+        self.peer.checks.severing(self, reason)
+        if reason is FenceReason.DRAIN_ACKNOWLEDGED:
+            self.peer.node.after(0.0, lambda: self.put(on.Severed(reason)))
+            return
+        self.peer.sever(only_dead=reason is FenceReason.WRITER_DEAD)
+        self.peer.node.after(0.02, lambda: self.put(on.Severed(reason)))
+
+
+class SendingSide(SimulatedSide):
+    _side: Sending
+
+    @property
+    def progress(self) -> int:
+        return self.peer.leaving.progress(self.room)
+
+    def facts(self) -> on.Look:
+        return on.Look(self.progress, self.pulled)
+
+    def perform(self, action: Action) -> Event | None:
+        peer = self.peer
+        match action:
+            case do.Say(message=message):
+                peer.checks.said(self, message)
+                return self.tell(action)
+            case do.Open(destination=destination):
+                name, generation = self.connection.name, self._side.generation
+                peer.leaving.open(self.room, generation, name, destination, self.put)
+                return on.Opened()
+            case do.DrainNow():
+                peer.leaving.abort(self.room, self.connection.name, self._drained)
+            case do.EndPull(reason=reason):
+                if self.pull is not None:
+                    self.pull.put(on.Stopped(reason))
+            case _:
+                return self.tell(action)
+        return None
+
+    def _drained(self, drain: Drain) -> None:
+        self.peer.node.after(0.0, lambda: self.put(on.Drained(drain)))

@@ -1,0 +1,161 @@
+"""The world of a simulated pair: virtual time, nodes that freeze, die and disagree about the time,
+and a control channel that loses, delays, reorders and doubles what it carries.
+
+Nothing here reads a clock or starts a thread: one seed plays one history, always the same.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+
+
+class Fault(Enum):
+    """What may happen to a transfer, or to the node and link that it is on."""
+
+    LOSS = "a message is lost"
+    DELAY = "a message is late, and all behind it"
+    REORDER = "a message is overtaken"
+    DUPLICATION = "a message comes again, soon or much later"
+    CUT = "the stream of rooms breaks"
+    SILENCE = "the link carries nothing for a while"
+    DEATH = "a node dies, and begins anew"
+    FREEZE = "a node stands still"
+    SKEW = "the nodes' clocks disagree and drift"
+    FULL = "a queue does not move, or there is no memory"
+    FLIP = "a bit flips on its way"
+    WINDOW_LOST = "a window's notification is lost"
+    LATE_WRITE = "a write waits in a socket"
+    BROKEN_WRITE = "a write fails half-way"
+    CANCEL = "the client leaves"
+
+
+OF_MESSAGES = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATION, Fault.CUT)
+OF_WINDOWS = (Fault.FLIP, Fault.WINDOW_LOST, Fault.LATE_WRITE, Fault.BROKEN_WRITE)
+OF_REQUESTS = (Fault.FULL, Fault.CANCEL)
+OF_NODES = (Fault.SILENCE, Fault.DEATH, Fault.FREEZE)
+
+
+class World:
+    """Virtual seconds, and what happens in them. seed: of the whole history."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        """Events that transfers' sides have taken."""
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def at(self, when: float, happens: Callable[[], None]) -> None:
+        heappush(self._events, (max(when, self.now), next(self._order), happens))
+
+    def after(self, seconds: float, happens: Callable[[], None]) -> None:
+        self.at(self.now + seconds, happens)
+
+    def run(self, until: float) -> None:
+        """Play what happens up to that moment."""
+        events = self._events
+        while events and events[0][0] <= until:
+            self.now, _, happens = heappop(events)
+            happens()
+        self.now = max(self.now, until)
+
+    def between(self, least: float, most: float) -> float:
+        return self.random.uniform(least, most)
+
+
+@dataclass
+class Clock:
+    """A node's monotonic clock. offset: seconds; rate: its seconds in one of the world's."""
+
+    world: World
+    offset: float = 0.0
+    rate: float = 1.0
+
+    def __call__(self) -> float:
+        return self.world.now * self.rate + self.offset
+
+
+class Node:
+    """A process: what is to happen in it waits while it is frozen, and never happens once it has
+    died. A node that begins anew has another life."""
+
+    def __init__(self, world: World, name: str, clock: Clock) -> None:
+        self.world = world
+        self.name = name
+        self.clock = clock
+        self.life = 0
+        self.is_dead = False
+        self._frozen_until = 0.0
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.world.now < self._frozen_until
+
+    def freeze(self, seconds: float) -> None:
+        self._frozen_until = self.world.now + seconds
+
+    def after(self, seconds: float, happens: Callable[[], None]) -> None:
+        """seconds: of this node's clock."""
+        self.take(self.world.now + max(0.0, seconds) / self.clock.rate, happens)
+
+    def take(self, when: float, happens: Callable[[], None]) -> None:
+        """Have it happen in this node at that moment of the world, or once it thaws."""
+        self.world.at(when, _Happening(self, self.life, happens))
+
+
+class _Happening:
+    __slots__ = ("_happens", "_life", "_node")
+
+    def __init__(self, node: Node, life: int, happens: Callable[[], None]) -> None:
+        self._node, self._life, self._happens = node, life, happens
+
+    def __call__(self) -> None:
+        node = self._node
+        if node.is_dead or node.life != self._life:
+            return
+        if node.is_frozen:
+            node.world.at(node._frozen_until, self)
+        else:
+            self._happens()
+
+
+Deliver = Callable[[], None]
+
+
+@dataclass
+class Channel:
+    """One direction between two nodes: what is sent comes in order, unless a fault has it
+    otherwise. silent_until: until then what is sent waits; it is shared by all of a link."""
+
+    world: World
+    to: Node
+    link: "Link"
+    _last: float = field(default=0.0)
+
+    def send(self, deliver: Deliver, fault: Fault | None = None) -> None:
+        world = self.world
+        if fault is Fault.LOSS:
+            return
+        latency = 0.0002 + 0.002 * world.random.random()
+        if fault is Fault.DELAY:
+            latency += world.between(0.1, 2.0)
+        when = max(self._last, world.now + latency, self.link.silent_until)
+        if fault is Fault.REORDER:
+            # What is sent next overtakes it.
+            self.to.take(when + world.between(0.01, 1.0), deliver)
+            return
+        self._last = when
+        self.to.take(when, deliver)
+        if fault is Fault.DUPLICATION:
+            self.to.take(when + world.random.choice((0.0, 0.5, 20.0)), deliver)
+
+
+@dataclass
+class Link:
+    """The network between two nodes."""
+
+    silent_until: float = 0.0

@@ -1,0 +1,65 @@
+"""The heartbeat of one connection, at both of its ends: who asked for which lease when, and when
+the other end is lost.
+
+Either node may write to the other. A beat asks for the beating node's lease, and the renewal of
+that number grants it; a renewal asks for the answering node's lease, and the beat that names it
+grants it. Knows no stream and no rooms. Pure: the caller gives the time, of this node's clock.
+Invariant: a lease counts from its question, never from the answer; what nobody asked for grants
+nothing.
+"""
+
+from tasuki.transfer.errors import PeerInvalid
+from tasuki.transfer.liveness.silence import Silence
+
+_MOST_UNHEARD = 256
+"""Renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
+
+
+class Beating:
+    """The prefill node's end."""
+
+    def __init__(self, silence: Silence) -> None:
+        self.silence = silence
+        self._asked: dict[int, float] = {}
+        """Beats not answered yet, and when they were sent."""
+        self._sequence = 0
+        self._renewal = 0
+
+    def beat(self, now: float) -> tuple[int, int]:
+        """Return the number of the beat to be sent now, and the last renewal that it confirms."""
+        self._sequence += 1
+        self._asked[self._sequence] = now
+        return self._sequence, self._renewal
+
+    def renewed(self, sequence: int, now: float) -> float | None:
+        """Take a renewal. Return when the lease that it grants was asked for; None where it grants
+        none."""
+        self._renewal = max(self._renewal, sequence)
+        asked = self._asked.pop(sequence, None)
+        if asked is None:
+            return None
+        self.silence.received(now)
+        for unanswered in [number for number in self._asked if number < sequence]:
+            del self._asked[unanswered]
+        return asked
+
+
+class Renewing:
+    """The decode node's end."""
+
+    def __init__(self, silence: Silence, now: float) -> None:
+        """Renewal 0 is sent now: it opens the heartbeat."""
+        self.silence = silence
+        self._asked = {0: now}
+
+    def beat(self, sequence: int, received: int, now: float) -> float | None:
+        """Take a beat; the renewal of its number is to be sent at once. Return when the lease that
+        it grants was asked for; None where it grants none. Raises PeerInvalid where it confirms
+        too little."""
+        self.silence.received(now)
+        asked = self._asked.get(received)
+        self._asked = {number: at for number, at in self._asked.items() if number >= received}
+        if len(self._asked) > _MOST_UNHEARD:
+            raise PeerInvalid("it beats and confirms nothing")
+        self._asked[sequence] = now
+        return asked
