@@ -15,17 +15,15 @@ from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest, WindowTiming
 from tasuki.transfer.windows.window import WindowHeader
 
-from .world import Fault, Node, World
+from .world import Fault, Node, Violation, World
 
 LEASE, RETRY, SETTLE = 4.0, 1.0, 0.05
 STALL, DRAIN = 5.0, 2.0
 _SWEEP = 0.5
+_HANGS, DRAIN_DEADLINE = 0.03, 10.0
+"""How likely the bytes' machinery answers an abort far too late; a room's deadline for that."""
 Owner = tuple[str, int]
 FREE: Owner = ("free", 0)
-
-
-class Violation(BaseException):
-    """A promise is broken. No driver takes it for an error of an action."""
 
 
 class Arena:
@@ -195,6 +193,8 @@ class _Outgoing:
     endpoint_failed: bool = False
     write_lost: bool = False
     aborted: Callable[[Drain], None] | None = None
+    drains: float = DRAIN
+    """Seconds until its drain is given up."""
     digests: list[WindowDigest] = field(default_factory=list)
     progress: int = 0
 
@@ -319,6 +319,8 @@ class Leaving:
             drained(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
             return
         out.aborted = drained
+        if self._world.random.random() < _HANGS:
+            out.drains = 3 * DRAIN_DEADLINE
         self._stop(out, "aborted")
 
     def disconnect(self, peer: str) -> None:
@@ -355,13 +357,14 @@ class Leaving:
     def _end_if_over(self, out: _Outgoing) -> None:
         if self.rooms.get(out.room) is not out:
             return
-        is_late = self.node.clock() - out.stopped_at > DRAIN
+        is_late = self.node.clock() - out.stopped_at > out.drains
         if out.stopped_at == inf:
             if out.planned and not out.waiting and not out.posted:
                 self._close(out)
                 out.on_end(on.Sent(_report(out)))
             return
-        if out.posted and not is_late:
+        hangs = out.drains > DRAIN
+        if (out.posted or hangs) and not is_late:
             return
         drain = Drain.FORCED if out.posted or out.write_lost else Drain.DRAINED
         if drain is Drain.FORCED:
@@ -371,6 +374,13 @@ class Leaving:
             out.aborted(drain)
         else:
             out.on_end(on.SendBroke(out.reason, drain, out.endpoint_failed))
+
+    def let_go(self, room: int) -> None:
+        """The engine waits no longer for a drain that does not end."""
+        out = self.rooms.get(room)
+        if out is not None:
+            self._arena.read(out.source, -1)
+            out.source = ()
 
     def _close(self, out: _Outgoing) -> None:
         del self.rooms[out.room]

@@ -17,9 +17,9 @@ from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.states import PULL, ReceiverState
 from tasuki.transfer.windows.send_report import Drain
 
-from .bytes import LEASE, Violation
+from .bytes import LEASE
 from .sides import SimulatedSide
-from .world import OF_MESSAGES, OF_WINDOWS, Fault, World
+from .world import OF_MESSAGES, OF_WINDOWS, Fault, Violation, World
 
 if TYPE_CHECKING:
     from .desks import DecodeDesk, Outcome, PrefillDesk, Request
@@ -49,6 +49,7 @@ class Checks:
         self.by_room: dict[int, Request] = {}
         """The last request of each number."""
         self._living: set[SimulatedSide] = set()
+        self._tokens: set[int] = set()
         self._ended: set[tuple[str, int, int]] = set()
         """Transfers of which an engine was told the end, and in which life of its node."""
 
@@ -178,6 +179,12 @@ class Checks:
     def asked(self, request: "Request") -> None:
         self.requests.append(request)
         self.by_room[request.room] = request
+
+    def ready(self, room: int, generation: int, token: int) -> None:
+        """Each grant's token is another."""
+        self.require(token == generation, f"room {room} has the token of {token}")
+        self.require(generation not in self._tokens, f"room {room} has its token twice")
+        self._tokens.add(generation)
 
     def told_lost(self, name: str, generation: int, life: int = 0) -> None:
         key = name, generation, life

@@ -24,14 +24,12 @@ from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import Drain
 
-from .bytes import Violation
 from .peers import Connection, Peer, Stream
 from .sides import ReceivingSide, SendingSide, SimulatedSide
-from .world import Fault
+from .world import Fault, Violation
 
 IDS = 3
 """Of a transfer: two pages and a slot."""
-TOKEN = 42
 
 
 class Outcome(Enum):
@@ -122,7 +120,7 @@ class DecodeDesk:
                 seconds = peer.world.between(0.0, 0.05)
                 peer.node.after(seconds, lambda: self._grant(request))
             case do.TellReady(payload=token):
-                peer.checks.require(token == TOKEN, f"room {room} has token {token}")
+                peer.checks.ready(room, request.generation, token)
             case do.TellRefused():
                 self._end(request, Outcome.HERE)
             case do.TellLost():
@@ -226,6 +224,8 @@ class DecodeDesk:
 
         def closed(ended: SimulatedSide) -> None:
             connection.drained.append((room, generation, sending.drain))
+            if sending.drain is Drain.FORCED:
+                peer.leaving.let_go(room)
             del self.pulls[room]
             if request.held is not None and room not in self.rooms:
                 peer.arena.give_back(request.held, ("held", room))
@@ -372,7 +372,7 @@ class PrefillDesk:
                 peer.node.after(0.05, lambda: self._announce(computed, on.Refusal("it broke")))
             return
         first, second = sorted((peer.world.between(0.0, 0.2), peer.world.between(0.0, 0.2)))
-        word = on.Announced(TOKEN)
+        word = on.Announced(request.generation)
         peer.node.after(first, lambda: peer.leaving.plan(room, source))
         peer.node.after(second, lambda: self._announce(computed, word))
 
@@ -384,6 +384,8 @@ class PrefillDesk:
         peer, room = self.peer, computed.request.room
         del self.rooms[room]
         del self._computed[room]
+        if sending.drain is Drain.FORCED:
+            peer.leaving.let_go(room)
         if computed.source is not None:
             peer.arena.give_back(computed.source, ("computed", room))
         self.ended.remember(connection.name, room, sending.generation, sending.drain)

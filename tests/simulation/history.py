@@ -6,11 +6,21 @@ from dataclasses import dataclass, field
 
 from tasuki.transfer.rooms.states import COPY, FETCH
 
-from .bytes import Violation
 from .checks import Checks
 from .desks import KINDS_OF_REQUESTS, DecodeDesk, Outcome, PrefillDesk, Request
 from .peers import Connection, Peer
-from .world import OF_MESSAGES, OF_NODES, OF_REQUESTS, OF_WINDOWS, Clock, Fault, Link, Node, World
+from .world import (
+    OF_MESSAGES,
+    OF_NODES,
+    OF_REQUESTS,
+    OF_WINDOWS,
+    Clock,
+    Fault,
+    Link,
+    Node,
+    Violation,
+    World,
+)
 
 TRANSFERS = 60
 """Requests of one history."""
@@ -58,6 +68,8 @@ class History:
         self._left = transfers
         self._is_skewed = world.random.random() < 0.5
         self._near = world.random.random() < 0.5
+        self._reuses = world.random.random() < 0.15
+        """Whether rooms have numbers of earlier ones, and messages come again much later."""
         self._link = Link()
         self._connections = 0
         self._generations = 0
@@ -136,8 +148,8 @@ class History:
     def _number(self) -> int:
         """A room's number; at times one that was used before, as a gateway may give it."""
         free = [n for n in self._numbers if self._is_over(n)]
-        if free and self.world.random.random() < 0.1:
-            return self.world.random.choice(free)
+        if free and self.world.random.random() < (0.7 if self._reuses else 0.05):
+            return self.world.random.choice(free[-4:])
         self._numbers.append(len(self._numbers) + 1)
         return self._numbers[-1]
 

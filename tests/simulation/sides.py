@@ -18,7 +18,7 @@ from tasuki.transfer.rooms.sending import Sending
 from tasuki.transfer.rooms.stepping import SteppedSide
 from tasuki.transfer.windows.send_report import Drain
 
-from .bytes import Violation
+from .world import Violation
 
 if TYPE_CHECKING:
     from .peers import Connection, Peer, Stream

@@ -32,10 +32,16 @@ class Fault(Enum):
     CANCEL = "the client leaves"
 
 
+_AT_ONCE = 20_000
+"""So much does not happen in one moment."""
 OF_MESSAGES = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATION, Fault.CUT)
 OF_WINDOWS = (Fault.FLIP, Fault.WINDOW_LOST, Fault.LATE_WRITE, Fault.BROKEN_WRITE)
 OF_REQUESTS = (Fault.FULL, Fault.CANCEL)
 OF_NODES = (Fault.SILENCE, Fault.DEATH, Fault.FREEZE)
+
+
+class Violation(BaseException):
+    """A promise is broken. No driver takes it for an error of an action."""
 
 
 class World:
@@ -57,9 +63,13 @@ class World:
 
     def run(self, until: float) -> None:
         """Play what happens up to that moment."""
-        events = self._events
+        events, since = self._events, 0
         while events and events[0][0] <= until:
-            self.now, _, happens = heappop(events)
+            when, _, happens = heappop(events)
+            since = since + 1 if when == self.now else 0
+            if since > _AT_ONCE:
+                raise Violation("time stands still")
+            self.now = when
             happens()
         self.now = max(self.now, until)
 
@@ -151,7 +161,7 @@ class Channel:
         self._last = when
         self.to.take(when, deliver)
         if fault is Fault.DUPLICATION:
-            self.to.take(when + world.random.choice((0.0, 0.5, 20.0)), deliver)
+            self.to.take(when + world.random.choice((0.0, 0.5, world.between(1.0, 20.0))), deliver)
 
 
 @dataclass
