@@ -17,9 +17,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
-from tasuki.decode_node.prefill_load import PrefillNodeLoad
-from tasuki.decode_node.prefill_routing.prefill_router import PrefillRouter
+from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink, PrefillNodeLoad
+from tasuki.decode_node.prefill_router import PrefillRouter
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2 as pb

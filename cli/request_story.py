@@ -10,7 +10,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages.evictions import LOAD_DECLINED, LOAD_FAILED, TEMPLATE_CHANGED
 from tasuki.engine.messages.proto import eviction_from_proto, usage_from_proto
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.protocol.timeline_messages import timeline_from_wire
+from tasuki.transfer.protocol.messages import timeline_from_wire
 
 _BAR = 60
 _DECISIONS = 10

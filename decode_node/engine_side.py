@@ -8,9 +8,12 @@ import asyncio
 from dataclasses import asdict, replace
 from typing import cast
 
+from tasuki.decode_node.config import DecodeConfig, HandoverSettings
+from tasuki.decode_node.handover_client import HandoverClient
+from tasuki.decode_node.prefill_links import Dialling
 from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.receiving.early_start import no_barriers
+from tasuki.engine.handover.early_steps import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
 from tasuki.routing.prefill_route import RouteName
 from tasuki.server.config import ServerConfig
@@ -23,11 +26,6 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.loops.loop_thread import LoopThread
 from tasuki.utils.progress import progress_bar
 from tasuki.utils.tls import ClientTls
-
-from .config import DecodeConfig
-from .dialling import Dialling
-from .handover_client import HandoverClient
-from .handover_settings import HandoverSettings
 
 # Reaching the prefill nodes for the first time, and etcd before.
 _START_SECONDS = 30.0

@@ -20,14 +20,33 @@ from functools import partial
 
 import numpy as np
 
+from tasuki.decode_node.chosen_node import Chosen
+from tasuki.decode_node.config import HandoverSettings
+from tasuki.decode_node.passing_on import PassingOn
+from tasuki.decode_node.prefill_links import (
+    LINGER_SECONDS,
+    Dialling,
+    PrefillConnection,
+    PrefillLink,
+    PrefillLinks,
+)
+from tasuki.decode_node.prefill_router import Holder, PrefillRouter
+from tasuki.decode_node.rooms import (
+    IncomingFetch,
+    IncomingHandover,
+    IncomingRoom,
+    PullSender,
+    Speak,
+    event_of,
+    grant_of,
+)
 from tasuki.engine import messages as m
 from tasuki.routing.prefill_route import RouteName
 from tasuki.server.discovery.membership import Membership
 from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.live_rooms import LiveRooms
 from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.liveness.link_status import PrefillNodeStatus
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeStatus
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
@@ -35,16 +54,6 @@ from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms.actions import Loss
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
-
-from .dialling import Dialling
-from .handover_settings import HandoverSettings
-from .incoming_rooms import IncomingFetch, IncomingHandover, IncomingRoom, grant_of
-from .leaving.passing_on import PassingOn
-from .prefill_link import PrefillConnection, PrefillLink
-from .prefill_links import LINGER_SECONDS, PrefillLinks
-from .prefill_routing.chosen_node import Chosen
-from .prefill_routing.prefill_router import Holder, PrefillRouter
-from .pull_sender import PullSender, Speak, event_of
 
 log = logging.getLogger(__name__)
 

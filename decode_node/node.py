@@ -5,6 +5,8 @@ Life: startup, then whatever the daemon waits for, then shutdown.
 
 from collections.abc import Callable
 
+from tasuki.decode_node.config import DecodeConfig, HandoverSettings
+from tasuki.decode_node.engine_side import DecodeSide
 from tasuki.engine.build import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
@@ -20,10 +22,6 @@ from tasuki.server.tracing.tracing import open_tracing
 from tasuki.server.workers.node_workers import NodeWorkers
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatusSource
-
-from .config import DecodeConfig
-from .engine_side import DecodeSide
-from .handover_settings import HandoverSettings
 
 
 class DecodeNode:

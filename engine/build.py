@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.accounting.auto_sizes import arena_slabs, max_batch
+from tasuki.engine.config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError
+from tasuki.engine.engine import Engine
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext
 from tasuki.engine.handover.decode_side import DecodeHandover
-from tasuki.engine.handover.early.early_step import EarlySteps
-from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
+from tasuki.engine.handover.early_steps import Barriers, EarlyStart, EarlySteps, PrefillsBehind
 from tasuki.engine.handover.prefill_side import PrefillHandover
-from tasuki.engine.handover.receiving.early_start import Barriers, EarlyStart
+from tasuki.engine.intake import PromptLimits
 from tasuki.engine.messages import Targets
+from tasuki.engine.parallel.collectives import Collectives
+from tasuki.engine.parallel.leader_runner import LeaderRunner
+from tasuki.engine.parallel.ranks import Ranks
+from tasuki.engine.parallel.shared_arenas import SharedArenas
+from tasuki.engine.parallel.tiers.rank_copier import RankCopier
+from tasuki.engine.role import Role
 from tasuki.engine.routing.prefill_speed import PrefillSpeed
 from tasuki.engine.runner.base import EventRecorder, Runner
 from tasuki.engine.runner.cpu_runner import CpuRunner
@@ -74,16 +81,6 @@ from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.unit_sizes import UnitSizes
 from tasuki.utils.progress import Progress, no_progress
-
-from .config import MOST_DRAFTS_ON_GPU, EngineConfig, EngineConfigError
-from .engine import Engine
-from .intake import PromptLimits
-from .parallel.collectives import Collectives
-from .parallel.leader_runner import LeaderRunner
-from .parallel.ranks import Ranks
-from .parallel.shared_arenas import SharedArenas
-from .parallel.tiers.rank_copier import RankCopier
-from .role import Role
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger
 from tasuki.engine.accounting.step_timing import StepTimes
 from tasuki.engine.admission.queue_limit import QueueLimit
 from tasuki.engine.admission.seats import Seats
+from tasuki.engine.answering_room import AnsweringRoom
+from tasuki.engine.cache_queries import CacheQueries
+from tasuki.engine.config import EngineConfig
+from tasuki.engine.forward_plan import PlanError
 from tasuki.engine.handover.base import Handover, HandoverContext
-from tasuki.engine.handover.early.prefill_behind import PrefillsBehind
+from tasuki.engine.handover.early_steps import PrefillsBehind
+from tasuki.engine.intake import Intake, PromptLimits
+from tasuki.engine.landing import Landing
+from tasuki.engine.plan_stream import LaunchedForward, PlanStream
+from tasuki.engine.request import Request
 from tasuki.engine.routing.router import Router
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
@@ -32,16 +41,6 @@ from tasuki.model.grammar.trials.client import DRAINS
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.windows.unit_sizes import UnitSizes
-
-from . import messages as m
-from .answering_room import AnsweringRoom
-from .cache_queries import CacheQueries
-from .config import EngineConfig
-from .forward_plan import PlanError
-from .intake import Intake, PromptLimits
-from .landing import Landing
-from .plan_stream import LaunchedForward, PlanStream
-from .request import Request
 
 log = logging.getLogger(__name__)
 

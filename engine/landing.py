@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tasuki.engine.forward_plan import Fold
+from tasuki.engine.handover.answers import all_sound, unsound
 from tasuki.engine.handover.base import Handover
-from tasuki.engine.handover.unsound import all_sound, unsound
+from tasuki.engine.plan_stream import PlanStream
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledForward
 from tasuki.engine.scheduling.scheduled_sequence import ScheduledSequence
@@ -18,9 +20,6 @@ from tasuki.engine.speculation.drafting import Drafting
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-
-from .forward_plan import Fold
-from .plan_stream import PlanStream
 
 
 class Landing:

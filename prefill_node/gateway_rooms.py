@@ -7,25 +7,93 @@ rule: the event loop.
 Invariants: every call ends, at the latest when patience does; a call whose room was lost ends with
 ABORT and no error, since the decode node then answers without it; both sides must bring the same
 prompt.
+
+Rooms that one side knows and the other does not yet: parked until both came, or until a
+deadline.
+
+A gateway may call both nodes of a room in parallel, so either may get its call first.
+Owns what was parked. Does not know what it is. Thread rule: one thread. The clock is injected.
+Invariant: each parked thing leaves exactly once: met, withdrawn or expired.
+
+Rooms that a gateway made, asked for from the front's loop, where its calls arrive.
+
+Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from tasuki.engine import messages as m
+from tasuki.prefill_node.rooms import OutgoingRoom
 from tasuki.server.auth.caller import Caller
 from tasuki.server.auth.request_context import RequestContext
-from tasuki.server.errors import DuplicateRequest, InvalidRequest
+from tasuki.server.errors import DuplicateRequest, InvalidRequest, RequestRejected
 from tasuki.server.unread_answer import AnswerPart
 from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
-from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 from tasuki.transfer.rooms import events as on
+from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
 
-from .outgoing_room import OutgoingRoom
+Parked = TypeVar("Parked")
+
+
+class Side(Enum):
+    LOCAL = "local"
+    REMOTE = "remote"
+
+
+@dataclass(frozen=True)
+class Waiting(Generic[Parked]):
+    room: int
+    side: Side
+    what: Parked
+    deadline: float
+
+
+class Rendezvous(Generic[Parked]):
+    def __init__(self, patience: float, clock: Callable[[], float]) -> None:
+        """patience: seconds that the first side waits for the second."""
+        self._patience = patience
+        self._clock = clock
+        self._waiting: dict[int, Waiting[Parked]] = {}
+
+    def arrive(self, room: int, side: Side, what: Parked) -> Parked | None:
+        """What the other side parked, or None when this side is the first and now waits.
+
+        Raises DuplicateRoom when this side arrived already. An expired partner is not met: see
+        expire().
+        """
+        partner = self._waiting.get(room)
+        if partner is None or partner.deadline <= self._clock():
+            if partner is not None:
+                raise DuplicateRoom(f"room {room}: its first arrival expired and was not collected")
+            self._waiting[room] = Waiting(room, side, what, self._clock() + self._patience)
+            return None
+        if partner.side is side:
+            raise DuplicateRoom(f"room {room} has arrived on the {side.value} side before")
+        del self._waiting[room]
+        return partner.what
+
+    def withdraw(self, room: int, what: Parked) -> None:
+        """It was aborted before the other side came; without effect where it does not wait."""
+        waiting = self._waiting.get(room)
+        if waiting is not None and waiting.what is what:
+            del self._waiting[room]
+
+    def expire(self) -> list[Waiting[Parked]]:
+        """Take out and return those whose deadline has passed."""
+        now = self._clock()
+        late = [waiting for waiting in self._waiting.values() if waiting.deadline <= now]
+        for waiting in late:
+            del self._waiting[waiting.room]
+        return late
+
 
 PATIENCE_SECONDS = 10.0
 
@@ -165,3 +233,30 @@ def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) ->
         seconds=seconds,
     )
     return m.Finished(submit.request_id, reason, usage)
+
+
+class GatewayAnswers:
+    """As GatewayRooms, which see."""
+
+    def __init__(self, rooms: GatewayRooms, there: LoopThread) -> None:
+        self._rooms = rooms
+        self._there = there
+
+    async def generate(
+        self, submit: m.Submit, request_context: RequestContext
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """As GatewayRooms; raises RequestRejected where the rooms' loop has died."""
+
+        async def answer() -> list[AnswerPart]:
+            return [part async for part in self._rooms.generate(submit, request_context)]
+
+        try:
+            # Token and end come together, so that nobody waits for the second.
+            parts = await self._there.run(answer(), None)
+        except LoopLost as error:
+            raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, str(error))) from error
+        for part in parts:
+            yield part
+
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        self._there.loop.call_soon_threadsafe(self._rooms.abort, request_id, caller)

@@ -19,6 +19,12 @@ from typing import TypeVar
 import grpc
 
 from tasuki.engine import messages as m
+from tasuki.prefill_node import handover_messages as wire
+from tasuki.prefill_node.decode_connections import ReceiverConnections, ReceiverStream, RoomRefused
+from tasuki.prefill_node.gateway_rooms import GatewayRooms
+from tasuki.prefill_node.leaving_desk import LeavingDesk
+from tasuki.prefill_node.rooms import OutgoingRoom, PullReceiver, PullSettings, Speak
+from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
@@ -26,7 +32,7 @@ from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.live_rooms import LiveRooms
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import DuplicateRoom, PeerInvalid, PeerSilent, TransferError
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.transfer.liveness.silence import unless_silent
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, diff
@@ -45,15 +51,6 @@ from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlin
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.windows.send_report import Drain
-
-from . import handover_messages as wire
-from .decode_connections import ReceiverConnections
-from .gateway_rooms import GatewayRooms
-from .leaving_desk import LeavingDesk
-from .outgoing_room import OutgoingRoom
-from .pull_receiver import PullReceiver, PullSettings, Speak
-from .receiver_stream import ReceiverStream, RoomRefused
-from .usable_feed import UsableFeed
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasuki.engine.config import EngineConfig
+from tasuki.prefill_node.config import PrefillConfig
 from tasuki.server.bind import check_binds
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.local_checkpoint import with_local_checkpoint
 from tasuki.server.daemon.start.loading import log_loading
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.logs import configure_logging
-
-from .config import PrefillConfig
 
 if TYPE_CHECKING:
     from tasuki.engine.build import BuildParts
@@ -30,8 +29,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     log_loading(engine_config)
     # Not before the flags are known to be right: torch takes seconds.
     from tasuki.engine.build_ranks import build_node_parts
-
-    from .running.daemon import run_daemon
+    from tasuki.prefill_node.daemon import run_daemon
 
     run_daemon(engine_config, server_config, config, build or build_node_parts)
     return 0

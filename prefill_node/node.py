@@ -9,6 +9,9 @@ from tasuki.engine.build import EngineParts
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Outbox
 from tasuki.model.config import ModelConfig
+from tasuki.prefill_node.config import PrefillConfig
+from tasuki.prefill_node.engine_side import PrefillSide
+from tasuki.prefill_node.gateway_rooms import GatewayAnswers, GatewayRooms
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
@@ -21,11 +24,6 @@ from tasuki.server.smg.factory import gateway_of
 from tasuki.server.tracing.tracing import open_tracing
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.liveness.link_status import HandoverStatusSource
-
-from .config import PrefillConfig
-from .engine_side import PrefillSide
-from .gateway_answers import GatewayAnswers
-from .gateway_rooms import GatewayRooms
 
 
 class PrefillNode:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.packed_events import PackedEvents
-from tasuki.transfer.protocol.usable_prefixes import UsablePrefix, in_batches, prefixes_to_wire
+from tasuki.transfer.protocol.messages import UsablePrefix, in_batches, prefixes_to_wire
 
 READ_SECONDS = 0.25
 """Between two looks at the engine, and between two batches with changes."""

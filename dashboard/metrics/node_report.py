@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tasuki.engine.messages import StatsReply
-from tasuki.transfer.liveness.link_status import PrefillNodeStatus
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeStatus
 from tasuki.transfer.sending.counters import SenderCounters
 
 

@@ -1,16 +1,33 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
 Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
-one. Thread rule: the engine loop's."""
+one. Thread rule: the engine loop's.
 
+Which tokens end whose answer: of all answers together as an array, of one exactly.
+
+Owns a set a request. Thread rule: the engine loop's. Invariant: may_end() is true at least where
+ends() is for some request that was added.
+
+Tokens that were drawn from logits that are no numbers.
+"""
+
+import logging
+import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.request_usage import usage_of
 from tasuki.engine.admission.early_refusal import EarlyRefusal
 from tasuki.engine.admission.first_token_outlook import FirstTokenOutlook
+from tasuki.engine.forward_plan import Ints
+from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
+from tasuki.engine.messages import ErrorKind, RequestError, RequestId
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -28,10 +45,6 @@ from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 from tasuki.pycache._cpp_cache import Allocation
-
-from .base import Handover, HandoverContext, RequestInbox, misdirected
-from .stop_tokens import StopTokens
-from .unsound import all_sound, unsound
 
 _OWN_SALT_BYTES = 16
 """So many random ones name what no other request shares."""
@@ -382,3 +395,58 @@ def _not_here(message: m.Submit) -> m.RequestError | None:
         return None
     reason = "this node has no prefill nodes to hand anything back to: ask elsewhere, in full"
     return m.RequestError(m.ErrorKind.NOT_HANDED_BACK, reason)
+
+
+_LARGEST = np.iinfo(np.int32).max
+
+
+class StopTokens:
+    def __init__(self) -> None:
+        self._of: dict[RequestId, frozenset[int]] = {}
+        self._count: Counter[frozenset[int]] = Counter()
+        self._all: Ints | None = None
+        """None: to be gathered anew."""
+
+    def add(self, request_id: RequestId, tokens: frozenset[int]) -> None:
+        """Of a request that has none yet."""
+        self._of[request_id] = tokens
+        self._count[tokens] += 1
+        if self._count[tokens] == 1:
+            self._all = None
+
+    def remove(self, request_id: RequestId) -> None:
+        tokens = self._of.pop(request_id)
+        self._count[tokens] -= 1
+        if not self._count[tokens]:
+            del self._count[tokens]
+            self._all = None
+
+    def ends(self, request_id: RequestId, token: int) -> bool:
+        return token in self._of[request_id]
+
+    def may_end(self, tokens: Ints) -> NDArray[np.bool_]:
+        """[n]: whether the token ends anybody's answer."""
+        if self._all is None:
+            named = frozenset[int]().union(*self._count)
+            # A client may name what no token is.
+            self._all = np.array([t for t in named if 0 <= t <= _LARGEST], dtype=np.int32)
+        return np.isin(tokens, self._all)
+
+
+log = logging.getLogger(__name__)
+
+
+def all_sound(tokens: Sequence[Sampled]) -> bool:
+    """Whether all were drawn from numbers."""
+    return all(math.isfinite(token.logprob) for token in tokens)
+
+
+def unsound(request: Request) -> RequestError:
+    """Why the request must end without tokens that are not sound. Nothing of it may be kept: its
+    state and KV are no numbers either."""
+    log.error("request %s ends: its logits were NaN or infinite", request.id)
+    return RequestError(
+        ErrorKind.INTERNAL,
+        f"the model's logits were NaN or infinite after {request.length} tokens: check the "
+        "checkpoint and its dtype, or flush the cache if only this prompt does it",
+    )

@@ -16,6 +16,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import EvictionLedger, breakdown
 from tasuki.engine.accounting.loaded_hits import brought_by, with_failed, with_loaded
 from tasuki.engine.accounting.prompt_lookups import PromptLookups
+from tasuki.engine.handover.early_steps import PrefillBehind, PrefillsBehind
 from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
 from tasuki.engine.routing.router import Router
@@ -32,8 +33,6 @@ from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-
-from .early.prefill_behind import PrefillBehind, PrefillsBehind
 
 
 class AllocationTerms(TypedDict):

@@ -5,15 +5,43 @@ leaving/. Messages of rooms that are over are dropped. Thread rule: the engine l
 Invariants: a prompt is asked for only while its answer has a place here, so what is granted is
 decoded; for room in the cache, rooms and prompts that are computed here wait for each other in the
 order of their arrival, behind those that were begun before.
+
+The hit of a prompt that another node computed, as both nodes' caches explain it. Pure.
+
+What a decode engine holds of a prompt, handed back to a prefill node: the next turn is asked
+elsewhere.
+
+A prefill node is asked for one token behind it, and pulls it for that. Owns those that wait to be
+asked for. Takes no place and no memory here, and waits for nobody's answer. Thread rule: the engine
+loop's. Invariant: at most AT_A_TIME rooms are for it, the quarantined among them.
 """
 
 import math
 import time
-from collections.abc import Collection, Hashable, Sequence
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.evictions import breakdown
+from tasuki.engine.handover.answers import Answers
+from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox
+from tasuki.engine.handover.brought_states import Fetches
+from tasuki.engine.handover.decode_rooms import (
+    Asked,
+    Bare,
+    DecodeRoom,
+    DecodeRooms,
+    Done,
+    Granted,
+    Ready,
+    Wanted,
+    goes_on_here,
+)
+from tasuki.engine.handover.early_steps import EarlyStart
+from tasuki.engine.handover.held_states import PullSender
+from tasuki.engine.handover.offered_states import Offers
+from tasuki.engine.messages import CAUSES_IN_ORDER, NOT_PULLED, HitBreakdown
 from tasuki.engine.request import (
     Aborted,
     AwaitingPrefill,
@@ -30,16 +58,100 @@ from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 
-from .answers import Answers
-from .base import Handover, HandoverContext, RequestInbox
-from .fetching.fetches import Fetches
-from .leaving.offers import Offers
-from .pull_sender import PullSender
-from .receiving.decode_room import Asked, Bare, DecodeRoom, Done, Granted, Ready, Wanted
-from .receiving.decode_rooms import DecodeRooms, goes_on_here
-from .receiving.early_start import EarlyStart
-from .receiving.hand_backs import HandBacks
-from .receiving.pair_hit import pair_hit
+
+def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
+    """`computed` with the causes that the pair lost tokens by.
+
+    computed: by the node that computed the prompt. held: the same prompt in this node's cache when
+    it was asked for. What this node could have given and that one had not is `not_pulled`; what is
+    new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
+    share a cache do not learn where a prompt was computed (server/visible_usage.py). Invariant:
+    usable_tokens + the sum of causes stays as it was.
+    """
+    known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
+    causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
+    causes[NOT_PULLED] = known - computed.usable_tokens
+    for cause, start, stop in _spans(computed):
+        start = max(start, known)
+        if cause != "new":
+            causes[cause] += max(0, stop - start)
+            continue
+        for here, begin, end in _spans(held):
+            begin, end = max(begin, start), min(end, stop)
+            causes[here] += max(0, end - begin)
+            start = max(start, end)
+        causes["new"] += max(0, stop - start)
+    return replace(computed, causes=causes)
+
+
+def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
+    """Each cause with the tokens [start, stop) that it took, as the tree lays them over a
+    prompt."""
+    start = hit.usable_tokens
+    for cause in CAUSES_IN_ORDER:
+        stop = start + hit.causes.get(cause, 0)
+        yield cause, start, stop
+        start = stop
+
+
+AT_A_TIME = 16
+"""Each is read from the arena and sent while answers go on."""
+MOST_WAITING = 1024
+"""Of a node that drains, all sessions leave at once."""
+
+
+class HandBacks:
+    def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:
+        self._cache = context.cache
+        self._answers = answers
+        self._rooms = rooms
+        self._waiting: deque[Request] = deque()
+        """Maybe some that were aborted."""
+
+    def submit(self, message: m.Submit, available: bool) -> None:
+        """available: whether a prefill node is connected."""
+        match = self._cache.match(message.prompt, message.salt, message.cursor)
+        held = message.prompt[: match.usable_tokens + 1]
+        request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))
+        if request is None:
+            return
+        if match.usable_tokens < PAGE_TOKENS:
+            # Not worth a room; and no error, which would show to whom it does not concern whether
+            # some tokens of a page are cached.
+            self._answers.finish_elsewhere(request, m.FinishReason.LENGTH)
+            return
+        self._waiting.append(request)
+        self.advance()
+
+    def _refusal(self, available: bool) -> m.RequestError | None:
+        if not available:
+            return _not_handed_back("no prefill node is connected")
+        if len(self._waiting) >= MOST_WAITING:
+            return _not_handed_back(f"{MOST_WAITING} wait to be handed back, as many as may")
+        return None
+
+    def advance(self) -> None:
+        """Ask for as many as may be."""
+        while self._waiting and self._rooms.count(m.Purpose.HAND_BACK) < AT_A_TIME:
+            request = self._waiting.popleft()
+            if isinstance(request.state, Waiting):
+                match = self._cache.match(request.prompt, request.salt, request.cursor)
+                self._rooms.ask(request, match)
+
+    def lost(self, request: Request, message: m.HandoverFailed) -> None:
+        """Its room was lost. REQUIRES: the request is Waiting."""
+        if message.elsewhere:
+            self._waiting.appendleft(request)
+        else:
+            self._answers.reject(request, _not_handed_back(message.reason))
+
+
+def _not_handed_back(reason: str) -> m.RequestError:
+    return m.RequestError(
+        m.ErrorKind.NOT_HANDED_BACK,
+        f"{reason}: ask the next turn elsewhere all the same, it is computed there",
+    )
+
 
 _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, exposed_seconds=0)
 

@@ -4,19 +4,39 @@ where memory below it has.
 Owns nothing that it gave out: who holds a state lets it go. Thread rule: the engine loop's.
 Invariant: what is sent is the state behind exactly the tokens that were named, under their salt,
 once every page of it was acknowledged.
+
+The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
+
+Owns the states that are pinned, or loaded from below, while they are sent. Emits what the decode
+node acts on; messages of pulls that are over are dropped. Invariant: what is being sent stays
+pinned and unchanged until end(), which the daemon posts after its sender has drained.
+
+Fetches as a prefill engine sees them: states that decode nodes read from here.
+
+Owns the allocations that pin them while they are read, or loaded before from memory below the
+arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
+Invariants: what is sent is the state behind exactly the tokens that were named, under their salt,
+or nothing is; what had to be loaded is sent once that was acknowledged, and refused where it is
+late or wrong; it stays pinned and unchanged until end(), which the daemon posts after its sender
+has drained; no more is pinned than the windows allow, of one decode node and in all.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from tasuki.engine import messages as m
+from tasuki.engine.handover.base import HandoverContext
+from tasuki.engine.handover.room_accounts import AcceptWindow, AtRestQueue
 from tasuki.engine.messages import Tokens
+from tasuki.engine.request import Request
 from tasuki.engine.tiers.lower_tiers import LoadEnd
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest
 from tasuki.pycache.layout import PAGE_TOKENS
-
-from .base import HandoverContext
+from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.windows.window import FinishedLayers
 
 
 @dataclass(eq=False)
@@ -104,3 +124,132 @@ class HeldStates:
             self._tiers.give_up(held.allocation)
         else:
             self._cache.release(held.allocation)
+
+
+class PullSender:
+    def __init__(self, context: HandoverContext) -> None:
+        self._emit = context.emit
+        self._states = HeldStates(context)
+        self._pinned: dict[m.RoomId, tuple[int, HeldState]] = {}
+        """With the first page that is asked for."""
+        self.sources = AtRestQueue(context.runner, self._emit_source)
+
+    def is_pinned(self, room: m.RoomId) -> bool:
+        """Whether what the room's prefill node asked for is held for it, or on its way up."""
+        return room in self._pinned
+
+    def asked(self, message: m.PullAsked, request: Request | None) -> None:
+        """request: the one whose room it is, None where that is over."""
+        room, tokens = message.room, message.tokens
+        if request is None or room in self._pinned:
+            self._emit(m.PullRefused(room, "the room is over, or is pulled already"))
+            return
+        held = None
+        if 0 < tokens < len(request.prompt):
+            beginning = request.prompt[:tokens]
+            held = self._states.hold(beginning, request.salt, partial(self._loaded, room, tokens))
+        if held is None:
+            self._refuse(room, tokens)
+            return
+        self._pinned[room] = message.first_page, held
+        if held.sent is not None:
+            self._put(room)
+
+    def _refuse(self, room: m.RoomId, tokens: int) -> None:
+        reason = f"KV and state of the first {tokens} tokens are not here any more"
+        self._emit(m.PullRefused(room, reason))
+
+    def _loaded(self, room: m.RoomId, tokens: int, landed: bool) -> None:
+        if landed:
+            self._put(room)
+        else:
+            del self._pinned[room]
+            self._refuse(room, tokens)
+
+    def _put(self, room: m.RoomId) -> None:
+        first, held = self._pinned[room]
+        assert held.sent is not None
+        pages, slot = held.sent
+        self.sources.put(m.PullSource(room, pages[first:], slot))
+
+    def _emit_source(self, source: m.PullSource) -> None:
+        if source.room in self._pinned:
+            self._emit(m.PullPinned(source))
+
+    def end(self, message: m.PullEnd) -> None:
+        found = self._pinned.pop(message.room, None)
+        if found is not None:
+            self._states.let_go(found[1])
+
+
+MOST_OF_A_NODE = 8
+"""Fetches of one decode node at a time."""
+MOST_IN_ALL = 32
+_ALL = "all"
+
+
+class HeldSender:
+    def __init__(self, context: HandoverContext, sender: Sender) -> None:
+        self._emit = context.emit
+        self._sender = sender
+        capacity = context.cache.capacity_tokens(context.working_slots)
+        self._of_node = AcceptWindow(capacity, MOST_OF_A_NODE)
+        self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
+        self._states = HeldStates(context)
+        self._held: dict[m.RoomId, tuple[str, HeldState]] = {}
+        self.sources = AtRestQueue(context.runner, self._accept)
+
+    def __contains__(self, room: m.RoomId) -> bool:
+        return room in self._held
+
+    def reserve(self, message: m.FetchReserve) -> None:
+        """REQUIRES: no other room has the number."""
+        room, peer, tokens = message.ticket.room, message.peer, len(message.prompt)
+        if not (self._of_node.has_room(peer, tokens) and self._in_all.has_room(_ALL, tokens)):
+            self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
+            return
+        held = self._states.hold(message.prompt, message.ticket.salt, partial(self._loaded, room))
+        if held is None:
+            self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
+            return
+        self._held[room] = peer, held
+        self._of_node.enter(peer, room, tokens)
+        self._in_all.enter(_ALL, room, tokens)
+        if held.sent is not None:
+            self.sources.put(room)
+
+    def _loaded(self, room: m.RoomId, landed: bool) -> None:
+        if landed:
+            self.sources.put(room)
+        else:
+            self._forget(room)
+            self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
+
+    def _accept(self, room: m.RoomId) -> None:
+        if room in self._held:
+            self._emit(m.PrefillAccepted(room))
+
+    def start(self, grant: m.Grant) -> None:
+        """It was granted: all that the receiver lacks may leave at once."""
+        _, held = self._held.get(grant.room, (None, None))
+        if held is None or held.sent is None:
+            return
+        (pages, slot), first = held.sent, grant.first_page
+        plan = FinishedLayers.long_finished(first, pages[first:], slot)
+        self._sender.plan_forward(grant.room, plan)
+        self._emit(m.StateHeld(grant.room))
+
+    def end(self, room: m.RoomId) -> None:
+        """The room is over and its sender has drained. Idempotent."""
+        held = self._forget(room)
+        if held is not None:
+            self._states.let_go(held)
+
+    def _forget(self, room: m.RoomId) -> HeldState | None:
+        found = self._held.pop(room, None)
+        if found is None:
+            return None
+        peer, held = found
+        self._of_node.leave(peer, room)
+        self._in_all.leave(_ALL, room)
+        return held

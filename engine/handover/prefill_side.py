@@ -9,6 +9,11 @@ import time
 from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
+from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox, misdirected
+from tasuki.engine.handover.brought_states import PullReceiver
+from tasuki.engine.handover.held_states import HeldSender
+from tasuki.engine.handover.left_states import LeftStates, SoleReceivers
+from tasuki.engine.handover.room_accounts import MOST_ACCEPTED, MOST_PULLED, AcceptWindow, room_name
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -32,14 +37,6 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.windows.window import FinishedLayers
-
-from .accept_window import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
-from .base import Handover, HandoverContext, RequestInbox, misdirected
-from .fetching.held_sender import HeldSender
-from .leaving.left_states import LeftStates
-from .leaving.sole_receivers import SoleReceivers
-from .pull_receiver import PullReceiver
-from .room_names import room_name
 
 
 class PrefillHandover(Handover):

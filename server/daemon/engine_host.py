@@ -18,13 +18,12 @@ from tasuki.engine.apart import control as c
 from tasuki.engine.apart.front_link import FrontLink
 from tasuki.engine.apart.worker_links import WorkerLinks, opened_door
 from tasuki.engine.thread import EngineThread
+from tasuki.server.daemon.lifecycle import spare_collections
+from tasuki.server.daemon.running_engine import OBSERVED_INBOX, EngineSide
 from tasuki.server.engine_client import parted
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.utils.error_lines import is_expected, line_of
 from tasuki.utils.loops.loop_pulse import LoopPulse
-
-from .lifecycle import spare_collections
-from .running_engine import OBSERVED_INBOX, EngineSide
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,9 @@ import asyncio
 from tasuki.engine import messages as m
 from tasuki.engine.engine import Engine
 from tasuki.engine.thread import EngineThread
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.server.daemon.running_engine import OBSERVED_INBOX, Front
+from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.utils.loops.loop_pulse import LoopPulse
-
-from .running_engine import OBSERVED_INBOX, Front
 
 
 class NearEngine:

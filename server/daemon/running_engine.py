@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from tasuki.dashboard.observed import ObservedMessage
 from tasuki.engine import messages as m
 from tasuki.server.tracing.tracing import Tracing
-from tasuki.transfer.liveness.link_status import HandoverStatus
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.link_status import HandoverStatus, NodeProgress
 
 OBSERVED_INBOX = (
     m.HandoverFailed,

@@ -10,13 +10,12 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.auth.api_keys import NO_KEYS, ApiKeys
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import CallContext, RoleFixed, UnknownNode
+from tasuki.server.grpc.auth import grpc_request_context, named_tenant
+from tasuki.server.grpc.cache_messages import parts_of, tree_message, tree_question
 from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions.session_store import SessionStore
 from tasuki.transfer.liveness.link_status import HandoverStatus, HandoverStatusSource
-from tasuki.transfer.protocol.timeline_messages import timeline_to_wire
-
-from .auth import grpc_request_context, named_tenant
-from .cache_messages import parts_of, tree_message, tree_question
+from tasuki.transfer.protocol.messages import timeline_to_wire
 
 # How often an idle watch polls the engine: a router lags by at most that.
 _POLL_SECONDS = 0.05

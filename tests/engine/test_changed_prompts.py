@@ -3,7 +3,7 @@
 import pytest
 
 from tasuki.cli.request_story import story
-from tasuki.decode_node.peer_reports import bounded_hit
+from tasuki.decode_node.handover_messages import bounded_hit
 from tasuki.engine import messages as m
 from tasuki.engine.accounting.changed_prompts import with_changed
 from tasuki.engine.messages import HitBreakdown

@@ -18,10 +18,10 @@ from tasuki.pycache.packed_events import EventGap, PackedEvents
 from tasuki.pycache.packed_tree import PackedTree
 from tasuki.transfer.liveness.link_status import (
     HandoverStatus,
+    NodeProgress,
     PrefillNodeState,
     PrefillNodeStatus,
 )
-from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.transfer.protocol.contract import Difference
 from tasuki.transfer.sending.counters import SenderCounters
 from tests.harness.engines import submit

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.early import early_step
-from tasuki.engine.handover.early.prefill_behind import BehindCounts
+from tasuki.engine.handover import early_steps as early_step
+from tasuki.engine.handover.early_steps import BehindCounts
 from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tests.harness.engines import alone, prompt, submit, tiny_engine

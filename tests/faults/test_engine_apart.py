@@ -16,7 +16,7 @@ from tasuki.client.prompt import Prompt
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.messages import Usage
 from tasuki.prefill_node.config import PrefillConfig
-from tasuki.prefill_node.running.daemon import engine_apart
+from tasuki.prefill_node.daemon import engine_apart
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig

@@ -11,7 +11,7 @@ import torch
 
 from tasuki.engine.build import EngineParts, build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
+from tasuki.engine.handover.early_steps import EarlyStep, EarlySteps
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.hooks import NullHooks

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.early.early_step import EarlyStep, EarlySteps
+from tasuki.engine.handover.early_steps import EarlyStep, EarlySteps
 from tasuki.model.batch import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model

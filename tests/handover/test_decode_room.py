@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.decode_side import DecodeHandover
-from tasuki.engine.handover.receiving.decode_room import (
+from tasuki.engine.handover.decode_rooms import (
     MOVES,
     DecodeRoom,
     Granted,
@@ -15,6 +14,7 @@ from tasuki.engine.handover.receiving.decode_room import (
     Ready,
     Wanted,
 )
+from tasuki.engine.handover.decode_side import DecodeHandover
 from tasuki.engine.request import IllegalMove, Request
 from tasuki.engine.role import Role
 from tasuki.engine.runner.cpu_runner import CpuRunner

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasuki.decode_node.config import DecodeConfig
-from tasuki.decode_node.dialling import Dialling
 from tasuki.decode_node.engine_side import dialling
+from tasuki.decode_node.prefill_links import Dialling
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.config import ServerConfig
 from tasuki.server.discovery.membership import MembershipError

@@ -12,7 +12,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
-from tasuki.prefill_node.outgoing_room import OutgoingRoom
+from tasuki.prefill_node.rooms import OutgoingRoom
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.auth.caller import ANYBODY, Caller
 from tasuki.server.auth.request_context import ANONYMOUS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.leaving.heirs import ALONE, BESIDE
+from tasuki.engine.handover.offered_states import ALONE, BESIDE
 from tasuki.engine.role import Role
 from tests.handover.test_pulls import copy, prompt_of, reserve, sender_over
 from tests.harness.decode_engine import DecodeNode

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.leaving.passed_on import AT_A_TIME
+from tasuki.engine.handover.offered_states import AT_A_TIME
 from tests.handover.test_heirs import REPORT, offered, take
 from tests.handover.test_pulls import prompt_of
 from tests.harness.decode_engine import DecodeNode

@@ -24,8 +24,13 @@ from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid, TransferError
 from tasuki.transfer.node_identity import EPOCH_BYTES, metadata_checksum
-from tasuki.transfer.protocol.messages import lease_from_wire, node_from_wire, windows_from_wire
-from tasuki.transfer.protocol.timeline_messages import sender_track_from_wire, timeline_from_wire
+from tasuki.transfer.protocol.messages import (
+    lease_from_wire,
+    node_from_wire,
+    sender_track_from_wire,
+    timeline_from_wire,
+    windows_from_wire,
+)
 from tasuki.transfer.timeline import KEPT_WINDOWS, ReceiverTrack
 from tasuki.transfer.transports.nixl.address import NixlAddress
 from tasuki.transfer.transports.nvlink.peer_address import PeerAddress

@@ -18,7 +18,7 @@ from tasuki.prefill_node.decode_connections import ReceiverConnections
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.liveness.node_progress import NodeProgress
+from tasuki.transfer.liveness.link_status import NodeProgress
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
 from tasuki.transfer.process_identity import ProcessIdentity
 from tasuki.transfer.rooms.fence import Fence, FenceReason

@@ -13,7 +13,7 @@ import pytest
 from tasuki.cli.embedded import embedded_model
 from tasuki.engine.build import build_parts
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.fetching.held_sender import MOST_OF_A_NODE
+from tasuki.engine.handover.held_states import MOST_OF_A_NODE
 from tasuki.proto import handover_pb2 as pb
 from tests.handover.test_rogue_receiver import talk
 from tests.harness.daemons import Node, flags, fleet, random_prompt

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.engine.handover.early.early_step import EarlySteps
+from tasuki.engine.handover.early_steps import EarlySteps
 from tasuki.engine.messages.evictions import LOAD_FAILED
 from tasuki.engine.role import Role
 from tasuki.engine.tiers.pieces import page_bytes, slot_bytes

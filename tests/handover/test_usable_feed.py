@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasuki.decode_node.prefill_routing import usable_index
-from tasuki.decode_node.prefill_routing.usable_index import FRESH_SECONDS, UsableIndex
+from tasuki.decode_node import prefill_router as usable_index
+from tasuki.decode_node.prefill_router import FRESH_SECONDS, UsableIndex
 from tasuki.prefill_node import usable_feed
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import PrefixCache
 from tasuki.pycache.packed_events import pack_events
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.protocol.usable_prefixes import MOST_PREFIXES
+from tasuki.transfer.protocol.messages import MOST_PREFIXES
 from tests.harness.trees import keep, text, tree_of
 from tests.harness.waiting import HANG_SECONDS
 

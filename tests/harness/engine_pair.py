@@ -15,7 +15,7 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.build import EngineParts, build_early_start
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.handover.receiving.early_start import EarlyStart
+from tasuki.engine.handover.early_steps import EarlyStart
 from tasuki.engine.role import Role
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.transfer.data_plane import DataPlane

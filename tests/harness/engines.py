@@ -19,7 +19,7 @@ from tasuki.engine.build import (
 )
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.engine import Engine
-from tasuki.engine.handover.receiving.early_start import EarlyStart
+from tasuki.engine.handover.early_steps import EarlyStart
 from tasuki.engine.role import Role
 from tasuki.engine.tiers.disk.disk_memory import DiskMemory
 from tasuki.model.config import ModelConfig

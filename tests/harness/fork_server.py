@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 _PRELOADED = [
-    *("tasuki.prefill_node.running.daemon", "tasuki.decode_node.running.daemon"),
+    *("tasuki.prefill_node.daemon", "tasuki.decode_node.daemon"),
     *("tasuki.server.daemon.serving.fused_node", "tasuki.engine.build_ranks"),
     *("tasuki.prefill_node.main", "tasuki.decode_node.main", "tasuki.server.daemon.fused"),
     *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),

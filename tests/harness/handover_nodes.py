@@ -12,8 +12,8 @@ import grpc
 import numpy as np
 import pytest
 
+from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.handover_client import HandoverClient
-from tasuki.decode_node.handover_settings import HandoverSettings
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_service import HandoverService, HandoverServiceSettings

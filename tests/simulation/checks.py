@@ -48,6 +48,8 @@ class Checks:
         self.requests: list[Request] = []
         self.by_room: dict[int, Request] = {}
         """The last request of each number."""
+        self.doubles = False
+        """Whether numbers are used again at once, and many messages come again later."""
         self._living: set[SimulatedSide] = set()
         self._tokens: set[int] = set()
         self._ended: set[tuple[str, int, int]] = set()
@@ -86,7 +88,10 @@ class Checks:
         return None
 
     def message_fault(self, room: int) -> Fault | None:
-        return self._due(room, OF_MESSAGES)
+        fault = self._due(room, OF_MESSAGES)
+        if fault is None and self.doubles and self.world.random.random() < 0.25:
+            return Fault.DUPLICATION
+        return fault
 
     def window_fault(self, room: int) -> Fault | None:
         return self._due(room, OF_WINDOWS)

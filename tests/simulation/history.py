@@ -68,8 +68,7 @@ class History:
         self._left = transfers
         self._is_skewed = world.random.random() < 0.5
         self._near = world.random.random() < 0.5
-        self._reuses = world.random.random() < 0.15
-        """Whether rooms have numbers of earlier ones, and messages come again much later."""
+        self.checks.doubles = world.random.random() < 0.1
         self._link = Link()
         self._connections = 0
         self._generations = 0
@@ -136,6 +135,9 @@ class History:
             self.checks.answered(request, Outcome.DEAD)
         else:
             self.decode.node.take(world.now, lambda: self.checks.decode_desk.ask(request))
+        if self.checks.doubles:
+            world.after(world.between(0.02, 0.3), self._ask)
+            return
         if world.random.random() < _GOES_ON:
             world.after(world.between(0.0, 0.06), self._ask)
             return
@@ -148,8 +150,8 @@ class History:
     def _number(self) -> int:
         """A room's number; at times one that was used before, as a gateway may give it."""
         free = [n for n in self._numbers if self._is_over(n)]
-        if free and self.world.random.random() < (0.7 if self._reuses else 0.05):
-            return self.world.random.choice(free[-4:])
+        if free and self.world.random.random() < (0.95 if self.checks.doubles else 0.05):
+            return self.world.random.choice(free[:3])
         self._numbers.append(len(self._numbers) + 1)
         return self._numbers[-1]
 

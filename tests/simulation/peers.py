@@ -289,6 +289,9 @@ class Stream:
         if fault is Fault.CUT:
             self.cut()
             return
+        if fault is Fault.DUPLICATION and isinstance(message, say.PullAsked):
+            # A Pull names no ticket: who repeats its own ask is written to as it asked.
+            fault = None
         self._to[connection.decode].send(lambda: self._heard(room, message, reason), fault)
 
     def _heard(self, room: int, message: say.Message | None, reason: str) -> None:

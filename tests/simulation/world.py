@@ -161,7 +161,11 @@ class Channel:
         self._last = when
         self.to.take(when, deliver)
         if fault is Fault.DUPLICATION:
-            self.to.take(when + world.random.choice((0.0, 0.5, world.between(1.0, 20.0))), deliver)
+            self.to.take(
+                when
+                + world.random.choice((0.0, world.between(0.0, 1.0), world.between(1.0, 20.0))),
+                deliver,
+            )
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tasuki.engine import messages as m
 from tasuki.server.request_log import RequestLog
-from tasuki.transfer.protocol.timeline_messages import timeline_from_wire, timeline_to_wire
+from tasuki.transfer.protocol.messages import timeline_from_wire, timeline_to_wire
 from tasuki.transfer.timeline import (
     KEPT_WINDOWS,
     BarrierWait,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasuki.prefill_node.gateway_rooms import Rendezvous, Side
 from tasuki.pycache.layout import LayerKind
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, WindowPlanError
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, diff
-from tasuki.transfer.protocol.rendezvous import Rendezvous, Side
 from tasuki.transfer.sending.window_sizing import fixed_runs
 from tasuki.transfer.windows.descriptors import (
     check_bounds,

@@ -1,18 +1,47 @@
 """What a front shows of the hand-overs behind it: which prefill nodes there are, what landed.
 
 Plain values that a decode node fills in; a front without hand-overs shows nothing.
+
+How far a node's threads are behind, as each beat reports it to its peers: a process that answers
+may still do nothing.
+
+Plain values, and what of them is believed. Pure.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from tasuki.proto import handover_pb2
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.protocol.contract import Difference
 from tasuki.transfer.sending.counters import SenderCounters
 
-from .node_progress import NodeProgress
+
+@dataclass(frozen=True)
+class NodeProgress:
+    """Durations of the reporting node, in seconds. engine: since the engine's thread last ended a
+    step; 0 where it has nothing to do. front: for how long the loop that serves callers has owed an
+    answer; 0 where it owes none."""
+
+    engine_seconds: float = 0.0
+    front_seconds: float = 0.0
+
+
+def progress_to_wire(progress: NodeProgress) -> handover_pb2.Progress:
+    return handover_pb2.Progress(
+        engine_seconds=progress.engine_seconds, front_seconds=progress.front_seconds
+    )
+
+
+def progress_from_wire(message: handover_pb2.Progress) -> NodeProgress | None:
+    """None where it is no progress: NaN, infinite or negative."""
+    seconds = (message.engine_seconds, message.front_seconds)
+    if not all(math.isfinite(part) and part >= 0 for part in seconds):
+        return None
+    return NodeProgress(*seconds)
 
 
 class PrefillNodeState(Enum):

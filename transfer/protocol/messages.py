@@ -2,11 +2,24 @@
 proto in transfer.
 
 What is read from a peer is bounded, and what no node of this version sends is refused.
+
+Timelines as protobuf.
+
+What comes from a peer is cut to what a track may hold, and what makes no sense here, phases of a
+later version or moments that are no numbers, is dropped: a timeline is for people, and none may
+stand in the way of a hand-over. Windows and waits have the messages' fields, by the same names.
+
+Prefixes that a node can resume prompts from, by salted names: as values and as protobuf.
+
+Names reveal nothing of their tokens to who does not know the salt (cpp_cache/events/prefix_hash.h).
+Pure. What is read from a peer is bounded, and what no node of this version sends is refused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from tasuki.proto import handover_pb2 as pb
+from tasuki.proto import timeline_pb2
 from tasuki.proto.report_pb2 import TransferReport
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
@@ -16,12 +29,172 @@ from tasuki.transfer.node_identity import (
     NodeIdentity,
     metadata_checksum,
 )
+from tasuki.transfer.peer_values import LONGEST_SECONDS, MOST_BYTES
 from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.timeline import SenderTrack
+from tasuki.transfer.timeline import (
+    KEPT_WINDOWS,
+    BarrierWait,
+    HandoverTimeline,
+    LandedWindow,
+    Phase,
+    PhaseMark,
+    ReceiverTrack,
+    SenderTrack,
+    SentWindow,
+)
 from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
 
-from .timeline_messages import sender_track_to_wire
+_TO_WIRE = {
+    Phase.ACCEPTED: timeline_pb2.PHASE_ACCEPTED,
+    Phase.GRANTED: timeline_pb2.PHASE_GRANTED,
+    Phase.READY: timeline_pb2.PHASE_READY,
+    Phase.DONE: timeline_pb2.PHASE_DONE,
+    Phase.VERIFIED: timeline_pb2.PHASE_VERIFIED,
+}
+_FROM_WIRE = {wire: phase for phase, wire in _TO_WIRE.items()}
+_MOST_LAYERS = 1 << 12
+
+
+def timeline_to_wire(timeline: HandoverTimeline) -> timeline_pb2.HandoverTimeline:
+    receiver = timeline.receiver
+    return timeline_pb2.HandoverTimeline(
+        sender=sender_track_to_wire(timeline.sender),
+        receiver=timeline_pb2.ReceiverTrack(
+            phases=_phases_to_wire(receiver.phases),
+            windows=[timeline_pb2.LandedWindow(**vars(window)) for window in receiver.windows],
+            waits=[timeline_pb2.BarrierWait(**vars(wait)) for wait in receiver.waits],
+        ),
+    )
+
+
+def timeline_from_wire(timeline: timeline_pb2.HandoverTimeline) -> HandoverTimeline:
+    receiver = timeline.receiver
+    return HandoverTimeline(
+        sender_track_from_wire(timeline.sender),
+        ReceiverTrack(
+            _phases_from_wire(receiver.phases),
+            tuple(
+                LandedWindow(w.sequence, w.landed_at, w.verified_at)
+                for w in receiver.windows[-KEPT_WINDOWS:]
+                if _in_order(w.landed_at, w.verified_at)
+            ),
+            tuple(
+                BarrierWait(w.layer, w.began_at, w.ended_at)
+                for w in receiver.waits[-KEPT_WINDOWS:]
+                if _in_order(w.began_at, w.ended_at)
+            ),
+        ),
+    )
+
+
+def sender_track_to_wire(track: SenderTrack) -> timeline_pb2.SenderTrack:
+    return timeline_pb2.SenderTrack(
+        phases=_phases_to_wire(track.phases),
+        windows=[timeline_pb2.SentWindow(**vars(window)) for window in track.windows],
+    )
+
+
+def sender_track_from_wire(track: timeline_pb2.SenderTrack) -> SenderTrack:
+    return SenderTrack(
+        _phases_from_wire(track.phases),
+        tuple(
+            SentWindow(
+                sequence=window.sequence,
+                first_layer=window.first_layer,
+                layers_finished=tuple(window.layers_finished),
+                first_page=window.first_page,
+                pages=window.pages,
+                carries_state=window.carries_state,
+                bytes=window.bytes,
+                begun_at=window.begun_at,
+                posted_at=window.posted_at,
+                flushed_at=window.flushed_at,
+            )
+            for window in track.windows[-KEPT_WINDOWS:]
+            if _makes_sense(window)
+        ),
+    )
+
+
+def _makes_sense(window: timeline_pb2.SentWindow) -> bool:
+    return (
+        len(window.layers_finished) <= _MOST_LAYERS
+        and all(_in_order(at) for at in window.layers_finished)
+        and _in_order(window.begun_at, window.posted_at, window.flushed_at)
+        and window.bytes <= MOST_BYTES
+    )
+
+
+def _in_order(*moments: float) -> bool:
+    """Whether each is a number of this side of a day, and none is before the one before it."""
+    return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
+
+
+def _phases_to_wire(phases: Sequence[PhaseMark]) -> list[timeline_pb2.PhaseMark]:
+    return [timeline_pb2.PhaseMark(phase=_TO_WIRE[mark.phase], at=mark.at) for mark in phases]
+
+
+def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMark, ...]:
+    """Each phase once, as it was marked first."""
+    marks: dict[Phase, PhaseMark] = {}
+    for mark in phases:
+        if mark.phase in _FROM_WIRE and _in_order(mark.at):
+            phase = _FROM_WIRE[mark.phase]
+            marks.setdefault(phase, PhaseMark(phase, mark.at))
+    return tuple(marks.values())
+
+
+MOST_PREFIXES = 4096
+"""Of one batch, those that go and those that come together."""
+NAME_BYTES = 16
+_MOST_TOKENS = 2**31 - 1
+
+
+class UsablePrefix(NamedTuple):
+    """parent: the name of the whole pages before the last page or part of one. tokens: its
+    length."""
+
+    name: bytes
+    parent: bytes
+    tokens: int
+
+
+def in_batches(prefixes: Sequence[UsablePrefix]) -> Iterator[Sequence[UsablePrefix]]:
+    for first in range(0, len(prefixes), MOST_PREFIXES):
+        yield prefixes[first : first + MOST_PREFIXES]
+
+
+def prefixes_to_wire(prefixes: Sequence[UsablePrefix]) -> pb.Prefixes:
+    return pb.Prefixes(
+        names=b"".join(prefix.name for prefix in prefixes),
+        parents=b"".join(prefix.parent for prefix in prefixes),
+        tokens=[prefix.tokens for prefix in prefixes],
+    )
+
+
+def prefixes_from_wire(batch: pb.UsableBatch) -> tuple[list[UsablePrefix], list[UsablePrefix]]:
+    """Those that go, and those that come. Raises PeerInvalid naming the field."""
+    count = len(batch.removed.tokens) + len(batch.stored.tokens)
+    if count > MOST_PREFIXES:
+        raise PeerInvalid(f"usable: a batch has {count} prefixes, at most {MOST_PREFIXES}")
+    return _read(batch.removed, "removed"), _read(batch.stored, "stored")
+
+
+def _read(prefixes: pb.Prefixes, field: str) -> list[UsablePrefix]:
+    tokens, names, parents = prefixes.tokens, prefixes.names, prefixes.parents
+    for name, column in (("names", names), ("parents", parents)):
+        if len(column) != NAME_BYTES * len(tokens):
+            raise PeerInvalid(
+                f"usable.{field}.{name} has {len(column)} bytes, {NAME_BYTES} are of each of "
+                f"{len(tokens)} prefixes"
+            )
+    if any(not 0 < length <= _MOST_TOKENS for length in tokens):
+        raise PeerInvalid(f"usable.{field}.tokens has one that is not in [1, {_MOST_TOKENS}]")
+    return [
+        UsablePrefix(names[at : at + NAME_BYTES], parents[at : at + NAME_BYTES], length)
+        for at, length in zip(range(0, len(names), NAME_BYTES), tokens, strict=True)
+    ]
 
 
 def node_to_wire(node: NodeIdentity) -> pb.Node:

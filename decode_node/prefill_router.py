@@ -4,8 +4,23 @@ Owns what is known of each of them while its connection lives: its entries in th
 follows its stream of them. Its load is the connection's. Thread rule: the hand-over's
 event loop. Invariant: a node that is lost is forgotten at once, and its number given to none other
 before.
+
+Who of the connected prefill nodes holds which prefix, by the batches that they send.
+
+Owns the numbers by which the C++ index knows nodes. Thread rule: the event loop.
+Invariants: what is listed are hints, for the node itself looks again; a node that breaks a bound or
+an order loses all its entries and nobody else's; no node has more than MOST_OF_A_NODE entries, and
+all together no more than MOST_OF_ALL.
+
+Follows what one prefill node can resume prompts from, as long as its connection lives.
+
+Thread rule: the hand-over's event loop. Invariants: whatever the node sends costs this loop a
+bounded share of its time and that node's entries at most; a stream that broke or made no sense is
+opened again, which begins with a snapshot, at growing intervals.
 """
 
+import asyncio
+import logging
 import math
 import time
 from collections import Counter
@@ -15,8 +30,14 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from random import Random
 
-from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
+import grpc
+
+from tasuki.decode_node.chosen_node import Chosen, Standing
+from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
+from tasuki.engine.messages import Tokens
+from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.routing.fetch_price import copy_pays
 from tasuki.routing.prefill_choice import Candidate
@@ -32,11 +53,147 @@ from tasuki.routing.prefill_route import (
     reason_of,
 )
 from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.sent_prefixes import SentPrefixes
+from tasuki.routing.sent_prefixes import Beginning, SentPrefixes
+from tasuki.transfer.errors import PeerInvalid
+from tasuki.transfer.protocol.messages import prefixes_from_wire
 
-from .chosen_node import Chosen, Standing
-from .usable_index import UsableIndex
-from .usable_stream import following
+FRESH_SECONDS = 5.0
+"""A node sends a batch a second."""
+MOST_OF_A_NODE = 1 << 16
+MOST_OF_ALL = 1 << 21
+_MOST_NODES = 1 << 16
+
+
+@dataclass
+class _Followed:
+    """entries: listed of it. sequence: of its stream's last batch. heard_at: monotonic seconds of
+    that; -inf where it stands at no snapshot."""
+
+    entries: int = 0
+    sequence: int = 0
+    heard_at: float = -math.inf
+
+
+class UsableIndex:
+    def __init__(self) -> None:
+        self._index = FleetIndex()
+        self._followed: dict[int, _Followed] = {}
+        self._given = 0
+
+    def __len__(self) -> int:
+        """Entries of all nodes."""
+        return len(self._index)
+
+    def entries(self, number: int) -> int | None:
+        """Of one node; None where it is not followed. From any thread."""
+        node = self._followed.get(number)
+        return None if node is None else node.entries
+
+    def add(self) -> int:
+        """A node more; its number, which none had for long. Raises PeerInvalid where there are too
+        many."""
+        if len(self._followed) == _MOST_NODES:
+            raise PeerInvalid(f"usable: {_MOST_NODES} nodes are followed already")
+        while (number := self._given % _MOST_NODES) in self._followed:
+            self._given += 1
+        self._given += 1
+        self._followed[number] = _Followed()
+        return number
+
+    def discard(self, number: int) -> None:
+        """The node is lost."""
+        self.start_over(number)
+        del self._followed[number]
+
+    def start_over(self, number: int) -> None:
+        """Forget what it holds: a stream begins anew, with a snapshot."""
+        if self._followed[number].entries:
+            self._index.forget(number)
+        self._followed[number] = _Followed()
+
+    def apply(self, number: int, batch: pb.UsableBatch, now: float) -> int:
+        """The next one of its stream; how many prefixes were in it. Raises PeerInvalid where it is
+        no such one; then call start_over()."""
+        node = self._followed[number]
+        if batch.sequence != node.sequence + 1:
+            raise PeerInvalid(f"usable.sequence {batch.sequence} follows {node.sequence}")
+        if node.sequence == 0 and not batch.snapshot:
+            raise PeerInvalid("usable.snapshot is not set in the stream's first batch")
+        removed, stored = prefixes_from_wire(batch)
+        if batch.snapshot and node.entries:
+            self._index.forget(number)
+            node.entries = 0
+        before = len(self._index)
+        for prefix in removed:
+            self._index.remove(number, *prefix)
+        room = min(MOST_OF_A_NODE - node.entries, MOST_OF_ALL - before) + len(removed)
+        for prefix in stored[: max(0, room)]:
+            self._index.store(number, *prefix)
+        node.entries += len(self._index) - before
+        node.sequence = batch.sequence
+        node.heard_at = now
+        return len(removed) + len(stored)
+
+    def fresh(self, number: int, now: float) -> bool:
+        return now - self._followed[number].heard_at <= FRESH_SECONDS
+
+    def look_up(
+        self, prompt: Tokens, salt: bytes, enough: int, seed: int
+    ) -> tuple[dict[int, int], list[Beginning]]:
+        """Tokens of the prompt by node that holds some, those who hold most: `enough` of them, if
+        there are as many. seed: which of those that hold equally much. And its beginnings."""
+        holders, beginnings = self._index.look_up(prompt, salt, enough, seed)
+        return dict(holders), beginnings
+
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
+_LEAST_BETWEEN = 0.01
+_PREFIXES_A_SECOND = 100_000
+"""A prefix costs this loop about 2 us."""
+
+
+@contextmanager
+def following(connection: PrefillConnection, index: UsableIndex, number: int) -> Iterator[None]:
+    """Inside `with`, the index has what the node holds. number: the node's in the index."""
+    task = asyncio.create_task(_follow_always(connection, index, number), name="usable")
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _follow_always(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
+    """Until cancelled."""
+    pause = _FIRST_PAUSE
+    while True:
+        began = time.monotonic()
+        try:
+            await _follow(connection, index, number)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            log.debug("prefill node %s: what is usable: %r", connection.node.name, error)
+        except PeerInvalid as error:
+            log.warning("prefill node %s: %s", connection.node.name, error)
+        except Exception:
+            log.exception("what prefill node %s holds could not be read", connection.node.name)
+        index.start_over(number)
+        if time.monotonic() - began > _LAST_PAUSE:
+            pause = _FIRST_PAUSE
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LAST_PAUSE)
+
+
+async def _follow(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
+    """Until the stream ends. Raises PeerInvalid, AioRpcError."""
+    call = connection.stub.Usable(pb.UsableRequest(connection_id=connection.id))
+    try:
+        while isinstance(batch := await call.read(), pb.UsableBatch):
+            prefixes = index.apply(number, batch, time.monotonic())
+            await asyncio.sleep(max(_LEAST_BETWEEN, prefixes / _PREFIXES_A_SECOND))
+    finally:
+        call.cancel()
+
 
 _UNKNOWN = PrefillSeconds(0.01, 1e-4, 0.0)
 """Of a prefill on a node that has reported nothing yet."""

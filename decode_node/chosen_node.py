@@ -1,10 +1,11 @@
 """The prefill node that was chosen for a prompt: whether the prompt should move on, and why it went
-there. Values alone. Thread rule: the hand-over's event loop."""
+there. Values alone. Thread rule: the hand-over's event loop.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tasuki.decode_node.prefill_link import PrefillConnection, PrefillLink
+from tasuki.decode_node.prefill_links import PrefillConnection, PrefillLink
 from tasuki.engine import messages as m
 from tasuki.routing.prefill_choice import Bid, should_move
 from tasuki.routing.prefill_route import Choice, Reason

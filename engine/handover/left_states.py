@@ -7,20 +7,60 @@ Invariants: a state is given once; at most ALONE are given at a time, and BESIDE
 is in flight; bytes of those that are given or taken never exceed the bound; what a decode node that
 asks was handed over alone is given to none but that one; nothing is given before begin() or
 after end(), and what was given by then is counted as cut.
+
+Which decode node alone was handed over what stands behind a beginning: whoever goes on there has
+more with that node than here.
+
+Owns names of the latest MOST beginnings. A hint: one that is wrong costs a message. Thread rule:
+the engine loop's. Invariant: a beginning of more prompts than one has no such node: others may
+begin there who have nothing with it.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 
 from tasuki.engine import messages as m
 from tasuki.engine.handover.base import HandoverContext
+from tasuki.engine.handover.offered_states import (
+    ALONE,
+    BESIDE,
+    LeavingReport,
+    StateLine,
+    bytes_to_leave,
+    state_tokens,
+)
+from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
 
-from .heirs import ALONE, BESIDE, bytes_to_leave
-from .leaving_report import LeavingReport
-from .sole_receivers import SoleReceivers
-from .state_line import StateLine, state_tokens
+MOST = 1 << 14
+_NAME_BYTES = 16
+
+
+class SoleReceivers:
+    def __init__(self) -> None:
+        self._peers: OrderedDict[bytes, str | None] = OrderedDict()
+        """None: of several prompts."""
+
+    def note(self, salt: bytes, tokens: Tokens, peer: str) -> None:
+        """A prompt with these tokens at its beginning, behind which its state stands, was handed
+        over to the decode node `peer`."""
+        name = _name(salt, tokens)
+        self._peers[name] = None if name in self._peers else peer
+        self._peers.move_to_end(name)
+        if len(self._peers) > MOST:
+            self._peers.popitem(last=False)
+
+    def of(self, salt: bytes, tokens: Tokens) -> str | None:
+        return self._peers.get(_name(salt, tokens))
+
+
+def _name(salt: bytes, tokens: Tokens) -> bytes:
+    key = blake2b(salt).digest()
+    return blake2b(tokens.tobytes(), key=key, digest_size=_NAME_BYTES).digest()
+
 
 _MOST_ASIDE = 32
 """Drawn, and kept for decode nodes that have not asked yet: each holds its tokens."""

@@ -1,1 +1,0 @@
-"""States of prefill nodes that end, on their way to others."""

@@ -1,1 +1,0 @@
-"""Which prefill node a prompt goes to: the index of who holds what, and the choice."""

@@ -1,0 +1,473 @@
+"""A forward of a request whose prompt, or the beginning of it, is still landing, on a thread of its
+own: the first decode step behind a hand-over, or the prompt's rest behind a load.
+
+Owns that thread, and on a GPU its stream; one step runs at a time. Knows slots and pages as ids and
+what is awaited as a barrier; decides nothing: who begins it does. Its model shares the
+weights with the engine's; calls of both may overlap, since no page or slot is written by both.
+Thread rule: the engine loop begins and cancels steps; a step waits and computes on the thread here.
+On a GPU that thread waits for each layer's window on the host and then launches the layer on its
+own stream.
+Invariants:
+1. Layer l is computed after the barrier let it through, that is when nobody else writes l.
+2. A step writes the slots of its sequence and KV at its positions: just what a step of the batch
+   would write for the same tokens. A step that is dropped is forgotten by forgetting its result.
+3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer, and what
+   it launched may run long after the host gave it up. So `ended` is set in one place, behind a wait
+   for the stream, whichever way the step went; where that wait fails the ids are kept for good.
+
+The part of a prompt behind a load, computed while that goes on.
+
+Owns the thread of these forwards (early/early_step.py), one at a time, and what is held by the
+one that runs; the load is the tiers'. Thread rule: the engine loop.
+Invariants:
+1. A layer is computed once the load has brought all that it reads. That this is what was written
+   shows only at the load's end: until then nothing that was computed is in the tree, drawn or
+   given to anybody, and where the load fails it is forgotten with the allocation.
+2. It writes pages and slots of the allocation alone, which are nobody else's before it has ended.
+
+Whether a request decodes before its prompt has landed, and what is learnt from that step.
+
+Owns the thread of the steps and the measure of how long one takes; a step belongs to its room
+(decode_room.py). Thread rule: the engine loop.
+Invariant: the token of a step is used only by take(), which is for rooms that are done.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Protocol, TypedDict
+
+import torch
+
+from tasuki.engine.messages import RoomId
+from tasuki.engine.request import Ahead, PlannedCheckpoint, Request
+from tasuki.engine.runner.lane_adjustments import logit_adjuster
+from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.tiers.load_barrier import LoadBarrier
+from tasuki.model.backends.own_stream import OwnStream, own_stream
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.config import ModelConfig
+from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.hooks import LayerHooks
+from tasuki.model.ops.sampling.logit_adjustments import (
+    AdjustedRows,
+    LogitAdjuster,
+    TokensBefore,
+    adjusted,
+)
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled, sample
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.pycache._cpp_cache import Allocation
+from tasuki.pycache.arena import Arena
+from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.transfer.receiving.layer_barrier import LayerBarrier
+from tasuki.utils.lock_turns import shorten_lock_turns
+from tasuki.utils.os_threads import name_this_thread
+
+log = logging.getLogger(__name__)
+
+
+class _Shut(Exception):
+    """The barrier will not open any more."""
+
+
+class Barrier(Protocol):
+    """Of the layers of what is landing."""
+
+    def wait(self, layer: int) -> bool:
+        """Block until all that is awaited of the layer is here; False if it never will be."""
+
+    def close(self) -> None:
+        """Let nobody through any more. Idempotent."""
+
+
+@dataclass
+class EarlyStep:
+    """sequence: the last tokens known. sampling: of the one behind them; None: none is drawn.
+    adjuster: of the logits behind them, if any. seconds: of computing, without what was waited."""
+
+    barrier: Barrier
+    sequence: SequenceSlice
+    sampling: SamplingParams | None
+    adjuster: LogitAdjuster | None = None
+    sampled: Sampled | None = None
+    seconds: float | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def ended(self) -> bool:
+        """From then on it touches nothing; sampled is its token, None where it was dropped."""
+        return self._ended.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, at most so long."""
+        self._ended.wait(seconds)
+
+    @property
+    def computed(self) -> bool:
+        """Whether all layers were. REQUIRES: it has ended."""
+        return self.seconds is not None
+
+    def cancel(self) -> None:
+        """It ends before the next layer. Idempotent."""
+        self.barrier.close()
+
+
+class _Gate(LayerHooks):
+    """No layer before its window."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self._barrier = barrier
+        self.waited = 0.0
+
+    def before_layer(self, layer: int) -> None:
+        began = time.monotonic()
+        if not self._barrier.wait(layer):
+            raise _Shut
+        self.waited += time.monotonic() - began
+
+
+class EarlySteps:
+    """prepare: once on the thread of the steps, before the first. on_end: called there after each;
+    must return at once. stream: makes the one of all steps; the arena's device's own by default."""
+
+    def __init__(
+        self,
+        model: Qwen35Model,
+        arena: Arena,
+        on_end: Callable[[], None],
+        prepare: Callable[[], None] = lambda: None,
+        stream: Callable[[], OwnStream] | None = None,
+    ) -> None:
+        self._new_stream = stream or (lambda: own_stream(arena.bytes.device))
+        self._stream: OwnStream | None = None
+        self._model = model
+        self._arena = arena
+        self._on_end = on_end
+        self._prepare = prepare
+        self._running: EarlyStep | None = None
+        # A step launches a thousand times, while the engine's loop computes too.
+        shorten_lock_turns()
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread
+        )
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._model.config
+
+    def prepare(self) -> None:
+        """May take seconds on a GPU."""
+        self._thread.submit(self._prepare).result()
+
+    def close(self) -> None:
+        """Cancel what runs, wait for its end; nothing is begun any more."""
+        if self._running is not None:
+            self._running.cancel()
+        self._thread.shutdown()
+
+    @property
+    def is_free(self) -> bool:
+        return self._running is None or self._running.ended
+
+    def begin(self, step: EarlyStep) -> bool:
+        """Start it, unless another one runs."""
+        if not self.is_free:
+            return False
+        self._running = step
+        self._thread.submit(self._run, step)
+        return True
+
+    def _run(self, step: EarlyStep) -> None:
+        try:
+            # One for all steps: what is allocated belongs to its stream, and each new one takes as
+            # much memory again, in as many calls that wait for the device.
+            if self._stream is None:
+                self._stream = self._new_stream()
+            with self._stream.entered():
+                self._compute(step)
+        except _Shut:
+            pass
+        except Exception:
+            # The request decodes in the batch instead.
+            log.exception("an early step broke")
+        finally:
+            self._end(step)
+
+    def _end(self, step: EarlyStep) -> None:
+        try:
+            if self._stream is not None:
+                self._stream.synchronize()
+        except Exception:
+            log.exception("an early step's stream cannot be waited for: its ids are kept for good")
+        else:
+            step._ended.set()
+        self._on_end()
+
+    def _compute(self, step: EarlyStep) -> None:
+        gate = _Gate(step.barrier)
+        began = time.monotonic()
+        sequence = step.sequence
+        with torch.inference_mode():
+            logits = self._model.forward(Batch.pack([sequence]), self._arena, gate)
+            if step.sampling is not None:
+                step.sampled = self._drawn(step, step.sampling, logits)
+        step.seconds = time.monotonic() - began - gate.waited
+
+    @staticmethod
+    def _drawn(step: EarlyStep, sampling: SamplingParams, logits: torch.Tensor) -> Sampled:
+        position = step.sequence.start + len(step.sequence.token_ids)
+        scores = None
+        if step.adjuster is not None:
+            scores = adjusted(logits, AdjustedRows.of([step.adjuster]).to(logits.device))
+        # Reads the token on the host, which on a GPU waits for the stream.
+        (sampled,) = sample(logits, [sampling], [position], scores)
+        return sampled
+
+
+class BehindCounts(TypedDict):
+    """begun: forwards; busy: that were not begun since another one ran; joined: whose tokens
+    counted; dropped: whose load failed, or that broke."""
+
+    begun: int
+    busy: int
+    joined: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class PrefillBehind:
+    """kept: checkpoints that it stores, each with its slot. stop: tokens of the request behind it.
+    is_alone: whether the state that it began with is intact behind it, whatever became of it."""
+
+    step: EarlyStep
+    stop: int
+    kept: tuple[tuple[PlannedCheckpoint, int], ...]
+    is_alone: bool
+
+    @property
+    def ended(self) -> bool:
+        return self.step.ended
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, at most so long."""
+        self.step.wait(seconds)
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether it wrote over what was loaded and is of no use itself."""
+        return not self.is_alone and not self.step.computed
+
+
+class PrefillsBehind:
+    def __init__(
+        self,
+        cache: HybridPrefixCache,
+        steps: EarlySteps,
+        grammars: GrammarCompiler,
+        most_tokens: int,
+    ) -> None:
+        """most_tokens: of a forward. grammars: the engine's."""
+        self._cache = cache
+        self._steps = steps
+        self._grammars = grammars
+        self._most = most_tokens
+        self.counts: BehindCounts = {"begun": 0, "busy": 0, "joined": 0, "dropped": 0}
+
+    def prepare(self) -> None:
+        """May take seconds on a GPU."""
+        self._steps.prepare()
+
+    def close(self) -> None:
+        """Cancel what runs and wait for its end."""
+        self._steps.close()
+
+    def begin(
+        self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
+    ) -> PrefillBehind | None:
+        """Of the tokens behind the allocation's load, as many as a forward takes; None where there
+        are none, or another one runs. draws: whether the token behind the last one may be drawn
+        here; else the last one is left. REQUIRES: nothing of the load is awaited or landed yet."""
+        assert allocation.load is not None
+        start = allocation.load.boundary
+        is_drawn = draws and request.sampling.draws and request.scoring is None
+        stop = min(request.length if is_drawn else request.length - 1, start + self._most)
+        is_drawn = is_drawn and stop == request.length
+        if stop <= start:
+            return None
+        if not self._steps.is_free:
+            self.counts["busy"] += 1
+            return None
+        kept = self._checkpoints(request, allocation, start, stop)
+        slots = allocation.working_slots
+        step = EarlyStep(
+            barrier,
+            SequenceSlice(
+                token_ids=request.token_slice(start, stop),
+                start=start,
+                pages=allocation.pages.tolist(),
+                read_slot=slots[0],
+                write_slot=slots[-1],
+                checkpoints=[(planned.position, slot) for planned, slot in kept],
+            ),
+            request.sampling if is_drawn else None,
+            self._adjuster(request) if is_drawn else None,
+        )
+        self._steps.begin(step)
+        self.counts["begun"] += 1
+        return PrefillBehind(step, stop, kept, len(slots) > 1)
+
+    def _checkpoints(
+        self, request: Request, allocation: Allocation, start: int, stop: int
+    ) -> tuple[tuple[PlannedCheckpoint, int], ...]:
+        """Those up to `stop` for which there are slots."""
+        found = []
+        for planned in plan_checkpoints(
+            request.length,
+            start,
+            allocation.match,
+            request.marks,
+            request.branch_points,
+            request.message_end,
+        ):
+            if planned.position <= stop:
+                slot = self._cache.take_checkpoint_slot(allocation)
+                if slot is not None:
+                    found.append((planned, slot))
+        return tuple(found)
+
+    def _adjuster(self, request: Request) -> LogitAdjuster | None:
+        sampling = request.sampling
+        if not sampling.adjusts:
+            return None
+        before = TokensBefore.of(sampling, request.prompt, request.output)
+        return logit_adjuster(sampling, before, self._steps.model_config, self._grammars)
+
+    def take(self, behind: PrefillBehind, allocation: Allocation) -> Ahead | None:
+        """What the request goes on from; its checkpoints are in the tree. REQUIRES: the load has
+        landed, and this has ended."""
+        if not behind.step.computed:
+            self.counts["dropped"] += 1
+            return None
+        self.counts["joined"] += 1
+        for planned, slot in behind.kept:
+            self._cache.insert_midway(allocation, planned.position, slot, planned.kind)
+        return Ahead(behind.stop, behind.step.sampled)
+
+    def drop(self) -> None:
+        """A forward is of no use: its load failed, or nobody wants it."""
+        self.counts["dropped"] += 1
+
+
+_REMEMBERED = 8
+"""Steps whose shortest is believed: a step that others held up says nothing of the next."""
+_DOUBT = 0.98
+"""Of what is believed, for each transfer that was not worth a step: without steps nothing is
+learnt."""
+
+Barriers = Callable[[RoomId], LayerBarrier | None]
+"""The barrier of a room whose windows land here; None where none are awaited."""
+
+
+def no_barriers(room: RoomId) -> None:
+    """As Barriers, where no step begins early."""
+
+
+@dataclass
+class EarlyCounters:
+    """unneeded: the rest of the transfer was shorter than a step; busy: another room's step ran;
+    joined: its token was the answer's second; dropped: the room was lost or the step broke."""
+
+    begun: int = 0
+    unneeded: int = 0
+    busy: int = 0
+    joined: int = 0
+    dropped: int = 0
+
+
+class EarlyStart:
+    def __init__(self, steps: EarlySteps, barriers: Barriers, grammars: GrammarCompiler) -> None:
+        """grammars: the engine's."""
+        self._steps = steps
+        self._grammars = grammars
+        self._barriers = barriers
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._belief = 1.0
+        self._counters = EarlyCounters()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return asdict(self._counters)
+
+    def prepare(self) -> None:
+        self._steps.prepare()
+
+    def close(self) -> None:
+        self._steps.close()
+
+    def consider(
+        self, room: RoomId, request: Request, allocation: Allocation, tail_seconds: float | None
+    ) -> EarlyStep | None:
+        """Begin the step behind the first token, if the transfer's rest takes longer than it; None
+        where none was begun.
+
+        Before the first step of all its length is unknown and taken for nothing. REQUIRES: the room
+        had no step; the request's output is one token, not its last; the allocation covers that
+        token's position."""
+        if tail_seconds is None or tail_seconds <= self._step_seconds:
+            self._counters.unneeded += 1
+            self._belief *= _DOUBT
+            return None
+        barrier = self._barriers(room)
+        if barrier is None:
+            return None
+        step = EarlyStep(
+            barrier,
+            SequenceSlice(
+                token_ids=request.output[:1].tolist(),
+                start=len(request.prompt),
+                pages=allocation.pages.tolist(),
+                read_slot=allocation.working_slots[0],
+                write_slot=allocation.working_slots[1],
+                stepped=True,
+            ),
+            request.sampling,
+            self._adjuster(request),
+        )
+        if not self._steps.begin(step):
+            self._counters.busy += 1
+            return None
+        self._counters.begun += 1
+        return step
+
+    def _adjuster(self, request: Request) -> LogitAdjuster | None:
+        sampling = request.sampling
+        if not sampling.adjusts:
+            return None
+        before = TokensBefore.of(sampling, request.prompt, request.output)
+        return logit_adjuster(sampling, before, self._steps.model_config, self._grammars)
+
+    @property
+    def _step_seconds(self) -> float:
+        return self._belief * min(self._seconds, default=0.0)
+
+    def take(self, step: EarlyStep) -> Sampled | None:
+        """The answer's second token, if the step has drawn it. REQUIRES: the step has ended, and
+        its room is done."""
+        if step.sampled is None:
+            self._counters.dropped += 1
+            return None
+        assert step.seconds is not None
+        self._seconds.append(step.seconds)
+        self._belief = 1.0
+        self._counters.joined += 1
+        return step.sampled
+
+    def drop(self) -> None:
+        """A step has ended whose room was lost."""
+        self._counters.dropped += 1

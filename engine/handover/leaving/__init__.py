@@ -1,1 +1,0 @@
-"""What an engine leaves to others before it ends."""

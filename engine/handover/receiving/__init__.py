@@ -1,1 +1,0 @@
-"""Rooms in which a decode engine takes what a prefill engine computed."""
