@@ -214,15 +214,15 @@ def grant(granted: m.Grant) -> pb.ReceiverMessage:
     )
 
 
-def heard(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
+def read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
     """Return what the prefill node said in the room, within bounds. prefilled_on: its name."""
     try:
-        return _heard(room, message, prefilled_on)
+        return _read_message(room, message, prefilled_on)
     except PeerInvalid as error:
         return say.Contradiction(str(error))
 
 
-def _heard(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
+def _read_message(room: m.RoomId, message: pb.SenderMessage, prefilled_on: str) -> say.Message:
     """Raises PeerInvalid naming the field."""
     match message.WhichOneof("message"):
         case "queued":

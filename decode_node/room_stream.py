@@ -71,8 +71,8 @@ class RoomLine:
         """Idempotent."""
         if not self.over:
             self.over = True
-            hear, self._hear = self._hear, _nobody
-            hear(StreamBroke(reason))
+            receive, self._hear = self._hear, _nobody
+            receive(StreamBroke(reason))
 
     def hang_up(self) -> None:
         """The room listens no more. Idempotent; nothing where the peer has closed it."""

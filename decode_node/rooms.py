@@ -80,7 +80,7 @@ class PullSender(SendingRoom):
         """Grows as windows move; None once the pull is over."""
         return None if self.is_over else self.progress
 
-    def tell(self, action: Action) -> Event | None:
+    def act(self, action: Action) -> Event | None:
         grant = self._grant
         match action:
             case do.Reserve():
@@ -177,7 +177,7 @@ class IncomingRoom(ReceivingRoom):
 
     @abstractmethod
     def answer(self, action: Action) -> None:
-        """Tell the engine that the room is ready, refused or lost."""
+        """Post to the engine that the room is ready, refused or lost."""
 
     @abstractmethod
     def post(self, message: m.Inbox) -> None:
@@ -187,9 +187,9 @@ class IncomingRoom(ReceivingRoom):
         if isinstance(message, StreamBroke):
             self.put(on.StreamBroke(message.reason))
         else:
-            self.put(wire.heard(self.id, message, self.connection.node.name))
+            self.put(wire.read_message(self.id, message, self.connection.node.name))
 
-    def tell(self, action: Action) -> Event | None:
+    def act(self, action: Action) -> Event | None:
         match action:
             case do.Say(message=message):
                 self._say(message)

@@ -97,11 +97,11 @@ class PullReceiver(ReceivingRoom):
         """Grows as windows land; None once the pull is lost or over."""
         return None if self._side.is_lost or self.is_over else self.progress
 
-    def hear(self, message: pb.PullDone | pb.PullFailed) -> None:
+    def take_message(self, message: pb.PullDone | pb.PullFailed) -> None:
         """Take what the decode node says of the pull."""
         self.put(_heard(message))
 
-    def tell(self, action: Action) -> Event | None:
+    def act(self, action: Action) -> Event | None:
         match action:
             case do.Say(message=say.Ask()):
                 self._speak(wire.pull(self._grant))
@@ -236,9 +236,9 @@ class OutgoingRoom(SendingRoom):
     def hear_pull(self, message: pb.PullDone | pb.PullFailed) -> None:
         """Take what the receiver says of the room's pull."""
         if self._pull is not None:
-            self._pull.hear(message)
+            self._pull.take_message(message)
 
-    def tell(self, action: Action) -> Event | None:
+    def act(self, action: Action) -> Event | None:
         match action:
             case do.Say(message=message):
                 self._say(message)

@@ -159,7 +159,7 @@ ASSEMBLY = {
     *(
         (room, file)
         for room in ("prefill_node", "decode_node")
-        for file in ("node", "engine_side", "running")
+        for file in ("node", "engine_side", "daemon")
     ),
 }
 

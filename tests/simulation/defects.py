@@ -120,16 +120,6 @@ def quarantine_not_looked_at(whole: Any) -> Any:
     return lambda self, now: 1e9 if self.is_lost else whole(self, now)
 
 
-@defect(Receiving, "_take_quarantined", "a final status of any grant ends the fence")
-def stale_done_drains(whole: Any) -> Any:
-    def take(self: Any, event: Any, quarantine: Any, now: float) -> Any:
-        if isinstance(event, say.Done):
-            event = replace(event, generation=self.generation)
-        return whole(self, event, quarantine, now)
-
-    return take
-
-
 # The leases
 
 
@@ -187,16 +177,6 @@ def committed_twice(whole: Any) -> Any:
     def take(self: Any, event: Any, now: float) -> Any:
         done = whole(self, event, now)
         return [*done, *(action for action in done if isinstance(action, do.Commit))]
-
-    return take
-
-
-@defect(Receiving, "_take_quarantined", "what was compared after the loss is committed")
-def verified_after_loss(whole: Any) -> Any:
-    def take(self: Any, event: Any, quarantine: Any, now: float) -> Any:
-        is_good = isinstance(event, on.Verified) and event.failure is None
-        done = whole(self, event, quarantine, now)
-        return [do.Commit(None), *done] if is_good else done
 
     return take
 
@@ -381,22 +361,6 @@ def standstill_ignored(whole: Any) -> Any:
 @defect(Sending, "_look", "a sender never gives up")
 def sender_never_gives_up(whole: Any) -> Any:
     return lambda self, look, now: []
-
-
-@defect(Receiving, "_grant", "a grant that cannot be written is not given back")
-def grant_not_said(whole: Any) -> Any:
-    def grant(self: Any, given: Any, now: float) -> Any:
-        return [a for a in whole(self, given, now) if not isinstance(a, do.Expect)]
-
-    return grant
-
-
-@defect(Receiving, "_end", "a room that is given up keeps what landed")
-def room_not_forgotten(whole: Any) -> Any:
-    def end(self: Any, now: float) -> Any:
-        return [a for a in whole(self, now) if not isinstance(a, do.Forget)]
-
-    return end
 
 
 @defect(Receiving, "_end", "what was granted is free when the room is lost")

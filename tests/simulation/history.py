@@ -32,7 +32,7 @@ _REST = 350.0
 """In which the last rooms end, whatever befell them."""
 _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
-    **dict.fromkeys(OF_WINDOWS, 1.2),
+    **dict.fromkeys(OF_WINDOWS, 1.35),
     **dict.fromkeys(OF_REQUESTS, 0.5),
     # It befalls all rooms of the stream.
     Fault.CUT: 0.17,

@@ -148,16 +148,16 @@ class ReceivingRoom(DrivenRoom):
                 self.run(partial(self._sever, reason))
             case do.TellFenced(reason=reason):
                 log.info("%s is fenced: %s", self.name, reason.value)
-                self.tell(action)
+                self.act(action)
             case do.TellLost(reason=why):
                 log.warning("%s is lost: %s", self.name, why, extra=self.named)
-                self.tell(action)
+                self.act(action)
             case _:
-                return self.tell(action)
+                return self.act(action)
         return None
 
     @abstractmethod
-    def tell(self, action: Action) -> Event | None:
+    def act(self, action: Action) -> Event | None:
         """Perform an action on the engine, on the stream or on the connection."""
 
     def closed(self) -> None:
@@ -233,10 +233,10 @@ class SendingRoom(DrivenRoom):
                 drained = self._sender.abort(self.room, self.connection)
                 drained.add_done_callback(self._on_drained)
                 return None
-        return self.tell(action)
+        return self.act(action)
 
     @abstractmethod
-    def tell(self, action: Action) -> Event | None:
+    def act(self, action: Action) -> Event | None:
         """Perform an action on the engine or on the stream."""
 
     def _on_end(self, end: RoomEnd) -> None:

@@ -92,7 +92,7 @@ class PullSenderDeadlines(StateDeadlines):
 
 
 class ProgressWatch:
-    """For how long nothing has moved. A mark tells how far a room is, and changes as it moves.
+    """For how long nothing has moved. A mark is how far a room is, and changes as it moves.
 
     Invariant: time in which nobody looked counts as two looks at most. A node that was frozen, or
     whose loop was busy, does not judge others by its own gap.

@@ -247,13 +247,13 @@ class Receiving:
         self._wait = queued.wait
         return [do.NoteWait(queued.wait, may_move=not self._pulls)]
 
-    def _ready(self, generation: int, told: list[Action], now: float) -> list[Action]:
+    def _ready(self, generation: int, said: list[Action], now: float) -> list[Action]:
         self._machine.apply(ReceiverEvent.READY)
         if generation != self.generation:
             reason = f"ready of generation {generation}, not {self.generation}"
             return self._lose(reason, Loss.STREAM, now)
         self.phases.mark(Phase.READY, now)
-        return told
+        return said
 
     def _finished(self, done: say.Done, now: float) -> list[Action]:
         self._machine.apply(ReceiverEvent.DONE)
@@ -339,7 +339,7 @@ class Receiving:
     # Loss, and the fence
 
     def _lose(self, reason: str, loss: Loss, now: float) -> list[Action]:
-        """Give the room up and tell the engine. The reason may be the peer's words."""
+        """Give the room up and report it to the engine. The reason may be the peer's words."""
         if self._quarantine is not None:
             return []
         return [do.TellLost(peer_values.text(reason), loss), *self._end(now)]
