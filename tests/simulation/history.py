@@ -24,7 +24,7 @@ from .world import (
 
 TRANSFERS = 60
 """Requests of one history."""
-_GOES_ON, _PAUSE, _STRUCK = 0.85, (2.0, 9.0), 0.4
+_GOES_ON, _PAUSE, _STRUCK = 0.85, (2.0, 9.0), 0.46
 """Requests come in bursts: how likely each is followed at once, seconds between bursts, and how
 likely a burst has a node or the link struck."""
 _IDS = 30
@@ -33,9 +33,9 @@ _REST = 350.0
 _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
     **dict.fromkeys(OF_WINDOWS, 1.35),
-    **dict.fromkeys(OF_REQUESTS, 0.5),
+    **dict.fromkeys(OF_REQUESTS, 0.55),
     # It befalls all rooms of the stream.
-    Fault.CUT: 0.17,
+    Fault.CUT: 0.21,
 }
 
 
@@ -166,7 +166,7 @@ class History:
 
     def _faults(self) -> list[tuple[Fault, int]]:
         random = self.world.random
-        if random.random() < 0.38:
+        if random.random() < 0.32:
             return []
         chosen = set(
             random.choices([*_WEIGHTS], [*_WEIGHTS.values()], k=random.choice((1, 1, 2, 3)))

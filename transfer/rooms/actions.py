@@ -7,13 +7,16 @@ as the event Failed. Some are answered by an event, as their text says. Pure.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
 
 from tasuki.transfer.windows.destination import Destination
 from tasuki.transfer.windows.send_report import WindowDigest
 
 from .fence import FenceReason
 from .messages import Message, Payload
+
+
+class Action:
+    """What a driver is to do."""
 
 
 class Loss(Enum):
@@ -30,7 +33,7 @@ class Loss(Enum):
 
 
 @dataclass(frozen=True)
-class Say:
+class Say(Action):
     """Say the message on the room's stream; dropped where that is over."""
 
     message: Message
@@ -40,24 +43,24 @@ class Say:
 
 
 @dataclass(frozen=True)
-class WantGrant:
+class WantGrant(Action):
     """Ask the engine for pages and a slot: Grant, Declined or Cancelled answers."""
 
 
 @dataclass(frozen=True)
-class Expect:
+class Expect(Action):
     """Count windows that land in these ids."""
 
     destination: Destination
 
 
 @dataclass(frozen=True)
-class Forget:
+class Forget(Action):
     """Count no windows any more, and write none that travelled encoded."""
 
 
 @dataclass(frozen=True)
-class NoteWait:
+class NoteWait(Action):
     """So many seconds of prefill are before the room. may_move: it may still go elsewhere."""
 
     seconds: float
@@ -65,21 +68,21 @@ class NoteWait:
 
 
 @dataclass(frozen=True)
-class TellReady:
+class TellReady(Action):
     """The first token, for the engine."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class TellRefused:
+class TellRefused(Action):
     """The sender refused the room, and nothing was granted."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class TellLost:
+class TellLost(Action):
     """The room is lost. What was granted is in quarantine until TellFenced."""
 
     reason: str
@@ -87,38 +90,38 @@ class TellLost:
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(Action):
     """Compare what landed with `sent`. Verified answers."""
 
     sent: Sequence[WindowDigest]
 
 
 @dataclass(frozen=True)
-class Prepare:
+class Prepare(Action):
     """Read the report of the final status. Prepared answers."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class Commit:
+class Commit(Action):
     """All has landed and matches: what was granted is the engine's own."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class CallForDrain:
+class CallForDrain(Action):
     """Ask for the drain by a call of its own. DrainAnswered answers."""
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class GiveUp(Action):
     """No drain was acknowledged for too long: end the connection, so that the lease runs out."""
 
 
 @dataclass(frozen=True)
-class Sever:
+class Sever(Action):
     """Break all by which the writer's bytes may still come, and take in what has come. Severed
     answers."""
 
@@ -126,14 +129,14 @@ class Sever:
 
 
 @dataclass(frozen=True)
-class TellFenced:
+class TellFenced(Action):
     """The writer can write no more: what was granted is free."""
 
     reason: FenceReason
 
 
 @dataclass(frozen=True)
-class ServePull:
+class ServePull(Action):
     """Send what the sender pulls of this room."""
 
     payload: Payload
@@ -143,39 +146,39 @@ class ServePull:
 
 
 @dataclass(frozen=True)
-class Reserve:
+class Reserve(Action):
     """Give the engine the prompt, or what is fetched or pulled. Leased, Pinned or Refusal
     answers."""
 
 
 @dataclass(frozen=True)
-class Open:
+class Open(Action):
     """Let windows leave to these ids. Opened answers."""
 
     destination: Destination
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Action):
     """The engine may compute, or plan what it holds; the payload is the grant's."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Action):
     """All windows of what is pinned may leave."""
 
     payload: Payload
 
 
 @dataclass(frozen=True)
-class DrainNow:
+class DrainNow(Action):
     """Post nothing more; Drained answers once what was posted has ended."""
 
 
 @dataclass(frozen=True)
-class BeginPull:
+class BeginPull(Action):
     """Pull what the receiver offered."""
 
     payload: Payload
@@ -185,34 +188,7 @@ class BeginPull:
 
 
 @dataclass(frozen=True)
-class EndPull:
+class EndPull(Action):
     """The room's pull is waited for no longer."""
 
     reason: str
-
-
-Action: TypeAlias = (
-    Say
-    | WantGrant
-    | Expect
-    | Forget
-    | NoteWait
-    | TellReady
-    | TellRefused
-    | TellLost
-    | Verify
-    | Prepare
-    | Commit
-    | CallForDrain
-    | GiveUp
-    | Sever
-    | TellFenced
-    | ServePull
-    | Reserve
-    | Open
-    | Start
-    | Plan
-    | DrainNow
-    | BeginPull
-    | EndPull
-)

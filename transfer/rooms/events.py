@@ -14,13 +14,20 @@ from .fence import ALIVE, FenceReason, WriterFacts
 from .messages import Message, Payload
 
 
+class Happening:
+    """An event that is no message."""
+
+
+Event: TypeAlias = Message | Happening
+
+
 @dataclass(frozen=True)
-class Begin:
+class Begin(Happening):
     """The first event of a side."""
 
 
 @dataclass(frozen=True)
-class Look:
+class Look(Happening):
     """Time has passed. progress: windows that moved in this room. pulled: the same of the room's
     pull; None without one. others: windows of the connection's other rooms. writer: of who writes
     here."""
@@ -32,7 +39,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Happening):
     """An action was not performed, nor any behind it. is_defect: nobody foresaw it."""
 
     action: Action
@@ -41,21 +48,21 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Broke:
+class Broke(Happening):
     """A task of the room raised what nobody foresaw."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Stopped:
+class Stopped(Happening):
     """This node gives the transfer up."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class StreamBroke:
+class StreamBroke(Happening):
     """Nothing more comes on the room's stream."""
 
     reason: str
@@ -65,17 +72,17 @@ class StreamBroke:
 
 
 @dataclass(frozen=True)
-class Declined:
+class Declined(Happening):
     """The engine has no memory for the grant now."""
 
 
 @dataclass(frozen=True)
-class Cancelled:
+class Cancelled(Happening):
     """The engine wants the room no more, and knows it."""
 
 
 @dataclass(frozen=True)
-class GivenUp:
+class GivenUp(Happening):
     """This node waits no longer, for a reason outside the room."""
 
     reason: str
@@ -83,7 +90,7 @@ class GivenUp:
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verified(Happening):
     """The digests were compared. failure: why they do not match; differs: by a digest, else since
     windows are missing."""
 
@@ -92,21 +99,21 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Happening):
     """The report of what landed, read of the final status."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
-class DrainAnswered:
+class DrainAnswered(Happening):
     """A call or a renewal said how the drain ended. drain: None where the call was not answered."""
 
     drain: Drain | None
 
 
 @dataclass(frozen=True)
-class Severed:
+class Severed(Happening):
     """Nothing of the writer lands that has not landed."""
 
     reason: FenceReason
@@ -116,43 +123,43 @@ class Severed:
 
 
 @dataclass(frozen=True)
-class Met:
+class Met(Happening):
     """The gateway's call for the room is here too, with the same prompt."""
 
 
 @dataclass(frozen=True)
-class Missed:
+class Missed(Happening):
     """The gateway's call did not come in time."""
 
 
 @dataclass(frozen=True)
-class Leased:
+class Leased(Happening):
     """The engine holds the allocation and is about to start."""
 
 
 @dataclass(frozen=True)
-class Waits:
+class Waits(Happening):
     """Others are before the room in the engine's queue: so many seconds of prefill."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class Moved:
+class Moved(Happening):
     """The room's place in the engine's queue."""
 
     position: int
 
 
 @dataclass(frozen=True)
-class Announced:
+class Announced(Happening):
     """The engine's word between grant and final status: the first token, or that all may leave."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Refusal(Happening):
     """The engine refuses the room, or its forward broke. is_late: the prompt waited too long."""
 
     reason: str
@@ -161,38 +168,38 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Pinned:
+class Pinned(Happening):
     """The engine holds what is pulled; the payload says where."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
-class PullWanted:
+class PullWanted(Happening):
     """The engine pulls what the receiver offered."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
-class ReceiverLost:
+class ReceiverLost(Happening):
     """The stream or the connection is over: nobody listens any more."""
 
 
 @dataclass(frozen=True)
-class Opened:
+class Opened(Happening):
     """Windows may leave."""
 
 
 @dataclass(frozen=True)
-class Sent:
+class Sent(Happening):
     """Every window is flushed."""
 
     report: SendReport
 
 
 @dataclass(frozen=True)
-class SendBroke:
+class SendBroke(Happening):
     """The bytes' machinery ended the room. endpoint_failed: others of the peer would fail too."""
 
     reason: str
@@ -201,37 +208,5 @@ class SendBroke:
 
 
 @dataclass(frozen=True)
-class Drained:
+class Drained(Happening):
     drain: Drain
-
-
-Event: TypeAlias = (
-    Message
-    | Begin
-    | Look
-    | Failed
-    | Broke
-    | Stopped
-    | StreamBroke
-    | Declined
-    | Cancelled
-    | GivenUp
-    | Verified
-    | Prepared
-    | DrainAnswered
-    | Severed
-    | Met
-    | Missed
-    | Leased
-    | Waits
-    | Moved
-    | Announced
-    | Refusal
-    | Pinned
-    | PullWanted
-    | ReceiverLost
-    | Opened
-    | Sent
-    | SendBroke
-    | Drained
-)

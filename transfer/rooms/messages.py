@@ -15,13 +15,17 @@ from tasuki.transfer.windows.send_report import Drain, WindowDigest
 Payload: TypeAlias = Any
 
 
+class Message:
+    """What one side says to the other."""
+
+
 @dataclass(frozen=True)
-class Ask:
+class Ask(Message):
     """Opens a room: Reserve, Fetch or Pull, as its kind has it."""
 
 
 @dataclass(frozen=True)
-class Grant:
+class Grant(Message):
     """The receiver's pages and slot. Its engine's word at the receiver, and then its message."""
 
     generation: int
@@ -30,12 +34,12 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Abort:
+class Abort(Message):
     """The receiver asks for the end and the drain of the room."""
 
 
 @dataclass(frozen=True)
-class Queued:
+class Queued(Message):
     """wait: seconds of prefill before the room, in its first message of this kind; else None."""
 
     position: int
@@ -43,19 +47,19 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Accepted:
+class Accepted(Message):
     """The sender is about to start."""
 
 
 @dataclass(frozen=True)
-class Refused:
+class Refused(Message):
     """Nothing was granted, and nothing will be sent."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Message):
     """The first token, in the payload. Windows may still be in flight."""
 
     generation: int
@@ -63,14 +67,14 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Message):
     """All windows may leave at once, and no token comes."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class Done:
+class Done(Message):
     """The final status, after every window in `sent` was flushed."""
 
     generation: int
@@ -79,7 +83,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Ended(Message):
     """Over without a result. reason: the sender's; None where the receiver wanted the end.
     generation: None where the message carries none."""
 
@@ -89,42 +93,24 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class PullAsked:
+class PullAsked(Message):
     """In the room of a hand-over: the sender pulls what the receiver offered."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
-class StopPull:
+class StopPull(Message):
     """The receiver of a pull asks for its end and its drain."""
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unknown(Message):
     """A message of another version."""
 
 
 @dataclass(frozen=True)
-class Contradiction:
+class Contradiction(Message):
     """A message that no node of this version sends, for the reason."""
 
     reason: str
-
-
-Message: TypeAlias = (
-    Ask
-    | Grant
-    | Abort
-    | Queued
-    | Accepted
-    | Refused
-    | Ready
-    | Held
-    | Done
-    | Ended
-    | PullAsked
-    | StopPull
-    | Unknown
-    | Contradiction
-)
