@@ -1,19 +1,43 @@
-"""`python -m tests.simulation [--transfers N] [--seed S]`: play histories of a pair, and count."""
+"""`python -m tests.simulation [--transfers N] [--seed S] [--defects]`: play histories of a pair and
+count, or look for the seed that finds each defect."""
 
 import argparse
 import logging
 import time
 
+from .defects import DEFECTS
 from .history import TRANSFERS, Tally, play
-from .world import Fault
+from .world import Fault, Violation
+
+_MOST_SEEDS = 500
+
+
+def find_defects() -> None:
+    """Print a row of FOUND_BY for each defect."""
+    for name, defect in DEFECTS.items():
+        with defect.applied():
+            print(f'        "{name}": {_first_that_fails()},', flush=True)
+
+
+def _first_that_fails() -> int | None:
+    for seed in range(1, _MOST_SEEDS):
+        try:
+            play(seed)
+        except Violation:
+            return seed
+    return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--transfers", type=int, default=10_000, help="transfers to play at least")
     parser.add_argument("--seed", type=int, default=1, help="of the first history")
+    parser.add_argument("--defects", action="store_true", help="look for seeds of defects")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if arguments.defects:
+        find_defects()
+        return 0
     begun, tally, seed = time.process_time(), Tally(), arguments.seed
     while tally.transfers < arguments.transfers:
         tally.add(play(seed, TRANSFERS))
