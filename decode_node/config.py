@@ -1,7 +1,4 @@
-"""What shapes a decode node beside its engine and its server.
-
-Deadlines of the receiving half of a hand-over, all in seconds.
-"""
+"""What shapes a decode node beside its engine and its server, and its hand-overs' deadlines."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

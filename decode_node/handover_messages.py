@@ -2,11 +2,6 @@
 
 What a prefill node reports is kept, counted and shown, so it is held to what one of this version
 could report: readers raise PeerInvalid naming the field. Bytes and digests are judged elsewhere.
-
-Reports of a prefill node, held to what a node of this version could report.
-
-They are kept, counted and shown. Pure: each function returns a report that is within bounds, or
-raises PeerInvalid naming the field.
 """
 
 import math

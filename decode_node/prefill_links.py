@@ -5,28 +5,6 @@ loop; members may be read from any thread.
 Invariants: a target has one link at most; a link that leaves is given no new room and ends once its
 last room has, and it has stood long enough for its node to say what it leaves, so that nothing in
 flight fails because the membership changed.
-
-How prefill nodes are dialled: over TLS, or in plain text where that leaves nothing to be read.
-
-Prompts, salts and the key to this node's memory go over these channels, and whoever answers at the
-other end is given them. Immutable, any thread. Invariant: in plain text nothing leaves this host,
-unless whoever started the node has said that its network is private.
-
-How busy a connected prefill node is, by what it reports and what was sent to it since.
-
-Thread rule: the event loop. Invariants: what a node reports is finite and bounded before anything
-is computed with it; a report counts from a moment before which all that was sent had reached the
-node, so that nothing sent is left out of both.
-
-The link to one prefill node: connect with the contract, answer its beats, notice its end, come
-again.
-
-Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the hand-over's
-event loop; status() may be called from any thread.
-Both sides may write to the other one: a beat asks for the prefill node's lease and is answered by a
-renewal, a renewal asks for ours and is answered by the beat that confirms it.
-Invariants: a beat is answered only on a connection that is alive, and after lost() none ever is, so
-the sender's lease runs out; a connection that broke is never used again, a new one has a new name.
 """
 
 import asyncio
@@ -90,7 +68,15 @@ _FIELD = "prefill_ca"
 
 @dataclass(frozen=True)
 class Dialling:
-    """credentials: None is plain text. private_network: plain text may leave this host."""
+    """How prefill nodes are dialled: over TLS, or in plain text where that leaves nothing to be
+    read.
+
+    Prompts, salts and the key to this node's memory go over these channels, and whoever answers
+    at the other end is given them. Immutable, any thread. Invariant: in plain text nothing leaves
+    this host, unless whoever started the node has said that its network is private.
+
+    credentials: None is plain text. private_network: plain text may leave this host.
+    """
 
     credentials: grpc.ChannelCredentials | None = None
     private_network: bool = False
@@ -128,7 +114,14 @@ def _on_this_host(target: str) -> bool:
 
 
 class PrefillNodeLoad:
-    """Times are this node's monotonic seconds."""
+    """How busy a connected prefill node is, by what it reports and what was sent to it since.
+
+    Thread rule: the event loop. Invariants: what a node reports is finite and bounded before
+    anything is computed with it; a report counts from a moment before which all that was sent had
+    reached the node, so that nothing sent is left out of both.
+
+    Times are this node's monotonic seconds.
+    """
 
     def __init__(self) -> None:
         self.seconds: PrefillSeconds | None = None
@@ -272,6 +265,17 @@ Leaves: TypeAlias = Callable[["PrefillLink", PrefillConnection], None]
 
 
 class PrefillLink:
+    """The link to one prefill node: connect with the contract, answer its beats, notice its end,
+    come again.
+
+    Owns the channel and the connection that lives now. Knows no rooms. Thread rule: the hand-
+    over's event loop; status() may be called from any thread. Both sides may write to the other
+    one: a beat asks for the prefill node's lease and is answered by a renewal, a renewal asks for
+    ours and is answered by the beat that confirms it. Invariants: a beat is answered only on a
+    connection that is alive, and after lost() none ever is, so the sender's lease runs out; a
+    connection that broke is never used again, a new one has a new name.
+    """
+
     def __init__(
         self,
         target: str,

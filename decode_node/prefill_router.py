@@ -5,13 +5,6 @@ follows its stream of them. Its load is the connection's. Thread rule: the hand-
 event loop. Invariant: a node that is lost is forgotten at once, and its number given to none other
 before.
 
-Who of the connected prefill nodes holds which prefix, by the batches that they send.
-
-Owns the numbers by which the C++ index knows nodes. Thread rule: the event loop.
-Invariants: what is listed are hints, for the node itself looks again; a node that breaks a bound or
-an order loses all its entries and nobody else's; no node has more than MOST_OF_A_NODE entries, and
-all together no more than MOST_OF_ALL.
-
 Follows what one prefill node can resume prompts from, as long as its connection lives.
 
 Thread rule: the hand-over's event loop. Invariants: whatever the node sends costs this loop a
@@ -75,6 +68,14 @@ class _Followed:
 
 
 class UsableIndex:
+    """Who of the connected prefill nodes holds which prefix, by the batches that they send.
+
+    Owns the numbers by which the C++ index knows nodes. Thread rule: the event loop. Invariants:
+    what is listed are hints, for the node itself looks again; a node that breaks a bound or an
+    order loses all its entries and nobody else's; no node has more than MOST_OF_A_NODE entries,
+    and all together no more than MOST_OF_ALL.
+    """
+
     def __init__(self) -> None:
         self._index = FleetIndex()
         self._followed: dict[int, _Followed] = {}

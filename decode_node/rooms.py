@@ -6,15 +6,6 @@ Decides whether a prompt moves to another node, and what a prefill node's list w
 rule: the event loop.
 Invariants: every room that was granted ends in exactly one of RemoteDone, or its loss (not where
 the engine cancelled) followed by WriterFenced.
-
-One pull on the decode node, where the return path is sent: between a room's stream, the engine
-and the sender.
-
-Performs the actions of the pure side (transfer/rooms/sending.py). Lives on when its hand-over is
-over, until it has drained. Its messages go to the room's stream, and how it ended also to the
-connection, whose renewals carry it. Thread rule: the event loop.
-Invariants: the engine is given PullEnd exactly once, after the drain; the connection reports the
-drain exactly once, whatever went over the stream.
 """
 
 import logging
@@ -56,6 +47,16 @@ Speak = Callable[[pb.ReceiverMessage], None]
 
 
 class PullSender(SendingRoom):
+    """One pull on the decode node, where the return path is sent: between a room's stream, the
+    engine and the sender.
+
+    Performs the actions of the pure side (transfer/rooms/sending.py). Lives on when its hand-over
+    is over, until it has drained. Its messages go to the room's stream, and how it ended also to
+    the connection, whose renewals carry it. Thread rule: the event loop. Invariants: the engine
+    is given PullEnd exactly once, after the drain; the connection reports the drain exactly once,
+    whatever went over the stream.
+    """
+
     def __init__(
         self,
         grant: m.PullGrant,

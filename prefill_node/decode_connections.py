@@ -5,15 +5,6 @@ Owns connections. Knows no rooms: their holder is called when a connection is ov
 the hand-over's event loop, but for peers(). Invariants: a connection lives as long as its heartbeat
 stream, its name cannot be guessed and is never used again; a renewal counts from when its beat was
 sent, on this node's clock.
-
-One receiver's stream of rooms: a message that comes is put before the room that it is for, what
-rooms say leaves in order, in batches.
-
-Owns which rooms are on the stream, from Reserve to Closed, and the outbox. Knows no machine and no
-caches. Thread rule: the event loop.
-Invariants: say() never waits; nothing is said of a room after Closed; what makes no sense in a
-message refuses its own room, what cannot be read ends the stream; once the receiver is gone every
-room on it hears so, and run() returns when all of them are over.
 """
 
 import asyncio
@@ -276,6 +267,16 @@ class RoomRefused(Exception):
 
 
 class ReceiverStream:
+    """One receiver's stream of rooms: a message that comes is put before the room that it is for,
+    what rooms say leaves in order, in batches.
+
+    Owns which rooms are on the stream, from Reserve to Closed, and the outbox. Knows no machine
+    and no caches. Thread rule: the event loop. Invariants: say() never waits; nothing is said of
+    a room after Closed; what makes no sense in a message refuses its own room, what cannot be
+    read ends the stream; once the receiver is gone every room on it hears so, and run() returns
+    when all of them are over.
+    """
+
     def __init__(self, connection: str, open_room: OpenRoom, write_seconds: float) -> None:
         """write_seconds: for that long one batch may wait for the receiver to take it."""
         self.connection = connection

@@ -7,17 +7,6 @@ rule: the event loop.
 Invariants: every call ends, at the latest when patience does; a call whose room was lost ends with
 ABORT and no error, since the decode node then answers without it; both sides must bring the same
 prompt.
-
-Rooms that one side knows and the other does not yet: parked until both came, or until a
-deadline.
-
-A gateway may call both nodes of a room in parallel, so either may get its call first.
-Owns what was parked. Does not know what it is. Thread rule: one thread. The clock is injected.
-Invariant: each parked thing leaves exactly once: met, withdrawn or expired.
-
-Rooms that a gateway made, asked for from the front's loop, where its calls arrive.
-
-Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's.
 """
 
 import asyncio
@@ -57,6 +46,14 @@ class Waiting(Generic[Parked]):
 
 
 class Rendezvous(Generic[Parked]):
+    """Rooms that one side knows and the other does not yet: parked until both came, or until a
+    deadline.
+
+    A gateway may call both nodes of a room in parallel, so either may get its call first. Owns
+    what was parked. Does not know what it is. Thread rule: one thread. The clock is injected.
+    Invariant: each parked thing leaves exactly once: met, withdrawn or expired.
+    """
+
     def __init__(self, patience: float, clock: Callable[[], float]) -> None:
         """patience: seconds that the first side waits for the second."""
         self._patience = patience
@@ -236,7 +233,12 @@ def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) ->
 
 
 class GatewayAnswers:
-    """As GatewayRooms, which see."""
+    """Rooms that a gateway made, asked for from the front's loop, where its calls arrive.
+
+    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's.
+
+    As GatewayRooms, which see.
+    """
 
     def __init__(self, rooms: GatewayRooms, there: LoopThread) -> None:
         self._rooms = rooms

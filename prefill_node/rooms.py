@@ -5,13 +5,6 @@ Turns messages into events of the pure side (transfer/rooms/sending.py) and perf
 Knows no gRPC. Thread rule: the event loop.
 Invariants: the engine is given PrefillEnd exactly once, after the sender drained (or gave up
 draining); the receiver gets the end of the room exactly once, and nothing after it.
-
-One pull on the prefill node, where the return path is received: between a hand-over's stream,
-the engine and the receiver.
-
-Performs the actions of the pure side (transfer/rooms/receiving.py). Lives on when its hand-over is
-over, until it is committed or fenced. Thread rule: the event loop.
-Invariant: the engine is given exactly one of PullCommitted, or PullLost followed by PullFenced.
 """
 
 import asyncio
@@ -67,6 +60,14 @@ class PullSettings:
 
 
 class PullReceiver(ReceivingRoom):
+    """One pull on the prefill node, where the return path is received: between a hand-over's
+    stream, the engine and the receiver.
+
+    Performs the actions of the pure side (transfer/rooms/receiving.py). Lives on when its hand-
+    over is over, until it is committed or fenced. Thread rule: the event loop. Invariant: the
+    engine is given exactly one of PullCommitted, or PullLost followed by PullFenced.
+    """
+
     def __init__(
         self,
         grant: m.PullGrant,

@@ -1,14 +1,8 @@
 """Requests that clients submitted and that are answered here, from Submit to Finished or Rejected.
 
 Owns them; their allocations are computed on this engine, unless a decode engine's hand-over brings
-one. Thread rule: the engine loop's.
-
-Which tokens end whose answer: of all answers together as an array, of one exactly.
-
-Owns a set a request. Thread rule: the engine loop's. Invariant: may_end() is true at least where
-ends() is for some request that was added.
-
-Tokens that were drawn from logits that are no numbers.
+one. Knows which tokens end an answer, and refuses tokens that were drawn from logits that are no
+numbers. Thread rule: the engine loop's.
 """
 
 import logging
@@ -401,6 +395,12 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 class StopTokens:
+    """Which tokens end whose answer: of all answers together as an array, of one exactly.
+
+    Owns a set a request. Thread rule: the engine loop's. Invariant: may_end() is true at least
+    where ends() is for some request that was added.
+    """
+
     def __init__(self) -> None:
         self._of: dict[RequestId, frozenset[int]] = {}
         self._count: Counter[frozenset[int]] = Counter()

@@ -1,22 +1,5 @@
-"""The return path as a prefill engine sees it: what it pulls from the node that answered the last
-turn.
-
-Owns the allocations that are granted to pulls and the quarantines of those lost. A pull belongs to
-a room but outlives it: whoever asked may leave, what lands is cached all the same. Emits what the
-prefill node acts on; each method is one event, and messages of pulls that are over are dropped.
-Invariants: a request pulls at most once; what was granted becomes the tree's only after every
-window was verified, and is free again otherwise only after its writer's fence; of one room's number
-there is one pull at a time.
-
-Fetches as a decode engine sees them: states that prefill nodes hold and this one is to have.
-
-Owns their rooms until their ids are the tree's again, and the requests that wait for them. Emits
-what the decode node's hand-over client acts on; messages of fetches that are over are dropped.
-Thread rule: the engine loop's.
-Invariants: of one beginning there is one fetch at a time; what was granted becomes the tree's only
-after every window was verified, and is free again otherwise only after its writer's fence; whoever
-waits goes on once, whatever became of the fetch; no memory is waited for; at most MOST fetches
-live, of no more tokens than a quarter of what fits, a lost one until its fence.
+"""States that an engine has brought to it from another node: pulled by a prefill engine, fetched
+by a decode engine. Thread rule: the engine loop's.
 """
 
 import secrets
@@ -52,6 +35,17 @@ class _Quarantined:
 
 
 class PullReceiver:
+    """The return path as a prefill engine sees it: what it pulls from the node that answered the
+    last turn.
+
+    Owns the allocations that are granted to pulls and the quarantines of those lost. A pull
+    belongs to a room but outlives it: whoever asked may leave, what lands is cached all the same.
+    Emits what the prefill node acts on; each method is one event, and messages of pulls that are
+    over are dropped. Invariants: a request pulls at most once; what was granted becomes the
+    tree's only after every window was verified, and is free again otherwise only after its
+    writer's fence; of one room's number there is one pull at a time.
+    """
+
     def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
         """window: of rooms that pull, a lost one until its fence."""
         self._window = window
@@ -180,6 +174,17 @@ class _Fetch:
 
 
 class Fetches:
+    """Fetches as a decode engine sees them: states that prefill nodes hold and this one is to have.
+
+    Owns their rooms until their ids are the tree's again, and the requests that wait for them.
+    Emits what the decode node's hand-over client acts on; messages of fetches that are over are
+    dropped. Thread rule: the engine loop's. Invariants: of one beginning there is one fetch at a
+    time; what was granted becomes the tree's only after every window was verified, and is free
+    again otherwise only after its writer's fence; whoever waits goes on once, whatever became of
+    the fetch; no memory is waited for; at most MOST fetches live, of no more tokens than a
+    quarter of what fits, a lost one until its fence.
+    """
+
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
         self._emit = context.emit

@@ -4,13 +4,6 @@ Owns the rooms, and their ids until a request or the tree owns them again. Emits
 node's hand-over client acts on. Thread rule: the engine loop's.
 Invariants: ids that a sender was given are free only after its fence, and after the room's own
 early step; rooms that wait for memory get it in the order in which their senders asked.
-
-One hand-over as a decode engine sees it. States are types; an illegal move raises.
-
-Asked -> Wanted -> Granted -> Ready -> Done -> Over is the straight line; Done is passed over where
-no early step runs by then. Where the first token is the answer it is Asked -> Bare -> Over. What
-was granted to a hand-over that is lost is Quarantined until its
-writer is fenced, and Fenced where the room's own early step may still write then.
 """
 
 import secrets
@@ -112,6 +105,14 @@ MOVES: dict[type, tuple[type, ...]] = {
 
 @dataclass
 class DecodeRoom:
+    """One hand-over as a decode engine sees it. States are types; an illegal move raises.
+
+    Asked -> Wanted -> Granted -> Ready -> Done -> Over is the straight line; Done is passed over
+    where no early step runs by then. Where the first token is the answer it is Asked -> Bare ->
+    Over. What was granted to a hand-over that is lost is Quarantined until its writer is fenced,
+    and Fenced where the room's own early step may still write then.
+    """
+
     id: RoomId
     request: Request
     held: HitBreakdown

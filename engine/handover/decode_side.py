@@ -1,19 +1,10 @@
 """The receiving half of hand-overs: a decode engine's requests, and who computes their prompts.
 
-Rooms live in receiving/; what is fetched, handed back and offered in fetching/, receiving/ and
-leaving/. Messages of rooms that are over are dropped. Thread rule: the engine loop's.
+Rooms live in decode_rooms.py; what is fetched and offered in brought_states.py and
+offered_states.py. Messages of rooms that are over are dropped. Thread rule: the engine loop's.
 Invariants: a prompt is asked for only while its answer has a place here, so what is granted is
 decoded; for room in the cache, rooms and prompts that are computed here wait for each other in the
 order of their arrival, behind those that were begun before.
-
-The hit of a prompt that another node computed, as both nodes' caches explain it. Pure.
-
-What a decode engine holds of a prompt, handed back to a prefill node: the next turn is asked
-elsewhere.
-
-A prefill node is asked for one token behind it, and pulls it for that. Owns those that wait to be
-asked for. Takes no place and no memory here, and waits for nobody's answer. Thread rule: the engine
-loop's. Invariant: at most AT_A_TIME rooms are for it, the quarantined among them.
 """
 
 import math
@@ -101,6 +92,15 @@ MOST_WAITING = 1024
 
 
 class HandBacks:
+    """What a decode engine holds of a prompt, handed back to a prefill node: the next turn is asked
+    elsewhere.
+
+    A prefill node is asked for one token behind it, and pulls it for that. Owns those that wait
+    to be asked for. Takes no place and no memory here, and waits for nobody's answer. Thread
+    rule: the engine loop's. Invariant: at most AT_A_TIME rooms are for it, the quarantined among
+    them.
+    """
+
     def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:
         self._cache = context.cache
         self._answers = answers

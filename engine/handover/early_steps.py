@@ -14,22 +14,6 @@ Invariants:
 3. Whoever owns the ids keeps them until `ended`: a cancelled step may be inside a layer, and what
    it launched may run long after the host gave it up. So `ended` is set in one place, behind a wait
    for the stream, whichever way the step went; where that wait fails the ids are kept for good.
-
-The part of a prompt behind a load, computed while that goes on.
-
-Owns the thread of these forwards (early/early_step.py), one at a time, and what is held by the
-one that runs; the load is the tiers'. Thread rule: the engine loop.
-Invariants:
-1. A layer is computed once the load has brought all that it reads. That this is what was written
-   shows only at the load's end: until then nothing that was computed is in the tree, drawn or
-   given to anybody, and where the load fails it is forgotten with the allocation.
-2. It writes pages and slots of the allocation alone, which are nobody else's before it has ended.
-
-Whether a request decodes before its prompt has landed, and what is learnt from that step.
-
-Owns the thread of the steps and the measure of how long one takes; a step belongs to its room
-(decode_room.py). Thread rule: the engine loop.
-Invariant: the token of a step is used only by take(), which is for rooms that are done.
 """
 
 import logging
@@ -265,6 +249,18 @@ class PrefillBehind:
 
 
 class PrefillsBehind:
+    """The part of a prompt behind a load, computed while that goes on.
+
+    Owns the thread of these forwards (EarlySteps), one at a time, and what is held by the
+    one that runs; the load is the tiers'. Thread rule: the engine loop.
+    Invariants:
+    1. A layer is computed once the load has brought all that it reads. That this is what was
+       written shows only at the load's end: until then nothing that was computed is in the tree,
+       drawn or given to anybody, and where the load fails it is forgotten with the allocation.
+    2. It writes pages and slots of the allocation alone, which are nobody else's before it has
+       ended.
+    """
+
     def __init__(
         self,
         cache: HybridPrefixCache,
@@ -391,6 +387,13 @@ class EarlyCounters:
 
 
 class EarlyStart:
+    """Whether a request decodes before its prompt has landed, and what is learnt from that step.
+
+    Owns the thread of the steps and the measure of how long one takes; a step belongs to its room
+    (decode_rooms.py). Thread rule: the engine loop. Invariant: the token of a step is used only by
+    take(), which is for rooms that are done.
+    """
+
     def __init__(self, steps: EarlySteps, barriers: Barriers, grammars: GrammarCompiler) -> None:
         """grammars: the engine's."""
         self._steps = steps

@@ -4,21 +4,6 @@ where memory below it has.
 Owns nothing that it gave out: who holds a state lets it go. Thread rule: the engine loop's.
 Invariant: what is sent is the state behind exactly the tokens that were named, under their salt,
 once every page of it was acknowledged.
-
-The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
-
-Owns the states that are pinned, or loaded from below, while they are sent. Emits what the decode
-node acts on; messages of pulls that are over are dropped. Invariant: what is being sent stays
-pinned and unchanged until end(), which the daemon posts after its sender has drained.
-
-Fetches as a prefill engine sees them: states that decode nodes read from here.
-
-Owns the allocations that pin them while they are read, or loaded before from memory below the
-arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
-Invariants: what is sent is the state behind exactly the tokens that were named, under their salt,
-or nothing is; what had to be loaded is sent once that was acknowledged, and refused where it is
-late or wrong; it stays pinned and unchanged until end(), which the daemon posts after its sender
-has drained; no more is pinned than the windows allow, of one decode node and in all.
 """
 
 from collections.abc import Callable
@@ -127,6 +112,14 @@ class HeldStates:
 
 
 class PullSender:
+    """The return path as a decode engine sees it: prefixes that a prefill node pulls from here.
+
+    Owns the states that are pinned, or loaded from below, while they are sent. Emits what the
+    decode node acts on; messages of pulls that are over are dropped. Invariant: what is being
+    sent stays pinned and unchanged until end(), which the daemon posts after its sender has
+    drained.
+    """
+
     def __init__(self, context: HandoverContext) -> None:
         self._emit = context.emit
         self._states = HeldStates(context)
@@ -189,6 +182,17 @@ _ALL = "all"
 
 
 class HeldSender:
+    """Fetches as a prefill engine sees them: states that decode nodes read from here.
+
+    Owns the allocations that pin them while they are read, or loaded before from memory below the
+    arena. Knows no queue: what is fetched waits for no prompt. Thread rule: the engine loop's.
+    Invariants: what is sent is the state behind exactly the tokens that were named, under their
+    salt, or nothing is; what had to be loaded is sent once that was acknowledged, and refused
+    where it is late or wrong; it stays pinned and unchanged until end(), which the daemon posts
+    after its sender has drained; no more is pinned than the windows allow, of one decode node and
+    in all.
+    """
+
     def __init__(self, context: HandoverContext, sender: Sender) -> None:
         self._emit = context.emit
         self._sender = sender

@@ -7,13 +7,6 @@ Invariants: a state is given once; at most ALONE are given at a time, and BESIDE
 is in flight; bytes of those that are given or taken never exceed the bound; what a decode node that
 asks was handed over alone is given to none but that one; nothing is given before begin() or
 after end(), and what was given by then is counted as cut.
-
-Which decode node alone was handed over what stands behind a beginning: whoever goes on there has
-more with that node than here.
-
-Owns names of the latest MOST beginnings. A hint: one that is wrong costs a message. Thread rule:
-the engine loop's. Invariant: a beginning of more prompts than one has no such node: others may
-begin there who have nothing with it.
 """
 
 from collections import OrderedDict
@@ -40,6 +33,14 @@ _NAME_BYTES = 16
 
 
 class SoleReceivers:
+    """Which decode node alone was handed over what stands behind a beginning: whoever goes on there
+    has more with that node than here.
+
+    Owns names of the latest MOST beginnings. A hint: one that is wrong costs a message. Thread
+    rule: the engine loop's. Invariant: a beginning of more prompts than one has no such node:
+    others may begin there who have nothing with it.
+    """
+
     def __init__(self) -> None:
         self._peers: OrderedDict[bytes, str | None] = OrderedDict()
         """None: of several prompts."""

@@ -3,39 +3,6 @@ and those of prefill nodes that end.
 
 Owns no room: it asks for them, and gives them up. Thread rule: the engine loop's. Invariant: an
 heir that pulls nothing is given no grant, since it has the state, or would compute it.
-
-What an engine that ends says of the states that it leaves: each as its end is known, all of them
-to whoever asked. Owns the counts and the queries. Thread rule: the engine loop's. Invariant: every
-query is answered once, by what was counted until then.
-
-Which states an engine leaves to heirs, and in which order: the line of those that are untried.
-
-Owns the line and who was in it. Asks the cache; holds nothing of it. Thread rule: the engine
-loop's. Invariants: a state is drawn once; what is drawn stands, and is the state behind all tokens
-of the request but the last.
-
-Rooms of one token behind a state, in which prefill nodes that become its heirs pull that.
-
-Owns the rooms and what each heir may pull; who feeds them decides which states, how many, and what
-an outcome means. Thread rule: the engine loop's. Invariants: rooms that live have no more tokens
-than one heir lets a node pull, and are at most as many as may; each ends with one outcome, or is
-tried once more.
-
-The states that a decode engine leaves to prefill nodes, its heirs, before it ends.
-
-Owns what is offered when, and how much may be sent. Knows neither rooms' messages nor which heir
-takes what. Thread rule: the engine loop's.
-Invariants: at most ALONE rooms live at a time, and BESIDE while anything else is in flight; bytes
-that may be pulled never exceed the bound; nothing begins before begin() or after end(), and what
-had begun by then is counted as cut.
-
-The states of prefill nodes that end which this decode engine passes on: each is fetched from its
-holder and offered to a prefill node that stays, as a state of this engine's own would be.
-
-Owns them from PassOn to its answer, but for what the fetch owns meanwhile. Thread rule: the
-engine loop's. Invariants: each is answered once; at most AT_A_TIME are offered at a time; no memory
-and no turn of an answer is waited for; what is here already is not fetched, and where this node was
-handed over what goes on there nothing is done.
 """
 
 import secrets
@@ -61,6 +28,11 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
 class LeavingReport:
+    """What an engine that ends says of the states that it leaves: each as its end is known, all of
+    them to whoever asked. Owns the counts and the queries. Thread rule: the engine loop's.
+    Invariant: every query is answered once, by what was counted until then.
+    """
+
     def __init__(self, emit: Callable[[m.Outbox], None]) -> None:
         self._emit = emit
         self._asked: list[int] = []
@@ -98,6 +70,14 @@ _LAST = 1_000_000
 
 
 class StateLine:
+    """Which states an engine leaves to heirs, and in which order: the line of those that are
+    untried.
+
+    Owns the line and who was in it. Asks the cache; holds nothing of it. Thread rule: the engine
+    loop's. Invariants: a state is drawn once; what is drawn stands, and is the state behind all
+    tokens of the request but the last.
+    """
+
     def __init__(self, cache: HybridPrefixCache, intake: Intake) -> None:
         self._cache = cache
         self._intake = intake
@@ -177,6 +157,14 @@ class _Room:
 
 
 class StateOffers(ABC):
+    """Rooms of one token behind a state, in which prefill nodes that become its heirs pull that.
+
+    Owns the rooms and what each heir may pull; who feeds them decides which states, how many, and
+    what an outcome means. Thread rule: the engine loop's. Invariants: rooms that live have no
+    more tokens than one heir lets a node pull, and are at most as many as may; each ends with one
+    outcome, or is tried once more.
+    """
+
     def __init__(self, context: HandoverContext, most: int) -> None:
         """most: rooms at a time."""
         self._router = context.router
@@ -271,6 +259,15 @@ def bytes_to_leave(cache: HybridPrefixCache) -> int:
 
 
 class Heirs(StateOffers):
+    """The states that a decode engine leaves to prefill nodes, its heirs, before it ends.
+
+    Owns what is offered when, and how much may be sent. Knows neither rooms' messages nor which
+    heir takes what. Thread rule: the engine loop's. Invariants: at most ALONE rooms live at a
+    time, and BESIDE while anything else is in flight; bytes that may be pulled never exceed the
+    bound; nothing begins before begin() or after end(), and what had begun by then is counted as
+    cut.
+    """
+
     def __init__(self, context: HandoverContext) -> None:
         super().__init__(context, ALONE)
         self._left_bytes = bytes_to_leave(context.cache)
@@ -380,6 +377,15 @@ AT_A_TIME = 4
 
 
 class PassedOn(StateOffers):
+    """The states of prefill nodes that end which this decode engine passes on: each is fetched from
+    its holder and offered to a prefill node that stays, as a state of this engine's own would be.
+
+    Owns them from PassOn to its answer, but for what the fetch owns meanwhile. Thread rule: the
+    engine loop's. Invariants: each is answered once; at most AT_A_TIME are offered at a time; no
+    memory and no turn of an answer is waited for; what is here already is not fetched, and where
+    this node was handed over what goes on there nothing is done.
+    """
+
     def __init__(self, context: HandoverContext, fetches: Fetches) -> None:
         super().__init__(context, AT_A_TIME)
         self._cache = context.cache

@@ -1,19 +1,5 @@
-"""Rooms that hold memory on a prefill node though nothing of them is computed yet: those that are
-accepted, and those whose beginning is pulled.
-
-Owns the count of one kind of them by decode node, and how many there may be. Knows no queue and no
-cache. Thread rule: the engine loop's. Invariant: a decode node that grants nothing keeps no more
-than its share of the memory.
-
-Ids that a remote side may use once the device is done with them.
-
-A sender obeys no stream: it may write to ids, or read from them, only once all that was launched
-or copied for their last owners has ended. Thread rule: the engine loop's.
-
-Requests by the rooms they were handed over in, so that what a node reports of a room becomes a
-report of its request.
-
-Owns a bounded memory; the oldest room goes first. Thread rule: the engine loop's.
+"""What both sides of an engine's hand-over keep of rooms: how much memory they hold, which ids
+are at rest, and by which names they are known. Thread rule: the engine loop's.
 """
 
 from collections import OrderedDict, deque
@@ -34,6 +20,14 @@ _SHARE = 4
 
 
 class AcceptWindow:
+    """Rooms that hold memory on a prefill node though nothing of them is computed yet: those that
+    are accepted, and those whose beginning is pulled.
+
+    Owns the count of one kind of them by decode node, and how many there may be. Knows no queue
+    and no cache. Thread rule: the engine loop's. Invariant: a decode node that grants nothing
+    keeps no more than its share of the memory.
+    """
+
     def __init__(self, capacity_tokens: int, most: int) -> None:
         """capacity_tokens: that the cache can hold of one prompt. most: rooms of a decode node."""
         self._most = most
@@ -67,7 +61,13 @@ Item = TypeVar("Item")
 
 
 class AtRestQueue(Generic[Item]):
-    """Items leave in order, each once everything launched before its put() has ended."""
+    """Ids that a remote side may use once the device is done with them.
+
+    A sender obeys no stream: it may write to ids, or read from them, only once all that was
+    launched or copied for their last owners has ended. Thread rule: the engine loop's.
+
+    Items leave in order, each once everything launched before its put() has ended.
+    """
 
     def __init__(self, runner: EventRecorder, release: Callable[[Item], None]) -> None:
         self._runner = runner
@@ -99,6 +99,12 @@ def room_name(room: RoomId) -> RequestId:
 
 
 class RoomNames:
+    """Requests by the rooms they were handed over in, so that what a node reports of a room becomes
+    a report of its request.
+
+    Owns a bounded memory; the oldest room goes first. Thread rule: the engine loop's.
+    """
+
     def __init__(self) -> None:
         self._requests: OrderedDict[RequestId, RequestId] = OrderedDict()
 

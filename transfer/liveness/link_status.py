@@ -1,11 +1,7 @@
-"""What a front shows of the hand-overs behind it: which prefill nodes there are, what landed.
+"""What a front shows of the hand-overs behind it, and how far each node's threads are behind.
 
-Plain values that a decode node fills in; a front without hand-overs shows nothing.
-
-How far a node's threads are behind, as each beat reports it to its peers: a process that answers
-may still do nothing.
-
-Plain values, and what of them is believed. Pure.
+Plain values that a decode node fills in; a front without hand-overs shows nothing. A process that
+answers beats may still do nothing: each beat reports durations, which are checked here. Pure.
 """
 
 import math

@@ -1,18 +1,10 @@
-"""Identities, digests and reports as protobuf; this and timeline_messages.py alone know
-proto in transfer.
+"""Identities, digests, reports, timelines and usable prefixes as protobuf.
 
-What is read from a peer is bounded, and what no node of this version sends is refused.
-
-Timelines as protobuf.
-
-What comes from a peer is cut to what a track may hold, and what makes no sense here, phases of a
-later version or moments that are no numbers, is dropped: a timeline is for people, and none may
-stand in the way of a hand-over. Windows and waits have the messages' fields, by the same names.
-
-Prefixes that a node can resume prompts from, by salted names: as values and as protobuf.
-
-Names reveal nothing of their tokens to who does not know the salt (cpp_cache/events/prefix_hash.h).
-Pure. What is read from a peer is bounded, and what no node of this version sends is refused.
+What is read from a peer is bounded, and what no node of this version sends is refused. Timelines
+are for people, and none may stand in the way of a hand-over: they are cut to what a track may hold,
+and phases of a later version or moments that are no numbers are dropped. Their windows and waits
+have the messages' fields, by the same names. Names of prefixes reveal nothing of their tokens
+without the salt (cpp_cache/events/prefix_hash.h). Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
