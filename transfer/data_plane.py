@@ -92,7 +92,7 @@ class DataPlane:
                 constants=constants,
                 weights_format=weights_format,
             ),
-            NodeIdentity.new(name, kind, transport, spans.slabs, ranks=spans.ranks),
+            NodeIdentity.new(name, kind, transport.metadata(), spans.slabs, ranks=spans.ranks),
             ONLY_ARENA,
             spans,
         )
@@ -148,7 +148,7 @@ class DataPlane:
                 constants=constants,
                 weights_format=weights_format,
             ),
-            NodeIdentity.new(name, kind, transport, slabs, arena),
+            NodeIdentity.new(name, kind, transport.metadata(), slabs, arena),
             arena,
             RankSpans(layout, 1, slabs),
         )
