@@ -43,7 +43,7 @@ class NodeIdentity:
         arena: ArenaKey = ONLY_ARENA,
         ranks: int = 1,
     ) -> "NodeIdentity":
-        """This process, with one arena. kind: of its transport, whose metadata open `slabs` slabs."""
+        """This process, with one arena of `slabs` slabs. kind, metadata: of its transport."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),
