@@ -18,7 +18,7 @@ from tasuki.engine.apart import control as c
 from tasuki.engine.apart.front_link import FrontLink
 from tasuki.engine.apart.worker_links import WorkerLinks, opened_door
 from tasuki.engine.thread import EngineThread
-from tasuki.server.daemon.lifecycle import spare_collections
+from tasuki.server.daemon.start.banner import spare_collections
 from tasuki.server.daemon.running_engine import OBSERVED_INBOX, EngineSide
 from tasuki.server.engine_client import parted
 from tasuki.transfer.liveness.link_status import NodeProgress
