@@ -11,20 +11,24 @@ from typing import cast
 from tasuki.decode_node.config import DecodeConfig, HandoverSettings
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.decode_node.prefill_links import Dialling
-from tasuki.engine.build import EngineParts, build_cache, build_decode_engine, build_early_start
+from tasuki.engine.assembly.engines import (
+    EngineParts,
+    build_cache,
+    build_decode_engine,
+    build_early_start,
+)
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.handover.early_steps import no_barriers
 from tasuki.engine.messages import EarlyStepEnded, Outbox
-from tasuki.routing.prefill_route import RouteName
+from tasuki.routing.prefill_choice import RouteName
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
-from tasuki.transfer.data_plane import DataPlane
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.liveness.link_status import HandoverStatus
 from tasuki.transfer.rooms.deadlines import ReceiverDeadlines
-from tasuki.transfer.transfer_engine import TransferEngine
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.utils.loops.loop_thread import LoopThread
-from tasuki.utils.progress import progress_bar
+from tasuki.transfer.windows.window import StepCounter
+from tasuki.utils.logs import progress_bar
+from tasuki.utils.loops import LoopThread
 from tasuki.utils.tls import ClientTls
 
 # Reaching the prefill nodes for the first time, and etcd before.

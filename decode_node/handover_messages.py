@@ -44,9 +44,8 @@ from tasuki.transfer.protocol.messages import (
     windows_from_wire,
     windows_to_wire,
 )
+from tasuki.transfer.reports import Drain, HandoverTimeline, ReceiverTrack, SenderTrack, SendReport
 from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.timeline import HandoverTimeline, ReceiverTrack, SenderTrack
-from tasuki.transfer.windows.send_report import Drain, SendReport
 
 _CHECKPOINT_KINDS = frozenset(kind.value for kind in CheckpointKind)
 _CHOICES = frozenset(choice.value for choice in Choice)

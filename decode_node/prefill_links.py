@@ -22,9 +22,8 @@ from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.room_stream import RoomStream
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
-from tasuki.routing.hint_trust import HintTrust
-from tasuki.routing.node_load import NodeLoad
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
+from tasuki.routing.prefix_hints import HintTrust
 from tasuki.server.bind import is_loopback
 from tasuki.server.discovery.membership import MembershipError
 from tasuki.transfer import peer_values
@@ -47,11 +46,10 @@ from tasuki.transfer.protocol.messages import (
     node_from_wire,
     node_to_wire,
 )
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.beats import Renewing
-from tasuki.transfer.sending.connect import connect_within, disconnected_within
-from tasuki.transfer.sending.sender import Sender
+from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.windows.send_report import Drain
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),

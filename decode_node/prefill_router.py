@@ -32,21 +32,21 @@ from tasuki.engine.messages import Tokens
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.routing.fetch_price import copy_pays
-from tasuki.routing.prefill_choice import Candidate
-from tasuki.routing.prefill_route import (
+from tasuki.routing.node_load import PrefillSeconds
+from tasuki.routing.prefill_choice import (
     HOLDERS,
     SAMPLED_ABOVE,
+    Candidate,
     Reason,
     RouteName,
     by_hash,
     by_rooms,
     choose,
+    copy_pays,
     looked_at,
     reason_of,
 )
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.sent_prefixes import Beginning, SentPrefixes
+from tasuki.routing.prefix_hints import Beginning, SentPrefixes
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.protocol.messages import prefixes_from_wire
 

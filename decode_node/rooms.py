@@ -37,8 +37,7 @@ from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers
 
 log = logging.getLogger(__name__)
 

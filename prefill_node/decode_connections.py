@@ -35,9 +35,8 @@ from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as said
 from tasuki.transfer.rooms.beats import Beating
-from tasuki.transfer.sending.connect import connect_within, disconnected_within
-from tasuki.transfer.sending.sender import Sender
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
+from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
+from tasuki.utils.loops import GuardedTasks
 
 log = logging.getLogger(__name__)
 

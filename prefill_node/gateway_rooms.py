@@ -20,14 +20,13 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.prefill_node.rooms import OutgoingRoom
-from tasuki.server.auth.caller import Caller
-from tasuki.server.auth.request_context import RequestContext
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import RequestContext, visible_end
 from tasuki.server.errors import DuplicateRequest, InvalidRequest, RequestRejected
 from tasuki.server.unread_answer import AnswerPart
-from tasuki.server.visible_usage import visible_end
 from tasuki.transfer.errors import DuplicateRoom
 from tasuki.transfer.rooms import events as on
-from tasuki.utils.loops.loop_thread import LoopLost, LoopThread
+from tasuki.utils.loops import LoopLost, LoopThread
 
 Parked = TypeVar("Parked")
 

@@ -44,13 +44,13 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.accounts import EndedRooms
 from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlines
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.windows.send_report import Drain
 
 log = logging.getLogger(__name__)
 

@@ -30,6 +30,7 @@ from tasuki.transfer.protocol.messages import (
     windows_from_wire,
 )
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain, HandoverTimeline, WindowDigest
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -40,9 +41,7 @@ from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.timeline import HandoverTimeline
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, WindowDigest
+from tasuki.transfer.windows.window import Destination
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,12 @@ from prometheus_client.core import Metric
 
 from tasuki.dashboard.dialects import GEN_AI
 from tasuki.dashboard.metrics.exposition import Exposition
-from tasuki.dashboard.metrics.health.front_report import DiskRoom, FrontReport
-from tasuki.dashboard.metrics.node_report import NodeReport
 from tasuki.dashboard.metrics.request_metrics import UNSCHEDULED
+from tasuki.dashboard.observed import DiskRoom, FrontReport, NodeReport
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.liveness.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
-from tasuki.transfer.sending.counters import SenderCounters
+from tasuki.transfer.sending.outgoing_room import SenderCounters
 
 _NO_TIMES = m.TimeSpread((), (0,), 0.0)
 

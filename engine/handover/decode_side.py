@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting.evictions import breakdown
+from tasuki.engine.accounting import breakdown
 from tasuki.engine.handover.answers import Answers
 from tasuki.engine.handover.base import Handover, HandoverContext, RequestInbox
 from tasuki.engine.handover.brought_states import Fetches
@@ -41,8 +41,8 @@ from tasuki.engine.request import (
     Request,
     Waiting,
 )
-from tasuki.engine.routing.router import report, usable_here
-from tasuki.engine.runner.drawn_tokens import DrawnTokens
+from tasuki.engine.routing import report, usable_here
+from tasuki.engine.runner.base import DrawnTokens
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled
@@ -56,7 +56,7 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
     computed: by the node that computed the prompt. held: the same prompt in this node's cache when
     it was asked for. What this node could have given and that one had not is `not_pulled`; what is
     new to that node alone was lost for this node's cause. in_pages stays that node's: callers that
-    share a cache do not learn where a prompt was computed (server/visible_usage.py). Invariant:
+    share a cache do not learn where a prompt was computed (server/auth/tenants.py). Invariant:
     usable_tokens + the sum of causes stays as it was.
     """
     known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)

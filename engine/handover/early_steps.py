@@ -29,14 +29,13 @@ import torch
 
 from tasuki.engine.messages import RoomId
 from tasuki.engine.request import Ahead, PlannedCheckpoint, Request
-from tasuki.engine.runner.lane_adjustments import logit_adjuster
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
-from tasuki.engine.tiers.load_barrier import LoadBarrier
+from tasuki.engine.runner.logits import logit_adjuster
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
+from tasuki.engine.tiers.copy_job import LoadBarrier
 from tasuki.model.backends.own_stream import OwnStream, own_stream
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.model.hooks import LayerHooks
 from tasuki.model.ops.sampling.logit_adjustments import (
     AdjustedRows,
     LogitAdjuster,
@@ -49,9 +48,8 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache._cpp_cache import Allocation
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tasuki.transfer.receiving.layer_barrier import LayerBarrier
-from tasuki.utils.lock_turns import shorten_lock_turns
-from tasuki.utils.os_threads import name_this_thread
+from tasuki.transfer.receiving.incoming_room import LayerBarrier
+from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.gateway_rooms import GatewayRooms
 from tasuki.prefill_node.rooms import OutgoingRoom
 from tasuki.proto import handover_pb2 as pb
-from tasuki.server.auth.caller import ANYBODY, Caller
-from tasuki.server.auth.request_context import ANONYMOUS
+from tasuki.server.auth.callers import ANYBODY, Caller
+from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.errors import InvalidRequest
 from tasuki.transfer.control.live_rooms import LiveRooms
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.events import Event, Missed, Stopped
 from tasuki.transfer.rooms.messages import Abort
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.send_report import Drain
 from tests.harness.interaction import Script, play, scripts
 
 ROOM = m.RoomId(77)

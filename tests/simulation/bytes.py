@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError
+from tasuki.transfer.reports import Drain, SendReport, WindowDigest, WindowTiming
 from tasuki.transfer.rooms import events as on
-from tasuki.transfer.sending.write_leases import WriteLeases
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest, WindowTiming
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.sending.link import WriteLeases
+from tasuki.transfer.windows.window import Destination, WindowHeader
 
 from .world import Fault, Node, Violation, World
 

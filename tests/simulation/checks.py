@@ -10,12 +10,12 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.events import Event
 from tasuki.transfer.rooms.fence import FenceReason
 from tasuki.transfer.rooms.messages import Done, Ended, Message, Refused
 from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.states import PULL, ReceiverState
-from tasuki.transfer.windows.send_report import Drain
 
 from .bytes import LEASE
 from .sides import SimulatedSide

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -23,8 +24,7 @@ from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.sending import Sending
 from tasuki.transfer.rooms.states import ReceiverEvent, ReceiverState, SenderState
-from tasuki.transfer.sending.write_leases import WriteLeases
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.sending.link import WriteLeases
 
 Made = Callable[[Any], Callable[..., Any]]
 """Of the whole method, the defective one."""

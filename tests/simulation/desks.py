@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tasuki.transfer.errors import TransferError
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -21,8 +22,7 @@ from tasuki.transfer.rooms.events import Event
 from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import Destination
 
 from .peers import Connection, Peer, Stream
 from .sides import ReceivingSide, SendingSide, SimulatedSide

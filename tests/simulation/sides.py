@@ -7,6 +7,7 @@ A side's every step is shown to the checks of the world.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -16,7 +17,6 @@ from tasuki.transfer.rooms.fence import FenceReason
 from tasuki.transfer.rooms.receiving import Receiving
 from tasuki.transfer.rooms.sending import Sending
 from tasuki.transfer.rooms.stepping import SteppedSide
-from tasuki.transfer.windows.send_report import Drain
 
 from .world import Violation
 

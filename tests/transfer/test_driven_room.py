@@ -7,13 +7,13 @@ import time
 from tasuki.transfer.control.driven_room import DrivenRoom
 from tasuki.transfer.control.live_rooms import LiveRooms
 from tasuki.transfer.errors import TransferError
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
 from tasuki.transfer.rooms.deadlines import SenderDeadlines
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import HANDOVER, SenderState
-from tasuki.transfer.windows.send_report import Drain
 from tests.harness.waiting import HANG_SECONDS
 
 

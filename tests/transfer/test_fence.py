@@ -13,15 +13,15 @@ import pytest
 
 from tasuki.transfer.control import writer_life
 from tasuki.transfer.control.writer_life import WatchedProcess, WriterLife
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.fence import ALIVE, Fence, FenceReason, FenceTerms, WriterFacts
-from tasuki.transfer.windows.send_report import Drain
 from tests.harness.manual_clock import ManualClock
 from tests.harness.waiting import until
 
 CHILD = """
 import sys
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
 me = ProcessIdentity.own()
 print(me.boot_id, me.pid_namespace, me.pid, me.start_ticks, flush=True)
 sys.stdin.read()

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.states import (
     PULL,
     Machine,
@@ -33,10 +33,9 @@ from tasuki.transfer.rooms.states import (
 )
 from tasuki.transfer.sending.outgoing_room import RoomBroke, RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers
 from tests.harness.loopback_pair import (
     Node,
     cells_in_use,

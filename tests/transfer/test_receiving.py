@@ -1,6 +1,7 @@
 """The receiving side as a value: how a drain is asked for, when its connection is given up, and
 what is held again. Times are given; nothing waits."""
 
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -8,8 +9,7 @@ from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, ReceiverDeadl
 from tasuki.transfer.rooms.fence import FenceReason, FenceTerms, WriterFacts
 from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
 from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind, ReceiverState
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.windows.window import Destination
 
 FENCE = FenceTerms(lease=5.0, retry=1.0, settle=0.0, acknowledge=3.0, patience=10.0)
 TARGET = Destination(0, (3, 4), 9)

@@ -4,6 +4,7 @@ import pytest
 
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.liveness.silence import Silence
+from tasuki.transfer.reports import Drain, SendReport
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms import messages as say
@@ -12,8 +13,7 @@ from tasuki.transfer.rooms.beats import Beating, Renewing
 from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, SenderDeadlines
 from tasuki.transfer.rooms.sending import Sending, SendingTerms
 from tasuki.transfer.rooms.states import FETCH, HANDOVER, PULL, Kind, SenderState
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.windows.window import Destination
 
 TARGET = Destination(0, (3, 4), 9)
 GRANT = say.Grant(1, TARGET, "grant")

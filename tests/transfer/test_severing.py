@@ -9,7 +9,7 @@ import pytest
 
 from tasuki.transfer.control.connection_breaker import ConnectionBreaker
 from tasuki.transfer.control.writer_life import WriterLife
-from tasuki.transfer.process_identity import ProcessIdentity
+from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tests.harness.waiting import HANG_SECONDS

@@ -16,6 +16,7 @@ from typing import Any
 
 from tasuki.transfer.errors import DigestMismatch, TransferError
 from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms import actions as do
 from tasuki.transfer.rooms import events as on
 from tasuki.transfer.rooms.actions import Action
@@ -26,8 +27,7 @@ from tasuki.transfer.rooms.sending import Sending
 from tasuki.transfer.rooms.stepping import SteppedSide
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.utils.loops.guarded_tasks import GuardedTasks
+from tasuki.utils.loops import GuardedTasks
 
 from .connection_breaker import ConnectionBreaker
 from .writer_life import WriterLife

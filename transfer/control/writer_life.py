@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from tasuki.transfer.process_identity import ProcessIdentity, _shares_network, _start_ticks
+from tasuki.transfer.node_identity import ProcessIdentity, _shares_network, _start_ticks
 from tasuki.transfer.rooms.fence import FenceTerms, WriterFacts
 
 

@@ -19,22 +19,24 @@ from tasuki.transfer.node_identity import (
     EPOCH_BYTES,
     ArenaAddress,
     NodeIdentity,
+    ProcessIdentity,
     metadata_checksum,
 )
 from tasuki.transfer.peer_values import LONGEST_SECONDS, MOST_BYTES
-from tasuki.transfer.process_identity import ProcessIdentity
-from tasuki.transfer.timeline import (
+from tasuki.transfer.reports import (
     KEPT_WINDOWS,
     BarrierWait,
+    Drain,
     HandoverTimeline,
     LandedWindow,
     Phase,
     PhaseMark,
     ReceiverTrack,
     SenderTrack,
+    SendReport,
     SentWindow,
+    WindowDigest,
 )
-from tasuki.transfer.windows.send_report import Drain, SendReport, WindowDigest
 from tasuki.transfer.windows.window import WindowHeader
 
 _TO_WIRE = {

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import WindowDigest
+from tasuki.transfer.reports import WindowDigest
+from tasuki.transfer.windows.window import Destination
 
 from .fence import FenceReason
 from .messages import Message, Payload

@@ -7,7 +7,7 @@ Plain values; messages.py has those that a peer says. Pure.
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.reports import Drain, SendReport
 
 from .actions import Action, Loss
 from .fence import ALIVE, FenceReason, WriterFacts

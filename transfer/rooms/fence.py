@@ -10,7 +10,7 @@ question, the owner from its answer, which is later.
 from dataclasses import dataclass
 from enum import Enum
 
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.reports import Drain
 
 
 class FenceReason(Enum):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, WindowDigest
+from tasuki.transfer.reports import Drain, WindowDigest
+from tasuki.transfer.windows.window import Destination
 
 Payload: TypeAlias = Any
 

@@ -13,8 +13,7 @@ from math import inf
 
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.timeline import Phase, PhaseMarks
-from tasuki.transfer.windows.send_report import Drain
+from tasuki.transfer.reports import Drain, Phase, PhaseMarks
 
 from . import actions as do
 from . import events as on

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from math import inf
 
 from tasuki.transfer.errors import PeerInvalid
-from tasuki.transfer.timeline import Phase, PhaseMarks, sender_track
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain, SendReport
+from tasuki.transfer.reports import Drain, Phase, PhaseMarks, SendReport, sender_track
+from tasuki.transfer.windows.window import Destination
 
 from . import actions as do
 from . import events as on
