@@ -55,6 +55,7 @@ class NodeCalls:
         await self.wire.call(self.wire.stubs().inference.Abort, request)
 
     async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
+        """Open a conversation. Only conversations of one salt share cached prefixes."""
         life = SessionLife(Conversation(cache_salt), self._retry, id="")
         return await opened(life, self.wire)
 

@@ -153,6 +153,7 @@ class AsyncAnswer:
 
     @property
     def finished(self) -> bool:
+        """All answers have been read."""
         return self._parts.finished
 
     async def begin(self) -> None:
@@ -201,6 +202,7 @@ class AsyncAnswer:
         return self._parts.answers()
 
     def cancel(self) -> None:
+        """Abort the request."""
         self.cancelled = True
         if self._call is not None:
             self._call.cancel()
@@ -230,6 +232,7 @@ class AnswerStream:
 
     @property
     def finished(self) -> bool:
+        """All answers have been read."""
         return self._answer.finished
 
     def __iter__(self) -> Generator[Piece, None, None]:
@@ -245,4 +248,5 @@ class AnswerStream:
         return run(self._answer.results())
 
     def cancel(self) -> None:
+        """Abort the request."""
         self._answer.cancel()

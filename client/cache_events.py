@@ -48,6 +48,7 @@ class CacheWatch:
         return None
 
     def cancel(self) -> None:
+        """End the call."""
         self._call.cancel()
 
     def _take(self, part: pb.WatchEventsResponse) -> EventBatch | None:

@@ -102,6 +102,7 @@ class Wire(ABC):
         self._stubs = {node: _stubs(channel) for node, channel in channels.items()}
 
     def stubs(self, node: str = "") -> Stubs:
+        """Return the stubs of the node at this address."""
         return self._stubs[node]
 
     @abstractmethod
@@ -115,10 +116,12 @@ class Wire(ABC):
         """Begin a streaming call. Raises ClientError."""
 
     @abstractmethod
-    async def sleep(self, seconds: float) -> None: ...
+    async def sleep(self, seconds: float) -> None:
+        """Wait, as calls do."""
 
     @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the channels; what is in flight fails."""
 
 
 def _stubs(channel: Any) -> Stubs:

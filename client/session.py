@@ -40,6 +40,7 @@ class Client(ClientRequests[AnswerStream]):
         run(self._calls.abort(request_id))
 
     def open_session(self, cache_salt: bytes = b"") -> "Session":
+        """As AsyncClient.open_session."""
         return Session(run(self._calls.open_session(cache_salt)))
 
     def stats(self) -> pb.StatsResponse:
