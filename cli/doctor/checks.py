@@ -1,7 +1,7 @@
 """What is checked of what a daemon is to serve, and the order of all checks."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 import grpc
@@ -24,21 +24,21 @@ from .weights_check import weights
 _PEER_SECONDS = 3.0
 
 
-def checks(config: DoctorConfig) -> list[Callable[[], Finding]]:
-    asked: list[Callable[[], Finding]] = [
-        *MACHINE,
-        memory,
-        disk,
-        hub,
-        lambda: port("grpc port", config.bind, "--bind"),
-    ]
+def findings(config: DoctorConfig) -> Iterator[Finding]:
+    """Run every check, in order."""
+    for check in MACHINE:
+        yield check()
+    yield memory()
+    yield disk()
+    yield hub()
+    yield port("grpc port", config.bind, "--bind")
     if config.http_bind:
-        asked.append(lambda: port("http port", config.http_bind, "--http-bind"))
+        yield port("http port", config.http_bind, "--http-bind")
     if config.model:
-        asked += [lambda: model(config.model), lambda: weights(config.model)]
+        yield model(config.model)
+        yield weights(config.model)
     for target in filter(None, (part.strip() for part in config.peers.split(","))):
-        asked.append(lambda target=target: peer(target, config.peers_ca))  # type: ignore[misc]
-    return asked
+        yield peer(target, config.peers_ca)
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
