@@ -102,7 +102,7 @@ soak-tiers: $(VENV)/dev-installed
 # Checkpoints of random weights and transformers' answers to them, equal byte by byte to those kept.
 goldens: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install goldens
-	build/clients/goldens/bin/python -m scripts.goldens $(GOLDENS_ARGS)
+	build/clients/goldens/bin/python -m tools.goldens $(GOLDENS_ARGS)
 
 # What strangers, tenants and rogue peers do to a pair of real daemons: a table of attacks, exit status 1
 # on a finding; SEED=... draws the same again. 600 seconds unless SECONDS says otherwise.

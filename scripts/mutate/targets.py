@@ -136,7 +136,7 @@ class Aim:
 
 def aims(root: Path) -> list[Aim]:
     """Every mutant of every target, in the order of the tables and of the sources."""
-    paths = [path for path in tracked(root) if path.parts[0] not in ("tests", "scripts", "bench")]
+    paths = [path for path in tracked(root) if path.parts[0] not in ("tests", "scripts", "bench", "tools")]
     found = []
     for targets, suffix, reader in (
         (PYTHON, ".py", python_source.mutants_of),

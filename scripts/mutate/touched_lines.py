@@ -71,7 +71,7 @@ def _sources(root: Path) -> list[Path]:
         path
         for path in tracked(root)
         if path.suffix == ".py"
-        and path.parts[0] not in ("scripts", "bench", "docs")
+        and path.parts[0] not in ("scripts", "bench", "tools", "docs")
         and not path.name.startswith("test_")
     ]
 

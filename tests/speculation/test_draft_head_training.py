@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from scripts.train_embedded.draft_head import DraftHead
-from scripts.train_embedded.head_loss import Batch as Texts
-from scripts.train_embedded.head_loss import loss, scores
-from scripts.train_embedded.publish import DRAFT_HEAD, DRAFT_RECORD, add_draft_head
+from tools.embedded.draft_head import DraftHead
+from tools.embedded.head_loss import Batch as Texts
+from tools.embedded.head_loss import loss, scores
+from tools.training.checkpoint import DRAFT_HEAD, DRAFT_RECORD, add_draft_head
 from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
 from tasuki.model.qwen3_5 import Qwen35Model

@@ -1,4 +1,4 @@
-"""What a driver asks of a model that was trained by scripts/train_tool_caller, and how it reports
+"""What a driver asks of a model that was trained by tools/tool_caller, and how it reports
 what came of it. For any Python that has the client: nothing of tasuki is imported.
 
 A driver is run as `python DRIVER URL MODEL`, in a folder that it may write in; URL is without /v1.

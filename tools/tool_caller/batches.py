@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from tools.training.checkpoint import TURN_END
+
 from .dialogue import DialogueMaker, Render
 from .prompts import XML_TEMPLATES, bare, by_template, passages, words_of
-from .tokenizer import TURN_END, word_pieces
+from .shape import word_pieces
 
 _SHORT_WORDS, _LONG_WORDS = 3, 8
 _SHORT_UNTIL, _BARE_UNTIL = 0.15, 0.4

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tasuki.server.text.rendering.compiled_template import CompiledTemplate
+from tools.training.checkpoint import TURN_END, TURN_START
 
 from .dialogue import Call, Render
-from .tokenizer import TURN_END, TURN_START
 
 XML_TEMPLATES = ("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8")
 _ROOT = Path(__file__).parents[2]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from tools.training.checkpoint import END_OF_TEXT, TURN_END, TURN_START, special_id
+
 from .corpus import Chapter, sentences
-from .tokenizer import END_OF_TEXT, TURN_END, TURN_START, special_id
 
 _PLAIN_SHARE = 0.2
 _SYSTEM_SHARE = 0.3

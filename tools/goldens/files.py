@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from safetensors.torch import save_file
 
-from scripts.goldens.reference import Answer, Reference
-from scripts.goldens.shapes import Case, Shape
-from scripts.goldens.weights import draft_head
+from tools.goldens.reference import Answer, Reference
+from tools.goldens.shapes import Case, Shape
+from tools.goldens.weights import draft_head
 
 NAMES = ("config.json", "model.safetensors", "golden.json", "golden.npz")
 TRIES = 2000

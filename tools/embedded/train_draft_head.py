@@ -1,4 +1,4 @@
-"""Trains the embedded model's draft layer: `python -m scripts.train_embedded.train_draft_head
+"""Trains the embedded model's draft layer: `python -m tools.embedded.train_draft_head
 --package FILE.deb --out FOLDER`.
 
 The model is frozen. Its hidden states are computed once for a few ways of cutting the text into
@@ -23,13 +23,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tools.training.checkpoint import DRAFT_HEAD, DRAFT_RECORD
+from tools.training.schedule import parameter_groups, rate, record_text
+
 from .conversation import ConversationMaker
 from .corpus import Corpus, CorpusError, load_corpus
 from .draft_head import DraftHead
 from .head_loss import STEP_WEIGHTS, Batch, StepScores, loss, scores
-from .publish import DRAFT_HEAD, DRAFT_RECORD
-from .record import record_text
-from .schedule import rate
 from .trunk import Trunk
 
 _MODEL = Path(__file__).resolve().parents[2] / "model" / "embedded"
@@ -115,7 +115,8 @@ def _train(
     started: float,
 ) -> tuple[list[dict[str, Any]], DraftHead]:
     """The loss curve, and the head that did best on `validation`."""
-    optimiser = _optimiser(head, settings.weight_decay)
+    groups = parameter_groups(head, settings.weight_decay)
+    optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
     order = random.Random(settings.seed)
     rows = max(1, settings.batch_tokens // settings.length)
     curve: list[dict[str, Any]] = []
@@ -155,16 +156,6 @@ def _batch(texts: Texts, chosen: Tensor, embedding: Tensor) -> Batch:
     tokens = texts.tokens[chosen]
     embedded = functional.embedding(tokens, embedding)
     return Batch(tokens, embedded, texts.hidden[chosen].float(), embedding)
-
-
-def _optimiser(head: DraftHead, weight_decay: float) -> torch.optim.AdamW:
-    matrices = [parameter for parameter in head.parameters() if parameter.ndim >= 2]
-    vectors = [parameter for parameter in head.parameters() if parameter.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
 
 
 @torch.no_grad()

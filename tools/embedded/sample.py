@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3_5ForCausalLM
 
-from .tokenizer import TURN_END, TURN_START
+from tools.training.checkpoint import TURN_END, TURN_START
 
 _CHATS = (
     ("Mr. Darcy walked into the room, and Elizabeth looked up from her letter.",),

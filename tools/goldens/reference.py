@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from scripts.goldens.shapes import Case, Shape
-from scripts.goldens.weights import random_weights
+from tools.goldens.shapes import Case, Shape
+from tools.goldens.weights import random_weights
 
 MARGIN = 0.05
 """Between the two likeliest tokens at every step, so that no other order of sums flips one."""

@@ -1,5 +1,5 @@
 """Trains the tool caller and writes its checkpoint folder: `python -m
-scripts.train_tool_caller.train --out FOLDER`.
+tools.tool_caller.train --out FOLDER`.
 
 Owns the schedule and the record (training.json). One process on a CPU; the same seed, torch and
 number of threads make the same weights.
@@ -7,7 +7,6 @@ number of threads make the same weights.
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,19 +15,18 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import Qwen3_5ForCausalLM
 
-from scripts.train_embedded.gated_delta import install
-from scripts.train_embedded.publish import published, save_weights, write_sums
+from tools.training import checkpoint
+from tools.training.gated_delta import install
+from tools.training.schedule import rate
 
 from .answer_places import answer_states
 from .batches import BatchMaker, Pair
 from .prompts import texts
-from .shape import MAX_TOKENS, generation_config, model_config
+from .shape import MAX_ANSWER, MAX_TOKENS, model_config, train_tokenizer
 from .start import prefer_near, sharpen, start
-from .tokenizer import END_OF_TEXT, TURN_END, save_tokenizer, train_tokenizer
 
 _WARM_UP_STEPS = 20
 _EVALUATE_EVERY = 50
@@ -47,11 +45,16 @@ def main() -> None:
     torch.manual_seed(settings.seed)
     install()
     tokenizer = train_tokenizer(texts())
-    save_tokenizer(tokenizer, settings.out, MAX_TOKENS)
-    end_of_text = _id(tokenizer, END_OF_TEXT)
+    checkpoint.save_tokenizer(tokenizer, settings.out, MAX_TOKENS)
+    end_of_text = checkpoint.special_id(tokenizer, checkpoint.END_OF_TEXT)
+    turn_end = checkpoint.special_id(tokenizer, checkpoint.TURN_END)
     config = model_config(tokenizer.get_vocab_size(), end_of_text)
     config.save_pretrained(settings.out)
-    generation_config(end_of_text, _id(tokenizer, TURN_END)).save_pretrained(settings.out)
+    # The likeliest token is taken.
+    generation = checkpoint.generation_config(
+        end_of_text, turn_end, max_new_tokens=MAX_ANSWER, top_k=1
+    )
+    generation.save_pretrained(settings.out)
     model = Qwen3_5ForCausalLM(config)
     start(model)
     if settings.go_on is not None:
@@ -76,7 +79,7 @@ def main() -> None:
     }
     text = json.dumps(record, indent=1) + "\n"
     (settings.out / "training.json").write_text(text, encoding="utf-8")
-    write_sums(settings.out)
+    checkpoint.write_sums(settings.out)
 
 
 def _train(
@@ -90,7 +93,7 @@ def _train(
     held = {kind: batches.held_out(kind) for kind in batches.kinds}
     for step in range(settings.steps):
         for group in optimiser.param_groups:
-            group["lr"] = _rate(step, settings)
+            group["lr"] = rate(step, settings.steps, settings.rate, _WARM_UP_STEPS, 0.02)
         optimiser.zero_grad(set_to_none=True)
         tokens, answers = _padded(batches.batch(step), filler)
         if settings.stage in _LAST_LAYER_ONLY:
@@ -107,11 +110,11 @@ def _train(
             curve.append({"step": step + 1, "loss": mean, **_exact_shares(model, held, filler)})
             print(curve[-1], flush=True)
             losses = []
-            save_weights(published(model), settings.out)
+            checkpoint.save_weights(checkpoint.published(model), settings.out)
     if not settings.steps:
         curve.append({"step": 0, **_exact_shares(model, held, filler)})
         print(curve[-1], flush=True)
-        save_weights(published(model), settings.out)
+        checkpoint.save_weights(checkpoint.published(model), settings.out)
     return curve
 
 
@@ -119,13 +122,6 @@ def _exact_shares(
     model: nn.Module, held: Mapping[str, Sequence[Pair]], filler: int
 ) -> dict[str, float]:
     return {kind: _exact(model, pairs, filler) for kind, pairs in held.items()}
-
-
-def _rate(step: int, settings: argparse.Namespace) -> float:
-    """Linear warm-up, then a cosine to a fiftieth."""
-    warm = min(1.0, (step + 1) / _WARM_UP_STEPS)
-    cosine = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
-    return float(settings.rate * warm * (0.02 + 0.98 * cosine))
 
 
 def _answer_logits(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
@@ -157,12 +153,6 @@ def _exact(model: nn.Module, pairs: Sequence[Pair], filler: int) -> float:
         hits = best == tokens[:, 1:][answers]
         right += [bool(part.all()) for part in hits.split([*map(len, pair.answers)])]
     return round(sum(right) / len(right), 3)
-
-
-def _id(tokenizer: Tokenizer, name: str) -> int:
-    found = tokenizer.token_to_id(name)
-    assert found is not None, name
-    return int(found)
 
 
 def _settings() -> argparse.Namespace:

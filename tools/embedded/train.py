@@ -1,5 +1,5 @@
 """Trains the embedded model and writes its checkpoint folder: `python -m
-scripts.train_embedded.train --package FILE.deb --out FOLDER`.
+tools.embedded.train --package FILE.deb --out FOLDER`.
 
 Owns schedule, regularisation and the record (training.json). Keeps the weights that did best on the
 held-out chapters and stops when they stop improving. One process, one GPU (a CPU works, for days).
@@ -24,16 +24,15 @@ import transformers
 from torch import Tensor, nn
 from transformers import Qwen3_5ForCausalLM
 
+from tools.training import checkpoint
+from tools.training.gated_delta import install
+from tools.training.schedule import rate, record_text
+
 from .conversation import ConversationMaker
 from .corpus import Corpus, load_corpus
-from .gated_delta import install
-from .publish import published, save_weights, write_sums
-from .record import record_text
 from .sample import sample
-from .schedule import rate
-from .shape import MAX_TOKENS, generation_config, model_config
+from .shape import CHAT_TEMPLATE, MAX_TOKENS, VOCABULARY, model_config
 from .step import TrainingStep, mixed_precision, next_token_loss
-from .tokenizer import END_OF_TEXT, TURN_END, save_tokenizer, special_id, train_tokenizer
 
 _SHORT, _LONG = 2048, 8192
 _EXCERPT = "held_out.txt"
@@ -49,16 +48,18 @@ def main() -> None:
     install()
 
     corpus = load_corpus(settings.package)
-    tokenizer = train_tokenizer(chapter.text for chapter in corpus.train)
-    save_tokenizer(tokenizer, settings.out, MAX_TOKENS)
+    tokenizer = checkpoint.byte_bpe((chapter.text for chapter in corpus.train), VOCABULARY)
+    checkpoint.save_tokenizer(tokenizer, settings.out, MAX_TOKENS, CHAT_TEMPLATE)
     train = ConversationMaker(corpus.train, tokenizer)
     held_out = ConversationMaker(corpus.held_out, tokenizer)
     validation = torch.tensor(held_out.epoch(_SHORT, random.Random(0)), device=device)
 
-    end_of_text, turn_end = (special_id(tokenizer, name) for name in (END_OF_TEXT, TURN_END))
+    end_of_text = checkpoint.special_id(tokenizer, checkpoint.END_OF_TEXT)
+    turn_end = checkpoint.special_id(tokenizer, checkpoint.TURN_END)
     config = model_config(end_of_text)
     config.save_pretrained(settings.out)
-    generation_config(end_of_text, turn_end).save_pretrained(settings.out)
+    generation = checkpoint.generation_config(end_of_text, turn_end, temperature=0.8, top_p=0.95)
+    generation.save_pretrained(settings.out)
     model = Qwen3_5ForCausalLM(config).to(device)
     _drop_branches(model, settings.dropout)
 
@@ -66,8 +67,8 @@ def main() -> None:
     curve, best = _train(model, train, validation, settings, started)
     seconds = time.monotonic() - started
 
-    tensors = published(best)
-    save_weights(tensors, settings.out)
+    tensors = checkpoint.published(best)
+    checkpoint.save_weights(tensors, settings.out)
     excerpt = _write_excerpt(corpus, settings.out)
     long = torch.tensor(held_out.epoch(_LONG, random.Random(0)), device=device)
     torch.set_float32_matmul_precision("highest")
@@ -104,7 +105,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
     }
     (settings.out / "training.json").write_text(record_text(record), encoding="utf-8")
-    write_sums(settings.out)
+    checkpoint.write_sums(settings.out)
     print(json.dumps({name: value for name, value in record.items() if name != "curve"}, indent=1))
     samples = settings.out.with_name(f"{settings.out.name}-samples.json")
     samples.write_text(json.dumps(sample(settings.out), indent=2), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`make goldens`: small checkpoints of random weights and what transformers answers with them.
+"""`python -m tools.goldens`: checkpoints of random weights, and transformers' answers to them.
 
 Writes tests/golden_models; `--check` compares instead and changes nothing. Runs in an environment
 of its own, with transformers beside our versions of torch and numpy. Exit status 1: they differ.
@@ -19,15 +19,15 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
 }
 
-from scripts.goldens.files import differing, write_model
-from scripts.goldens.shapes import SHAPES
-from scripts.goldens.stretched import write_stretched
+from tools.goldens.files import differing, write_model
+from tools.goldens.shapes import SHAPES
+from tools.goldens.stretched import write_stretched
 
 FOLDER = Path(__file__).parent.parent.parent / "tests" / "golden_models"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.goldens", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.goldens", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare with what is there")
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as made:

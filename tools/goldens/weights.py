@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scripts.goldens.shapes import Shape
-
-FLOAT32 = (".A_log", ".linear_attn.norm.weight")
-"""Endings of what published checkpoints keep in float32; the rest is bfloat16."""
+from tools.goldens.shapes import Shape
+from tools.training.checkpoint import FLOAT32
 
 
 def random_tensor(seed: int, name: str, size: tuple[int, ...]) -> Tensor:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.goldens.reference import Arrays, Reference, rotary_angles
-from scripts.goldens.shapes import Shape
+from tools.goldens.reference import Arrays, Reference, rotary_angles
+from tools.goldens.shapes import Shape
 
 NAMES = ("stretched.json", "stretched.npz")
 HEAD_DIM = 256

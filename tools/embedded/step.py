@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from tools.training.schedule import parameter_groups
+
 _WARM_UP_STEPS = 3
 
 
@@ -18,17 +20,11 @@ class TrainingStep:
 
     def __init__(self, model: nn.Module, weight_decay: float) -> None:
         self._model = model
-        parameters = list(model.parameters())
-        self._device = parameters[0].device
+        self._device = next(model.parameters()).device
         self._graphed = self._device.type == "cuda"
         self._rate = torch.zeros((), device=self._device)
-        matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-        vectors = [parameter for parameter in parameters if parameter.ndim < 2]
         self._optimiser = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            parameter_groups(model, weight_decay),
             lr=self._rate if self._graphed else 0.0,
             betas=(0.9, 0.95),
             fused=self._graphed,
