@@ -80,24 +80,24 @@ gpu: $(VENV)/dev-installed
 
 # Random requests and faults against real daemons; SEED=... asks and breaks the same things again.
 soak: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m scripts.chaos soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # A stream of new requests while links are cut, half-open and silent: each is answered, and right.
 lost-links: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.lost_links --requests $(REQUESTS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m scripts.chaos stream --requests $(REQUESTS) $(if $(SEED),--seed $(SEED))
 
 # SIGKILL at every place and every window of a hand-over, on both sides, with real daemons.
 sweep: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.sweep
+	$(BIN)/python -m scripts.chaos sweep
 
 # Random lives of the cache's tree against its oracle, with every invariant checked at every step.
 soak-cache: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.soak_cache --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m scripts.chaos tree --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # Loads from host memory below the arena while copies fail: a million in ids and bytes, ten thousand with forwards;
 # exit status 1 on a wrong byte or token. TIERS_ARGS="--copies 100000 --loads 1000" is minutes.
 soak-tiers: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.tiers $(TIERS_ARGS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m scripts.chaos tiers $(TIERS_ARGS) $(if $(SEED),--seed $(SEED))
 
 # Checkpoints of random weights and transformers' answers to them, equal byte by byte to those kept.
 goldens: $(VENV)/dev-installed
@@ -134,7 +134,7 @@ mutate: $(VENV)/dev-installed
 
 # Many conversations at once on a pair: no turn may be lost and memory stays flat.
 load: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.load $(LOAD_ARGS)
+	$(BIN)/python -m scripts.chaos load $(LOAD_ARGS)
 
 # Clients that others wrote, each in an environment of its own under build/clients.
 clients: $(VENV)/dev-installed

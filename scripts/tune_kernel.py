@@ -20,7 +20,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from scripts.command import show
+from scripts.common.command import show
 from tasuki.bench.cases.case import Case
 from tasuki.bench.cases.stage import Stage
 from tasuki.bench.kernels import FAMILIES

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import grpc
 
-from scripts.command import concluded, seed_option, settings_of, show
-from scripts.tally import Tally
+from scripts.common.command import concluded, seed_option, settings_of, show
+from scripts.common.tally import Tally
 from tasuki.bench.load.free.model import free_shape
 from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_process import NodeProcess, node_process
@@ -49,11 +49,6 @@ class Settings:
     stop_seconds: float = option(1.0, "from SIGTERM to the node's end, at most")
     max_seconds: float = option(300.0, "for all turns to end, at most")
     seed: int | None = seed_option()
-
-
-class Figures(Tally):
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
 
 
 class Turns:
@@ -238,7 +233,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def run(settings: Settings, folder: Path) -> Tally:
-    tally = Figures()
+    tally = Tally()
     model, log = folder / "model", folder / "log"
     write_model_folder(model, free_shape(4))
     flags = ["--model", str(model), "--max-batch", "256", "--arena-mib", "256"]
@@ -269,7 +264,7 @@ def _wrong_lines(log: Path) -> Iterator[str]:
 
 def main() -> int:
     about = "Turns whose clients leave at once."
-    settings = settings_of("scripts.turns_left", about, Settings)
+    settings = settings_of("scripts.turns_left", about, Settings, sys.argv[1:])
     with tempfile.TemporaryDirectory() as folder:
         tally = run(settings, Path(folder))
     show(f"{settings.workers} front workers")

@@ -9,7 +9,7 @@ import http.client
 import threading
 import time
 
-from scripts.processes import loop_seconds, resident
+from scripts.common.processes import loop_seconds, resident
 
 _INTERVAL = 0.1
 

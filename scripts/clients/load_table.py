@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.clients.runs import runs
-from scripts.pair import Pair
+from scripts.common.daemons import Pair
 from tasuki.cli.embedded import embedded_model
 from tests.harness.daemons import flags
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.command import show
+from scripts.common.command import show
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option
 

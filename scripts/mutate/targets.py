@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from scripts.common.package_copy import CPP_TESTS, tracked
 from scripts.mutate import cpp_source, python_source
 from scripts.mutate.mutant import Mutant
-from scripts.package_copy import CPP_TESTS, tracked
 
 _ROOT = Path(__file__).parents[2]
 
@@ -136,7 +136,11 @@ class Aim:
 
 def aims(root: Path) -> list[Aim]:
     """Every mutant of every target, in the order of the tables and of the sources."""
-    paths = [path for path in tracked(root) if path.parts[0] not in ("tests", "scripts", "bench", "tools")]
+    paths = [
+        path
+        for path in tracked(root)
+        if path.parts[0] not in ("tests", "scripts", "bench", "tools")
+    ]
     found = []
     for targets, suffix, reader in (
         (PYTHON, ".py", python_source.mutants_of),

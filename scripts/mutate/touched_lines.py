@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from scripts.common.package_copy import tracked
 from scripts.mutate import kept_rows
 from scripts.mutate.collected_pytest import Ran
 from scripts.mutate.targets import Aim
-from scripts.package_copy import tracked
 
 
 @dataclass(frozen=True)

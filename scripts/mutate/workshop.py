@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from py_compile import PycInvalidationMode, compile
 
+from scripts.common.package_copy import CPP_TESTS, PackageCopy
 from scripts.mutate.collected_pytest import CollectedPytest, Order, Ran, Unmade
 from scripts.mutate.mutant import Status
 from scripts.mutate.targets import PYTHON, Aim, Target
 from scripts.mutate.touched_lines import TouchedLines
 from scripts.mutate.warm_pytest import WarmPytest
-from scripts.package_copy import CPP_TESTS, PackageCopy
 
 _LEAST_SECONDS = 60.0
 _PATIENCE = 6.0

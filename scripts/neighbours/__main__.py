@@ -22,9 +22,9 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from scripts.common.processes import resident
 from scripts.neighbours.model_folder import write_chat_folder
 from scripts.neighbours.noise import ANSWER, STAND_INS, Crowd, plain, send, worst
-from scripts.processes import resident
 from tasuki.cli.launcher import Daemon
 
 KEYS = ("ann", "bob", "cat")

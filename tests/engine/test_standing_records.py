@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from scripts.tiers.ids_and_bytes import LAYOUT
+from scripts.chaos.tier_turns import LAYOUT
 from tasuki.engine.tiers.kept.records import DIGEST_BYTES, Kept, Taken
 from tasuki.engine.tiers.kept.standing import Standing
 from tasuki.pycache.layout import PAGE_TOKENS

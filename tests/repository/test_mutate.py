@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.common.package_copy import CPP_TESTS
 from scripts.mutate import cpp_source, python_source
 from scripts.mutate.__main__ import interval
 from scripts.mutate.campaign import drawn
@@ -20,7 +21,6 @@ from scripts.mutate.targets import PYTHON as PYTHON_TARGETS
 from scripts.mutate.targets import Target, aims
 from scripts.mutate.touched_lines import TouchedLines
 from scripts.mutate.workshop import Baselines, BrokenWorkshop, Workshop
-from scripts.package_copy import CPP_TESTS
 
 ROOT = Path(__file__).parents[2]
 

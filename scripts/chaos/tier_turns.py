@@ -4,6 +4,7 @@ every page and state says which tokens it is of.
 Whatever a turn starts from is compared, word for word, with what its own tokens say.
 """
 
+import threading
 from collections import Counter, deque
 from dataclasses import dataclass
 
@@ -24,9 +25,7 @@ from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tests.harness.manual_clock import ManualClock
-from tests.harness.tiers import FaultyCopies, FaultyDisk
-
-from .random_faults import RandomFaults
+from tests.harness.tiers import Fault, FaultyCopies, FaultyDisk
 
 LAYOUT = CacheLayout(
     (LayerKind.GDN, LayerKind.FULL, LayerKind.FULL),
@@ -48,6 +47,24 @@ _MOST_AT_ONCE = 4
 _MOST_UNWRITTEN = 16
 """Writes that wait: turns that outrun the thread of copies would find nothing below."""
 _SAID = 10_000
+
+
+class RandomFaults:
+    """Faults of copies, drawn from a seed: one piece of so many goes wrong. Thread rule: any."""
+
+    def __init__(self, seed: int, one_of: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._one_of = one_of
+        self.made: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str) -> Fault | None:
+        with self._lock:
+            if self._random.integers(self._one_of):
+                return None
+            fault = list(Fault)[self._random.integers(len(Fault))]
+            self.made[fault.name.lower()] += 1
+        return fault
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The daemons of a sweep: a victim that dies where it is armed to, and those that must not care.
+"""The daemons of a sweep: victims that die where they are armed to, and those that must not care.
 
 Owns processes. Victims are forked, for each point needs a new life. Thread rule: one thread.
 """
@@ -7,9 +7,8 @@ import os
 import select
 import time
 from collections.abc import Sequence
-from typing import TypeVar
 
-from scripts.pair import Daemons
+from scripts.common.daemons import Daemons
 from tasuki.cli.launcher import Daemon
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import VARIABLE
@@ -18,7 +17,6 @@ from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.waiting import HANG_SECONDS, until
 
 CHUNK = 64
-NodeKind = TypeVar("NodeKind", bound=Node)
 
 
 class Victim(Node):
@@ -76,33 +74,26 @@ def decode_flags(prefill: Node) -> list[str]:
     return [*victim_flags(), "--local-prefill-tokens", "0", "--prefill", prefill.address]
 
 
-class World(Daemons):
+class Victims(Daemons):
     """Two pairs: a sender that dies beside `receiver`, and a receiver that dies beside `sender`,
     which serves `other` too."""
 
     def __init__(self) -> None:
-        self._begun: list[Node] = []
         prefill = [*victim_flags(), "--layers-per-window", "1"]
-        self.mortal_sender = self._add(Victim("prefill", *prefill))
-        self.receiver = self._add(self._standing("decode", *decode_flags(self.mortal_sender)))
-        self.sender = self._add(self._standing("prefill", *prefill))
-        self.other = self._add(self._standing("decode", *decode_flags(self.sender)))
-        self.mortal_receiver = self._add(Victim("decode", *decode_flags(self.sender)))
+        self.mortal_sender = Victim("prefill", *prefill)
+        self.mortal_sender.wait_ready()
+        self.receiver = Node("decode", *decode_flags(self.mortal_sender)).wait_ready()
+        self.sender = Node("prefill", *prefill).wait_ready()
+        self.other = Node("decode", *decode_flags(self.sender)).wait_ready()
+        self.mortal_receiver = Victim("decode", *decode_flags(self.sender))
+        self.mortal_receiver.wait_ready()
         for decode in (self.receiver, self.other, self.mortal_receiver):
             self.met(decode)
 
-    @staticmethod
-    def _standing(command: str, *flags: str) -> Node:
-        return Node(command, *flags)
-
-    def _add(self, node: NodeKind) -> NodeKind:
-        node.wait_ready()
-        self._begun.append(node)
-        return node
-
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(reversed(self._begun))
+        receivers = (self.mortal_receiver, self.other)
+        return (*receivers, self.sender, self.receiver, self.mortal_sender)
 
     def met(self, decode: Node) -> None:
         """Wait until it is connected to its prefill node."""

@@ -4,9 +4,12 @@ Owns their processes. Invariant: each node of a pair keeps its address over its 
 clients and the other node find it again.
 """
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Self
 
+from tasuki.cli.launcher import Daemon
 from tests.harness.daemons import Node, has_met, kept_address
 from tests.harness.waiting import HANG_SECONDS, until
 
@@ -61,3 +64,34 @@ class Pair(Daemons):
         """Wait until the two nodes have met."""
         story = "decode and prefill do not find each other"
         until(lambda: has_met(self.decode), story, self._meet_seconds)
+
+
+class ModuleDaemon(Daemon):
+    """A daemon of another program than `tasuki`."""
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        command: str,
+        flags: Sequence[str],
+        bind: str = "127.0.0.1:0",
+        between: Sequence[str] = (),
+    ) -> None:
+        """program: a module and what it takes before the command. between: what it takes between
+        the command and its flags."""
+        self._program = program
+        self._between = between
+        super().__init__(command, flags, bind)
+
+    def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+        command, *flags = arguments
+        program = [sys.executable, "-m", *self._program, command, *self._between]
+        return subprocess.Popen(
+            [*program, *flags, "--exit-with-parent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
