@@ -22,6 +22,9 @@ class MemoryTrail:
     def add(self, resident: int) -> None:
         self._samples.append(resident)
 
+    def __len__(self) -> int:
+        return len(self._samples)
+
     @property
     def growth(self) -> int:
         """Bytes from the third fifth of the trail to its last, each by its lowest sample: what a

@@ -17,8 +17,8 @@ _PAIRS = (
 )
 _SWAPS = {old: new for pair in _PAIRS for old, new in (pair, pair[::-1])}
 _SWAPS |= {" % ": " * ", " ^ ": " & "}
-_TOKEN = re.compile("|".join(re.escape(token) for token in sorted(_SWAPS, key=len, reverse=True)))
-_WORD = re.compile(r"\btrue\b|\bfalse\b")
+_TOKENS = sorted(map(re.escape, _SWAPS), key=len, reverse=True)
+_TOKEN = re.compile(rf"\b(?:true|false)\b|{'|'.join(_TOKENS)}")
 _NUMBER = re.compile(r"(?<![\w.\"])\d+(?![\w.\"])")
 _NOT = re.compile(r"!(?=[\w(])")
 _GUARD = re.compile(r"if \(.*\) (return\b.*|continue|break|throw\b.*);\s*$")
@@ -70,13 +70,11 @@ def _of_line(code: str) -> Iterator[tuple[str, int, int, str]]:
     if bare.startswith(("throw", "#")):
         return
     for found in _TOKEN.finditer(code):
-        yield found[0].strip(), found.start(), found.end(), _SWAPS[found[0]]
-    for found in _WORD.finditer(code):
-        yield found[0], found.start(), found.end(), "false" if found[0] == "true" else "true"
+        yield found[0].strip(), *found.span(), _SWAPS.get(found[0], str(found[0] != "true").lower())
     for found in _NUMBER.finditer(code):
-        yield "number", found.start(), found.end(), str(int(found[0]) + 1)
+        yield "number", *found.span(), str(int(found[0]) + 1)
     for found in _NOT.finditer(code):
-        yield "not", found.start(), found.end(), ""
+        yield "not", *found.span(), ""
     indent = len(code) - len(code.lstrip())
     whole = indent, indent + len(bare)
     if _GUARD.match(bare):
