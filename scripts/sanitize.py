@@ -1,4 +1,4 @@
-"""`make sanitize SECONDS=600`: the C++ part under ASan and UBSan, in a build of its own.
+"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a build of its own.
 
 Its unit tests first; then, in Python, random calls at the binding and random lives of the tree
 against its oracle, each round a seed of its own. Exit status 1 on the first report. The seed is

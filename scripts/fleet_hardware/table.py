@@ -7,7 +7,7 @@ from tasuki.bench.measure.host import Host
 from .comparison import Row
 
 POINTS = 2.0
-"""Of the hit rate: the target of `make fleet-replay`."""
+"""Of the hit rate: a target."""
 TTFT_SHARE = 0.2
 SHARES = ("p50", "p95", "p99")
 _HIT_COLUMNS = (
@@ -28,7 +28,8 @@ def as_page(rows: Sequence[Row], host: Host) -> str:
     lines = [
         "# The simulator beside recorded runs on hardware",
         "",
-        "By `make fleet-hardware`; what is compared and why it differs: docs/routing.md, "
+        "By `python -m scripts.fleet_hardware`; what is compared and why it differs: "
+        "docs/routing.md, "
         '"Validated". Runs of `tasuki bench serving --pair` and `--agents` on '
         f"{devices}, each of the commit named; simulated at commit {host.commit} on {host.date}, "
         f"prefills {source}. An error is the simulation less the hardware; **bold** where it is "

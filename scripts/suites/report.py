@@ -40,7 +40,8 @@ def merged(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_page(results: Mapping[str, Any]) -> str:
     """Return the page in Markdown. results: what as_json returned."""
-    lines = ["# Other projects' suites", "", "Made by `make suites`. Classes of failures:", ""]
+    made = "Made by `python -m scripts.suites`. Classes of failures:"
+    lines = ["# Other projects' suites", "", made, ""]
     lines += [f"- {kind}: {MEANINGS[kind]}." for kind in CLASSES]
     lines += ["", _line("suite", "run", "passed", "failed", *CLASSES, "skipped")]
     lines.append(_line(*["---"] * (5 + len(CLASSES))))
