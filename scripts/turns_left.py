@@ -7,7 +7,6 @@ within a second. Exit status 1 where one of these fails.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -29,6 +28,7 @@ from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.utils.config.options import option
+from tests.harness.processes import ended
 
 _CONNECTIONS = 16
 """Each with a port of its own, so that the kernel spreads them over the front workers."""
@@ -220,16 +220,9 @@ def _seconds_to_end(node: NodeProcess, most: float) -> float:
     """Return how long the node took from SIGTERM to its end, at most so many seconds."""
     begun = time.monotonic()
     os.kill(node.pid, signal.SIGTERM)
-    while time.monotonic() < begun + most and not _has_ended(node.pid):
+    while time.monotonic() < begun + most and not ended(node.pid):
         time.sleep(0.005)
     return time.monotonic() - begun
-
-
-def _has_ended(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        # The name before the state may hold anything but ends with the last parenthesis.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
 
 
 def run(settings: Settings, folder: Path) -> Tally:

@@ -75,6 +75,7 @@ class ModuleDaemon(Daemon):
         command: str,
         flags: Sequence[str],
         bind: str = "127.0.0.1:0",
+        *,
         between: Sequence[str] = (),
     ) -> None:
         """program: a module and what it takes before the command. between: what it takes between

@@ -11,18 +11,18 @@ import http.client
 import json
 import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from scripts.common.processes import resident
+from scripts.common.daemons import ModuleDaemon
+from scripts.common.processes import resident, tree, tree_seconds
 from scripts.neighbours.model_folder import write_chat_folder
 from scripts.neighbours.noise import ANSWER, STAND_INS, Crowd, plain, send, worst
 from tasuki.cli.launcher import Daemon
@@ -44,52 +44,8 @@ class ChatLost(Exception):
     """The stream ended with an error event; the message is the event."""
 
 
-class _Node(Daemon):
-    def __init__(self, answers: Path, flags: Sequence[str]) -> None:
-        """answers: as of node.py."""
-        self._answers = str(answers)
-        super().__init__("serve", flags)
-
-    def _spawn(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "scripts.neighbours.node", self._answers),
-                *(*arguments, "--exit-with-parent"),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-
-
-def _tree(pid: int) -> list[int]:
-    """The process and all below it."""
-    found = [pid]
-    for parent in found:
-        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += map(int, listed.read_text().split())
-            except OSError:
-                continue
-    return found
-
-
 def _memory(pid: int) -> int:
-    return sum(map(resident, _tree(pid)))
-
-
-def _cpu_seconds(pid: int) -> float:
-    total = 0
-    for each in _tree(pid):
-        try:
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / 100
+    return sum(map(resident, tree(pid)))
 
 
 def _first_token(address: str, number: int) -> tuple[float | None, bool]:
@@ -223,7 +179,8 @@ def main() -> int:
         model = write_chat_folder(Path(folder), ANSWER, CONTEXT_TOKENS)
         flags = ["--model", str(model / "model"), "--http-bind", "127.0.0.1:0"]
         flags += ["--arena-mib", "64", "--draft-layer", "off", "--api-keys", str(keys)]
-        node = _Node(model / "answer.json", flags)
+        program = ("scripts.neighbours.node", str(model / "answer.json"))
+        node = ModuleDaemon(program, "serve", flags)
         try:
             node.wait_ready()
             address = node.http_address
@@ -249,9 +206,9 @@ def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
     ):
         beside, lost = _chats(address, given.seconds)
     time.sleep(_REST_SECONDS)
-    began, used = time.monotonic(), _cpu_seconds(node.pid)
+    began, used = time.monotonic(), tree_seconds(node.pid)
     time.sleep(2.0)
-    idle = (_cpu_seconds(node.pid) - used) / (time.monotonic() - began)
+    idle = (tree_seconds(node.pid) - used) / (time.monotonic() - began)
     kept = _memory(node.pid) - before
     slower = _part(beside, 0.95) / _part(alone, 0.95)
     rows = (
