@@ -10,25 +10,23 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from scripts.common.command import head, row, settings_of, show
 from scripts.mutate.campaign import Campaign, run
 from scripts.mutate.mutant import Status
 from scripts.mutate.results import Verdict
-from scripts.mutate.targets import aims
+from scripts.mutate.targets import ROOT, aims
 
-_ROOT = Path(__file__).parents[2]
 _MOST_BYTES = 8 << 30
 """Of each process: a loop that is changed may allocate for ever, and take the machine with it."""
 
 
 def main(argv: Sequence[str]) -> int:
     campaign = settings_of("scripts.mutate", "Small wrong changes, one at a time.", Campaign, argv)
-    found = [aim for aim in aims(_ROOT) if aim.mutant.key.startswith(campaign.only)]
+    found = [aim for aim in aims(ROOT) if aim.mutant.key.startswith(campaign.only)]
     if campaign.list:
         for aim in found:
-            print(f"{aim.mutant.key}: {aim.mutant.edit.shown((_ROOT / aim.path).read_bytes())}")
+            print(f"{aim.mutant.key}: {aim.mutant.edit.shown((ROOT / aim.path).read_bytes())}")
         return 0
     show(f"mutate: seed {campaign.seed}, {campaign.sample} of {len(found)} mutants")
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
@@ -38,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
     for verdict in survivors:
         print(f"{verdict.status}: {verdict.key}: {verdict.change}")
     low, high = interval(len(verdicts) - len(survivors), len(verdicts))
-    print(f"mutate: caught or equivalent {low:.1%} to {high:.1%} of all, with 95% confidence")
     print(f"mutate: seed {campaign.seed}, {len(verdicts)} tried, {len(survivors)} survived")
+    print(f"mutate: caught or equivalent {low:.1%} to {high:.1%} of all, with 95% confidence")
     return 1 if survivors else 0
 
 

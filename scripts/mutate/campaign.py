@@ -18,13 +18,12 @@ from pathlib import Path
 from scripts.common.command import seed_option
 from scripts.mutate.mutant import Status
 from scripts.mutate.results import Results, Verdict
-from scripts.mutate.targets import Aim
+from scripts.mutate.targets import ROOT, Aim
 from scripts.mutate.touched_lines import TouchedLines
 from scripts.mutate.workshop import BrokenWorkshop, Workshop
 from tasuki.utils.config.options import option
 
-_ROOT = Path(__file__).parents[2]
-_FOLDER = _ROOT / "build" / "mutate"
+_FOLDER = ROOT / "build" / "mutate"
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class _Sample:
         return [each for each in self._known() if each.status != Status.INVALID.value]
 
     def _known(self) -> list[Verdict]:
-        known = map(self._results.known, self._taken)
-        return [verdict for verdict in known if verdict is not None]
+        return [found for aim in self._taken if (found := self._results.known(aim)) is not None]
 
 
 def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> list[Verdict]:
@@ -95,19 +93,18 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
             fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BrokenWorkshop("another run works here: wait for it") from error
-        results = Results(Path(campaign.results), _ROOT)
+        results = Results(Path(campaign.results), ROOT)
         sample = _Sample(campaign, aims, results)
-        touched = TouchedLines(_ROOT, aims)
+        touched = TouchedLines(ROOT, aims)
 
         def work(number: int) -> None:
             try:
-                workshop = Workshop(_ROOT, _FOLDER / f"worker-{number}", touched)
+                workshop = Workshop(ROOT, _FOLDER / f"worker-{number}", touched)
                 while (aim := sample.take()) is not None:
                     begun = time.monotonic()
                     status, by = workshop.try_out(aim)
-                    verdict = results.add(aim, status, by, time.monotonic() - begun)
-                    took = f"{verdict.status} {verdict.seconds:.0f} s"
-                    say(f"{took} {verdict.key}: {verdict.change}")
+                    found = results.add(aim, status, by, time.monotonic() - begun)
+                    say(f"{found.status} {found.seconds:.0f} s {found.key}: {found.change}")
             finally:
                 # The others end too where this one could not go on.
                 sample.over = True

@@ -35,8 +35,7 @@ def mutants_of(source: bytes, module: str) -> list[Mutant]:
 
 def _bodies(text: str, module: str) -> Iterator[tuple[str, int, int]]:
     """Symbol, start and end of each function's text."""
-    start, name = -1, ""
-    place = 0
+    start, name, place = -1, "", 0
     for line in text.splitlines(keepends=True):
         fresh = start < 0 and line[0].isalpha() and not line.startswith(("namespace", "using"))
         if fresh and (found := _DEFINITION.search(line)) is not None:
@@ -50,9 +49,7 @@ def _bodies(text: str, module: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _edits(text: str, symbol: str, start: int, end: int) -> Iterator[Edit]:
-    scope = text[start:end]
-    place = start
-    in_body = False
+    scope, place, in_body = text[start:end], start, False
     for line in scope.splitlines(keepends=True):
         code = _TEXT.sub(lambda found: " " * len(found[0]), line)
         if in_body or (place == start and line.rstrip().endswith("}")):
@@ -75,8 +72,8 @@ def _of_line(code: str) -> Iterator[tuple[str, int, int, str]]:
         yield "number", *found.span(), str(int(found[0]) + 1)
     for found in _NOT.finditer(code):
         yield "not", *found.span(), ""
-    indent = len(code) - len(code.lstrip())
-    whole = indent, indent + len(bare)
+    start = code.index(bare)
+    whole = start, start + len(bare)
     if _GUARD.match(bare):
         yield "guard", *whole, ";"
     elif _CALL.match(bare) and not bare.startswith(("return", "if", "for", "while", "case")):

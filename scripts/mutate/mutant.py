@@ -26,9 +26,8 @@ class Edit:
         return source[: self.start] + self.text.encode() + source[self.end :]
 
     def shown(self, source: bytes) -> str:
-        before = " ".join(source[self.start : self.end].decode().split())
-        after = " ".join(self.text.split())
-        return f"{_short(before)} -> {_short(after) or 'nothing'}"
+        before = _short(source[self.start : self.end].decode())
+        return f"{before} -> {_short(self.text) or 'nothing'}"
 
 
 @dataclass(frozen=True)
@@ -65,4 +64,5 @@ def numbered(edits: list[Edit]) -> list[Mutant]:
 
 
 def _short(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."

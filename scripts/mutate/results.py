@@ -60,11 +60,10 @@ class Results:
         return self._judged(verdict)
 
     def add(self, aim: Aim, status: Status, by: str, seconds: float) -> Verdict:
-        edit, scope = aim.mutant.edit, aim.mutant.scope_digest
-        change = edit.shown((self._root / aim.path).read_bytes())
+        change = aim.mutant.edit.shown((self._root / aim.path).read_bytes())
         verdict = Verdict(
             *(aim.mutant.key, aim.target.area, change, status.value, round(seconds, 1)),
-            *(scope, self._tests_of(aim), by),
+            *(aim.mutant.scope_digest, self._tests_of(aim), by),
         )
         with self._lock, self._path.open("a") as file:
             self._verdicts[verdict.key] = verdict
@@ -89,8 +88,6 @@ def _line(verdict: Verdict) -> str:
 
 def equivalents(document: Path) -> dict[str, str]:
     """Reasons by key: rows `| `key` | reason |` of the document's table."""
-    if not document.exists():
-        return {}
     _, _, section = document.read_text().partition(_TITLE)
     section = section.partition("\n## ")[0]
     return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}

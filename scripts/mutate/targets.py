@@ -6,22 +6,15 @@ targets.toml has them. A file is named by the end of its module's name, so that 
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 
 from scripts.common.package_copy import CPP_TESTS, tracked
 from scripts.mutate import cpp_source, python_source
 from scripts.mutate.mutant import Mutant
 
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _NOT_MUTATED = ("tests", "scripts", "bench", "tools")
-
-
-@cache
-def _test_file(name: str) -> str:
-    """The one test file of this name, relative to the root."""
-    (file,) = _ROOT.glob(f"tests/*/{name}.py")
-    return str(file.relative_to(_ROOT))
 
 
 @dataclass(frozen=True)
@@ -33,9 +26,12 @@ class Target:
     name: str
     tests: tuple[str, ...]
 
-    @property
-    def runs(self) -> list[str]:
-        return [_test_file(test) for test in self.tests if test != CPP_TESTS]
+    @cached_property
+    def runs(self) -> tuple[str, ...]:
+        """Test files, relative to the root. Raises ValueError where a name is not one file's."""
+        names = [test for test in self.tests if test != CPP_TESTS]
+        files = [file for name in names for (file,) in (ROOT.glob(f"tests/*/{name}.py"),)]
+        return tuple(str(file.relative_to(ROOT)) for file in files)
 
 
 def _targets(language: str) -> Iterator[Target]:

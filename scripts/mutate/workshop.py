@@ -79,7 +79,7 @@ class Workshop:
         yield self._all(aim, self._copy.build)
 
     def _all(self, aim: Aim, build: Callable[[], bool]) -> _Step:
-        runs = tuple(aim.target.runs)
+        runs = aim.target.runs
         if runs not in self._baselines:
             begun = time.monotonic()
             command, _, _ = _step(runs, 0.0, build)
@@ -120,8 +120,7 @@ class Workshop:
         """Once. What does not build without a mutant would make every mutant invalid."""
         if self._builds_cpp:
             return
-        is_configured = (self._copy.cpp_build / "build.ninja").exists()
-        if not is_configured and not self._copy.configure():
+        if not (self._copy.cpp_build / "build.ninja").exists() and not self._copy.configure():
             raise BrokenWorkshop("cmake cannot configure the C++ part: is doctest-dev there?")
         if not self._copy.build_tests():
             raise BrokenWorkshop(f"the tests in C++ do not build: see {self._copy.log}")

@@ -7,7 +7,6 @@ from functools import partial
 import grpc
 
 from scripts.attack.attack import Attempt
-from scripts.attack.crowd import at_once
 from scripts.attack.grpc_call import ask, bearer, judge, service
 from scripts.attack.http_call import raw
 from scripts.attack.world import ANN, BOB, MOST_SESSIONS, OWNER
@@ -69,7 +68,7 @@ def cancel_storm(attempt: Attempt) -> None:
                 number += 1
                 leave = rng.uniform(0.001, 0.5) if rng.random() < 0.8 else None
                 calls.append(partial(ask_and_leave, number, leave, channel))
-            at_once(_STORM, calls, attempt.until)
+            attempt.at_once(_STORM, calls)
 
 
 def unread_streams(attempt: Attempt) -> None:
@@ -99,7 +98,7 @@ def unread_streams(attempt: Attempt) -> None:
     with world.channel(world.decode) as channel:
         calls = [partial(hold, node.http_address) for node in world.nodes for _ in range(150)]
         calls += [partial(watch, channel)] * 30
-        at_once(len(calls), calls, attempt.until)
+        attempt.at_once(len(calls), calls)
 
 
 def _unread(address: str, sent: bytes, seconds: float) -> bytes:

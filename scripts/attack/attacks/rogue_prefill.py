@@ -15,11 +15,8 @@ import numpy as np
 
 from scripts.attack.attack import Attempt
 from scripts.attack.attacks.rogue_listing import Listing
-from scripts.attack.attacks.rogue_receiver import damaged
+from scripts.attack.attacks.rogue_receiver import damaged, embedded_layout
 from scripts.attack.drawing import examples, messages
-from tasuki.cli.embedded import embedded_model
-from tasuki.engine.build import build_parts
-from tasuki.engine.config import EngineConfig
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc, inference_pb2
 from tasuki.pycache.layout import CacheLayout
@@ -152,8 +149,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
 
 
 def rogue_prefill(attempt: Attempt) -> None:
-    config = EngineConfig(model=str(embedded_model()), dtype="float32", arena_mib=16)
-    layout, listing = build_parts(config).layout, Listing()
+    layout, listing = embedded_layout(), Listing()
     rogues = (
         RogueNode("rogue-0", attempt.rng, layout, 0.0, Listing()),
         RogueNode("rogue-1", attempt.rng, layout, _WAIT_SECONDS, listing),
