@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scripts.common.daemons import ModuleDaemon
+from scripts.common.probe import Probe
 from scripts.common.processes import resident, tree, tree_seconds
 from scripts.neighbours.model_folder import write_chat_folder
 from scripts.neighbours.noise import ANSWER, STAND_INS, Crowd, plain, send, worst
@@ -105,36 +106,6 @@ def _chats(address: str, seconds: float) -> tuple[list[float], int]:
     return firsts, len(lost)
 
 
-class _Health:
-    """Probes /health every 20 ms between enter and exit."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.seconds: list[float] = []
-
-    def __enter__(self) -> "_Health":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.02):
-            begun = time.perf_counter()
-            with closing(http.client.HTTPConnection(self._address, timeout=60)) as connection:
-                try:
-                    connection.request("GET", "/health")
-                    connection.getresponse().read()
-                except (OSError, http.client.HTTPException):
-                    self.seconds.append(60.0)
-                    continue
-            self.seconds.append(time.perf_counter() - begun)
-
-
 @contextmanager
 def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
     """Send the crowd's bodies until it exits. The counts that it yields, of how each body ended,
@@ -201,7 +172,7 @@ def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
         among, _ = _chats(address, given.alone)
     before = _memory(node.pid)
     with (
-        _Health(address) as health,
+        Probe(address, node.pid, 60.0, 0.02) as health,
         _noise(replace(some, shapes=worst, stand_ins=STAND_INS)) as sent,
     ):
         beside, lost = _chats(address, given.seconds)
@@ -221,9 +192,10 @@ def _judged(node: Daemon, address: str, given: argparse.Namespace) -> int:
         ("p95 beside / alone", f"{slower:.2f}", slower <= MOST_SLOWER),
         (
             "/health p99",
-            f"{1000 * _part(health.seconds, 0.99):.1f} ms",
-            _part(health.seconds, 0.99) <= MOST_HEALTH_SECONDS,
+            f"{1000 * _part(health.waits, 0.99):.1f} ms",
+            _part(health.waits, 0.99) <= MOST_HEALTH_SECONDS,
         ),
+        ("/health refused", f"{health.refused}", health.refused == 0),
         ("processors busy, 5 s after", f"{idle:.2f}", idle <= MOST_IDLE_SHARE),
         ("memory kept, 5 s after", f"{kept / 2**20:.0f} MiB", kept <= MOST_KEPT_BYTES),
     )

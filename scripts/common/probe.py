@@ -1,4 +1,4 @@
-"""Asks a node's /health again and again while it is attacked, and watches its memory.
+"""Asks a node's /health again and again, and watches its memory.
 
 Owns a thread. Invariant: how long a node was silent is measured in processor time of its event
 loop's thread, so that a busy machine is no finding; only a silence beyond all reason counts by the
@@ -8,17 +8,18 @@ clock.
 import http.client
 import threading
 import time
+from typing import Self
 
 from scripts.common.processes import loop_seconds, resident
-
-_INTERVAL = 0.1
 
 
 class Probe:
     """Between start() and stop(). pid: the daemon's, whose first thread runs its event loop."""
 
-    def __init__(self, address: str, pid: int, patience: float) -> None:
-        """patience: seconds of the clock after which a silence is a finding by itself."""
+    def __init__(self, address: str, pid: int, patience: float, interval: float = 0.1) -> None:
+        """patience: seconds of the clock after which a silence is a finding by itself. interval:
+        seconds between two probes."""
+        self._interval = interval
         self._address = address
         self._pid = pid
         self._patience = patience
@@ -28,8 +29,8 @@ class Probe:
         self.refused = 0
         self.worst_busy = 0.0
         """The most processor time that the loop took while one probe waited, seconds."""
-        self.worst_wait = 0.0
-        """The longest that one probe waited, seconds of the clock."""
+        self.waits: list[float] = []
+        """How long each probe waited, seconds of the clock."""
         self.most_memory = 0
         """Resident bytes."""
 
@@ -40,6 +41,17 @@ class Probe:
         self._over.set()
         self._thread.join()
 
+    @property
+    def worst_wait(self) -> float:
+        return max(self.waits, default=0.0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+
     def _run(self) -> None:
         while not self._over.is_set():
             try:
@@ -48,7 +60,7 @@ class Probe:
                 self.refused += 1
             except ProcessLookupError:
                 return
-            self._over.wait(_INTERVAL)
+            self._over.wait(self._interval)
 
     def _ask(self) -> None:
         self.most_memory = max(self.most_memory, resident(self._pid))
@@ -59,7 +71,7 @@ class Probe:
             status = connection.getresponse().status
         finally:
             connection.close()
-            self.worst_wait = max(self.worst_wait, time.monotonic() - began)
+            self.waits.append(time.monotonic() - began)
             self.worst_busy = max(self.worst_busy, loop_seconds(self._pid) - busy)
         if status == 200:
             self.answers += 1
