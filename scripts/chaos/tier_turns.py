@@ -104,8 +104,8 @@ class Turns:
         self._loading: dict[int, tuple[Allocation, Tokens]] = {}
         self._landed: deque[tuple[Allocation, Tokens, LoadEnd]] = deque()
         words = (LAYOUT.block_bytes // 8, LAYOUT.slab_bytes // 8)
-        memory = self.arena.bytes.numpy().view(np.int64)
-        self._blocks, self._slots = memory.reshape(-1, words[0]), memory.reshape(-1, words[1])
+        whole = self.arena.bytes.numpy().view(np.int64)
+        self._blocks, self._slots = whole.reshape(-1, words[0]), whole.reshape(-1, words[1])
 
     def record_event(self) -> Event:
         run_copies(self.arena, self.cache.take_copies())

@@ -7,6 +7,7 @@ Each round is one seed, printed before it starts: `--seed N` begins with the rou
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -35,7 +36,7 @@ def run(asked: TreeSettings, say: Callable[[str], None]) -> Tally:
             super().__init__()
             tally.count("histories")
 
-        def check_invariants(self, *args: object, **named: object) -> None:
+        def check_invariants(self, *args: Any, **named: Any) -> None:
             tally.count("checked steps")
             super().check_invariants(*args, **named)
 
