@@ -27,7 +27,7 @@ from tasuki.bench.load.model_folder import write_model_folder
 from tasuki.bench.load.node_process import NodeProcess, node_process
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.harness.processes import ended
 
 _CONNECTIONS = 16

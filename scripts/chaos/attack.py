@@ -8,7 +8,7 @@ from scripts.attack.campaign import table
 from scripts.attack.catalogue import ATTACKS
 from scripts.common.command import seed_option
 from scripts.common.tally import Tally
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 VOCABULARY = 2000
 

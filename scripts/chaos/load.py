@@ -22,7 +22,7 @@ from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy, is_transient
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.harness.daemons import flags
 
 FAULTS = (Fault.KILL_PREFILL, Fault.STOP_PREFILL, Fault.STOP_DECODE, Fault.KILL_DECODE)

@@ -24,7 +24,7 @@ from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.session import Client
 from tasuki.engine.messages import Usage
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.harness.daemons import flags
 
 SHARES = {

@@ -16,14 +16,14 @@ from scripts.chaos.faults import Disturbance, Fault, fault_option
 from scripts.chaos.world import World, undisturbed
 from scripts.common.command import seed_option
 from scripts.common.tally import Tally
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.demo import TIE_MARGIN
 from tasuki.client.aio import AsyncClient
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy
 from tasuki.client.session import Client
 from tasuki.engine.messages import Usage
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.harness.daemons import Question, flags
 
 FAULTS = (Fault.CUT, Fault.HALF_OPEN, Fault.FREEZE_PREFILL, Fault.FREEZE_DECODE)

@@ -17,7 +17,7 @@ from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
 from tasuki.transfer.failpoints import WINDOW_PLACES, Place
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.harness.daemons import Node, Question, asked, questions
 from tests.harness.waiting import until
 

@@ -16,7 +16,7 @@ import numpy as np
 from scripts.chaos.tier_turns import RandomFaults, Turns
 from scripts.common.tally import Tally
 from tasuki.engine.tiers.tier_prices import CPU_LINK
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.harness.engines import alone, prompt, submit, tiny_engine, tiny_parts
 from tests.harness.tiers import FaultyDisk, TieredEngine
 
@@ -133,7 +133,7 @@ def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
 def _node(folder: Path) -> TieredEngine:
     disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, _SLABS)
     # The model is so small that little would be worth a read from a true disk.
-    with mock.patch("tasuki.engine.build.DISK_LINK", CPU_LINK):
+    with mock.patch("tasuki.engine.assembly.engines.DISK_LINK", CPU_LINK):
         return TieredEngine(slabs=60, host_slabs=200, disk=disk.memory())
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from scripts.common.tally import Tally
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 from tests.cache.test_tree_state_machine import TreeMachine
 
 _HISTORIES_A_ROUND = 500

@@ -8,7 +8,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from tasuki.cli.demo.token_comparison import TIE_MARGIN
+from tasuki.cli.demo import TIE_MARGIN
 
 _MIB = 2**20
 

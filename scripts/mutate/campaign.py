@@ -21,7 +21,7 @@ from scripts.mutate.results import Results, Verdict
 from scripts.mutate.targets import ROOT, Aim
 from scripts.mutate.touched_lines import TouchedLines
 from scripts.mutate.workshop import BrokenWorkshop, Workshop
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 _FOLDER = ROOT / "build" / "mutate"
 

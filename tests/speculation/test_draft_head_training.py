@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
-from tasuki.model.batch import Batch, SequenceSlice
 from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, SequenceSlice
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tests.harness.goldens import Request, Workspace, final_hidden, golden, reference_dir
