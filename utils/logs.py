@@ -1,13 +1,9 @@
-"""What a daemon tells while it runs: its log, and the progress of long work at its start.
+"""Output of a running daemon: its log, and the progress of long work at its start.
 
-How a daemon writes its log: lines for people, or one JSON object a line for machines.
-
-Owns the root logger's handler, once a process. A record's extras
-(`extra={"request_id": ...}`) become fields of the object, and stand behind the text.
-
-The progress of long work at start: a bar on a terminal, lines of the log elsewhere.
-
-A bar owns the last line of a terminal until the work is done. One thread.
+The log has lines for people, or one JSON object a line for machines. The root logger has one
+handler a process, owned here. A record's extras (`extra={"request_id": ...}`) become fields of the
+object, or follow the text. Progress is a bar on a terminal, and lines of the log elsewhere. A bar
+owns the terminal's last line until the work is done. One thread.
 """
 
 import json

@@ -1,19 +1,11 @@
-"""What the operating system and the interpreter are told, and what they are asked.
+"""Settings of the operating system and the interpreter, reports to the service manager, CPU units.
 
-What the operating system is told of threads and processes: names, and who dies with whom.
-
-`top -H`, perf and /proc show a thread's name. Python gives its own names to the system from 3.14 on
-only.
-
-For how long a thread that computes in Python keeps the interpreter's lock where others wait for
-it.
-
-What this process reports to the service manager that started it (systemd's Type=notify).
-
-A datagram to the socket that NOTIFY_SOCKET names; without one nothing is sent. Any thread. Nothing
-waits, and nothing fails: a manager that cannot be reached is logged once a message.
-
-Which numbers this machine's CPU multiplies in units of its own.
+- Threads and processes: their names (shown by `top -H`, perf and /proc), and death with the parent.
+  Python itself gives its thread names to the system from 3.14 on only.
+- The interpreter's lock: how long a computing thread keeps it while others wait.
+- The service manager (systemd's Type=notify): a datagram to the socket in NOTIFY_SOCKET, nothing
+  without it. Any thread. Nothing waits or fails: an unreachable manager is logged once a message.
+- The CPU: the number types that it multiplies in units of its own.
 """
 
 import ctypes

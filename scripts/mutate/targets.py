@@ -84,4 +84,4 @@ def _file_of(name: str, paths: list[Path]) -> tuple[Path, str]:
             raise ValueError(f"{name} is the name of {fitting}: write more of it")
         if fitting:
             return fitting[0], ".".join(end)
-    raise ValueError(f"no file of a module {name}: does scripts/mutate/targets.py name it right?")
+    raise ValueError(f"no file of a module {name}: does scripts/mutate/targets.toml name it right?")
