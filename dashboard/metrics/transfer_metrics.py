@@ -1,19 +1,13 @@
-"""What goes between nodes: hand-overs sent and lost, pulls, copied states.
+"""Metrics of transfers between nodes: rooms, pulls, copied states, lost hand-overs.
 
-Counters and histograms of a prefill node's rooms, fed as each room ends.
+All borrow their registry. One thread.
 
-Borrows its registry. One thread.
-
-Counters of the prefixes that a prefill node pulled from decode nodes instead of computing them.
-
-Owns no registry but the one it is given. One thread.
-
-States that go from node to node though nobody waits for them there: what a node that ends leaves
-to prefill nodes, and what a decode node fetches. Borrows its registry. One thread.
-
-Counters of lost hand-overs, and how long their granted pages stayed out of use.
-
-Borrows its registry; owns the rooms that wait for their fence. One thread.
+RoomMetrics: A prefill node's rooms, fed as each ends.
+PullMetrics: Prefixes pulled by a prefill node from decode nodes instead of being computed.
+CopiedStateMetrics: States copied without a waiting request: those left to prefill nodes by an
+ending node, and those fetched by a decode node.
+FaultMetrics: Lost hand-overs, and how long their granted pages stayed out of use. Owns the rooms
+that wait for their fence.
 """
 
 import time
