@@ -39,6 +39,10 @@ from tasuki.transfer.liveness.link_status import (
 )
 from tasuki.utils.tls import ServerTls, not_after_dates
 
+_ENGINE_SECONDS = 2.0
+_DISK_SECONDS = 0.5
+"""Below the least time that scrapes are usually given."""
+
 
 @dataclass(frozen=True)
 class NodeFiles:
@@ -166,11 +170,6 @@ class LatestCounters:
     def close(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
-
-
-_ENGINE_SECONDS = 2.0
-_DISK_SECONDS = 0.5
-"""Below the least time that scrapes are usually given."""
 
 
 class NodeWatch:

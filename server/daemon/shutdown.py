@@ -19,6 +19,8 @@ from tasuki.server.engine_client import EngineClient
 from tasuki.server.errors import RequestAborted, RequestRejected
 from tasuki.utils.system import report_stopping
 
+log = logging.getLogger(__name__)
+
 _STDIN = 0
 
 
@@ -72,8 +74,6 @@ class StopRequest:
             asyncio.get_running_loop().remove_reader(_STDIN)
             self.ask()
 
-
-log = logging.getLogger(__name__)
 
 MOST_SECONDS = 10.0
 _PART_OF_DRAIN = 3

@@ -41,7 +41,31 @@ from .interceptors import (
     refusing,
 )
 
+log = logging.getLogger(__name__)
+
+_OPTIONS = (
+    # Gateways ping often and without calls; gRPC's defaults would cut them off.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Finds clients that vanished without closing the connection.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_concurrent_streams", 4096),
+    ("grpc.max_metadata_size", 16 * 2**10),
+    ("grpc.absolute_max_metadata_size", 32 * 2**10),
+)
+
+# Generic to type checkers only.
+Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
+
 _PATIENCE_SECONDS = 30.0
+
+# How long the end of a server waits for a loop that has died or stands.
+_LATE_SECONDS = 5.0
 
 
 class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -158,31 +182,6 @@ def _bridged(handler: Any, loop: asyncio.AbstractEventLoop) -> Any:
 
 def _as_it_is(message: Any) -> Any:
     return message
-
-
-log = logging.getLogger(__name__)
-
-_OPTIONS = (
-    # Gateways ping often and without calls; gRPC's defaults would cut them off.
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    # Finds clients that vanished without closing the connection.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 300_000),
-    ("grpc.max_concurrent_streams", 4096),
-    ("grpc.max_metadata_size", 16 * 2**10),
-    ("grpc.absolute_max_metadata_size", 32 * 2**10),
-)
-
-# Generic to type checkers only.
-Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
-
-# How long the end of a server waits for a loop that has died or stands.
-_LATE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)

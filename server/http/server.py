@@ -52,27 +52,12 @@ from .web_sockets import OPEN_SOCKETS, OpenSockets
 
 log = logging.getLogger(__name__)
 
-
-class HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """For aiohttp's server. Invariant: errors that no client caused keep level and traceback."""
-
-    def __init__(self) -> None:
-        super().__init__(log)
-
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        if isinstance(exc_info, HttpProcessingError):
-            self.debug("a head that is no HTTP: %s", exc_info.message[:200])
-        else:
-            super().exception(msg, *args, exc_info=exc_info, **more)
-
-
 # Longer than proxies keep a connection that they may use again.
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 
 _SOCKETS = frozenset({("GET", "/v1/responses")})
 """Routes of sockets: their messages are calls, they themselves are none that a drain waits for."""
-
 
 Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
 
@@ -315,3 +300,16 @@ def _let_in(
 def _reading_later(route: web.RouteDef) -> web.RouteDef:
     kwargs = {**route.kwargs, "expect_handler": leave_later}
     return web.RouteDef(route.method, route.path, route.handler, kwargs)
+
+
+class HttpLog(logging.LoggerAdapter[logging.Logger]):
+    """For aiohttp's server. Invariant: errors that no client caused keep level and traceback."""
+
+    def __init__(self) -> None:
+        super().__init__(log)
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        if isinstance(exc_info, HttpProcessingError):
+            self.debug("a head that is no HTTP: %s", exc_info.message[:200])
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)

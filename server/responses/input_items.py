@@ -33,68 +33,7 @@ SUMMARY_LEAD = "Summary of the conversation before this, of which only some mess
 _COMPACTION_PREFIX = "tasuki.compaction."
 _CHECK_BYTES = 8
 
-
-def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
-    """Return the item of a summary."""
-    text = summary.encode(errors="replace")
-    carried = base64.b64encode(_check(text) + text).decode()
-    return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + carried}
-
-
-def read_compaction(item: dict[str, Any], place: str) -> str:
-    """Return the summary of an item that came back, as a model reads it. Raises InvalidField."""
-    field = f"{place}.encrypted_content"
-    content = item.get("encrypted_content")
-    if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
-        raise InvalidField(field, "was not made by tasuki: send the conversation itself")
-    try:
-        found = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), validate=True)
-        text = found[_CHECK_BYTES:].decode()
-    except (binascii.Error, ValueError) as error:
-        raise InvalidField(field, "is not as it was sent") from error
-    if found[:_CHECK_BYTES] != _check(found[_CHECK_BYTES:]):
-        raise InvalidField(field, "is not as it was sent")
-    return SUMMARY_LEAD + text
-
-
-def _check(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=_CHECK_BYTES).digest()
-
-
 _REASONING_PREFIX = "tasuki.text."
-
-
-def carried(text: str) -> str:
-    return _REASONING_PREFIX + base64.b64encode(text.encode(errors="replace")).decode()
-
-
-def read_reasoning(item: dict[str, Any], place: str) -> str:
-    """Of an item that came back. What another model thought is shown by its summary alone."""
-    shown = _texts(item.get("content"), f"{place}.content")
-    if shown:
-        return shown
-    content = item.get("encrypted_content")
-    if isinstance(content, str) and content.startswith(_REASONING_PREFIX):
-        try:
-            return base64.b64decode(content.removeprefix(_REASONING_PREFIX), validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            raise InvalidField(f"{place}.encrypted_content", "is not as it was sent") from error
-    return _texts(item.get("summary"), f"{place}.summary")
-
-
-def _texts(parts: Any, place: str) -> str:
-    if parts is None:
-        return ""
-    if not isinstance(parts, list):
-        raise InvalidField(place, "must be a list of parts")
-    texts = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            raise InvalidField(place, "must be a list of parts with a text")
-        texts.append(text)
-    return "\n\n".join(texts)
-
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _REFERENCE = "item_reference"
@@ -221,3 +160,62 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = 
     "reasoning": _reasoning,
     KIND: _compaction,
 }
+
+
+def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
+    """Return the item of a summary."""
+    text = summary.encode(errors="replace")
+    encoded = base64.b64encode(_check(text) + text).decode()
+    return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + encoded}
+
+
+def read_compaction(item: dict[str, Any], place: str) -> str:
+    """Return the summary of an item that came back, as a model reads it. Raises InvalidField."""
+    field = f"{place}.encrypted_content"
+    content = item.get("encrypted_content")
+    if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
+        raise InvalidField(field, "was not made by tasuki: send the conversation itself")
+    try:
+        found = base64.b64decode(content.removeprefix(_COMPACTION_PREFIX), validate=True)
+        text = found[_CHECK_BYTES:].decode()
+    except (binascii.Error, ValueError) as error:
+        raise InvalidField(field, "is not as it was sent") from error
+    if found[:_CHECK_BYTES] != _check(found[_CHECK_BYTES:]):
+        raise InvalidField(field, "is not as it was sent")
+    return SUMMARY_LEAD + text
+
+
+def _check(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_CHECK_BYTES).digest()
+
+
+def carried(text: str) -> str:
+    return _REASONING_PREFIX + base64.b64encode(text.encode(errors="replace")).decode()
+
+
+def read_reasoning(item: dict[str, Any], place: str) -> str:
+    """Of an item that came back. What another model thought is shown by its summary alone."""
+    shown = _texts(item.get("content"), f"{place}.content")
+    if shown:
+        return shown
+    content = item.get("encrypted_content")
+    if isinstance(content, str) and content.startswith(_REASONING_PREFIX):
+        try:
+            return base64.b64decode(content.removeprefix(_REASONING_PREFIX), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise InvalidField(f"{place}.encrypted_content", "is not as it was sent") from error
+    return _texts(item.get("summary"), f"{place}.summary")
+
+
+def _texts(parts: Any, place: str) -> str:
+    if parts is None:
+        return ""
+    if not isinstance(parts, list):
+        raise InvalidField(place, "must be a list of parts")
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise InvalidField(place, "must be a list of parts with a text")
+        texts.append(text)
+    return "\n\n".join(texts)

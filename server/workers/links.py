@@ -36,6 +36,8 @@ from tasuki.server.errors import ServerError
 from . import messages as w
 from .messages import KINDS, error_of
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class NodeSockets:
@@ -81,8 +83,6 @@ def worker_frame(messages: Sequence[Any]) -> bytearray:
 def worker_frames() -> FrameReader:
     return FrameReader(lambda body: [value for _, value in values_of(body, _READ)])
 
-
-log = logging.getLogger(__name__)
 
 _GONE = "this front has lost its node's registry; ask again"
 

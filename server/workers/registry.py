@@ -35,6 +35,15 @@ from . import messages as w
 from .ask_table import AskState, AskTable
 from .messages import refused
 
+log = logging.getLogger(__name__)
+
+Send = Callable[[Sequence[Any]], None]
+
+_NEVER_SENT = m.RequestError(
+    m.ErrorKind.INTERNAL, "its front left before the engine had it; ask again"
+)
+_ENDED_BEFORE_GRANT = "the call ended before the node let it in; ask again"
+
 
 @dataclass(frozen=True)
 class NodeState:
@@ -75,16 +84,6 @@ class EnteredCall(Begun):
     def answers(self) -> int:
         """Return how many answers the call asks for."""
         return sum(len(submit.answer_ids) for submit in self.ask.submits)
-
-
-log = logging.getLogger(__name__)
-
-Send = Callable[[Sequence[Any]], None]
-
-_NEVER_SENT = m.RequestError(
-    m.ErrorKind.INTERNAL, "its front left before the engine had it; ask again"
-)
-_ENDED_BEFORE_GRANT = "the call ended before the node let it in; ask again"
 
 
 class WorkerSeat:
