@@ -1,4 +1,4 @@
-"""What a node's drain goes by: its place in load balancers' rotation, and calls in progress.
+"""State of a node's drain: its place in load balancers' rotation, and calls in progress.
 
 Rotation: Whether load balancers are to send this node requests, and the grace once they are not. A
 node out of rotation is not ready and still takes requests; after the grace it may refuse them. One

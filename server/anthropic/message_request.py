@@ -1,4 +1,4 @@
-"""What a Messages request asks, its `tools` and `tool_choice` included. On any thread.
+"""Reads a Messages request, its `tools` and `tool_choice` included. On any thread.
 
 A field that would change the answer and that this engine cannot honour is refused, never ignored;
 fields about accounts and routing are ignored, and so are those of a cache's lifetime.

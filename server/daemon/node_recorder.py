@@ -1,4 +1,4 @@
-"""What a node records of itself: the history behind its page, and a line of activity in its log.
+"""A node's record of itself: the history behind its page, and a line of activity in its log.
 
 NodeRecorder: Keeps the messages of the engine and its hand-overs, and the counters once a second.
 Owns the history. Thread rule: the event loop's. `observe` never waits.

@@ -1,4 +1,4 @@
-"""How a daemon ends: the requests to stop it, and the time it leaves states to its heirs.
+"""End of a daemon: requests to stop it, and the time for leaving states to its heirs.
 
 StopRequest owns the process's signal handlers while a StopRequest is entered. One event loop's
 thread.

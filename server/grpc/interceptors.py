@@ -1,4 +1,4 @@
-"""What each gRPC call passes before its method: keys, typed errors, methods that are not served.
+"""Checks of each gRPC call before its method: keys, typed errors, unserved methods.
 
 RequireScope: Checks each gRPC call against surfaces.py before the method's message is read. Uses
 methods' names alone. A key is never logged. One event loop's thread.

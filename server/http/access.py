@@ -1,4 +1,4 @@
-"""Which HTTP requests are let in: by Host, by key and scope, and by a browser page's origin.
+"""Admission of HTTP requests by Host, by key and scope, and by a browser page's origin.
 
 require_host(): The names by which a request may address this server. A foreign name that resolves
 to this address makes a web page of one origin with this server in a browser (DNS rebinding); only

@@ -1,4 +1,4 @@
-"""What a chat request gives a chat template: `messages`, `tools`, and the template's variables.
+"""Inputs of a chat template, from a chat request: `messages`, `tools`, the template's variables.
 
 Pure functions; an error names the place of the wrong value.
 

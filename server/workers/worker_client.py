@@ -1,4 +1,4 @@
-"""A front worker's stand-ins for what the node has once: engine, sessions, stored responses.
+"""A front worker's stand-ins for the node's single engine, sessions and stored responses.
 
 WorkerClient: A front worker's client of the engine: as EngineClient for clients' calls, over two
 sockets. Owns the answers that its clients have yet to read. What is one per node is asked of the

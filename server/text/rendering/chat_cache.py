@@ -1,4 +1,4 @@
-"""What is remembered of rendered conversations: tokens of pieces, and texts of beginnings.
+"""Memory of rendered conversations: tokens of pieces, and texts of beginnings.
 
 EncodedPieces: Encodes the pieces of rendered conversations that stand between special tokens, and
 remembers their tokens. Owns what is remembered. Thread rule: any thread. Invariants: tokens are
