@@ -39,7 +39,7 @@ from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.services import grpc_services
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.pages import Opened, launched, opened
-from tests.harness.processor_time import processor_seconds
+from tests.harness.waiting import processor_seconds
 
 VIEWS = ("overview", "tree", "sessions", "requests", "handovers", "faults")
 MOST_SHARE = 0.03

@@ -23,8 +23,8 @@ from tasuki.pycache.arena_key import ArenaKey, Place
 from tasuki.pycache.copies import run_copies
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout, LayerKind
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tests.harness.manual_clock import ManualClock
 from tests.harness.tiers import FaultyCopies, FaultyDisk
+from tests.harness.waiting import ManualClock
 
 from .random_faults import RandomFaults
 

@@ -47,7 +47,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
 from tests.harness.fork_server import fork_context
 from tests.harness.forked_daemon import ForkedProgram
-from tests.harness.processes import command_of
+from tests.harness.programs import command_of
 from tests.harness.waiting import HANG_SECONDS
 
 
@@ -72,7 +72,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         started.stderr.close()
 
 
-FEW = ["--streams", "8", "--seconds", "2", "--prompt", "70", "--answer", "20"]
+FEW = ["--streams", "8", "--clients", "1", "--seconds", "1", "--prompt", "70", "--answer", "20"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.flags import parse_config, parse_configs
 from tasuki.utils.config.options import option
-from tests.harness.command_line import error_line, exit_status
+from tests.harness.programs import error_line, exit_status
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ takes nothing away."""
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from tasuki.cli.fleet.node_poll import NodePoll
 from tasuki.cli.fleet.poll_settings import Credentials, PollLimits
 from tasuki.cli.planner.cluster import ClusterNode, NodePhase
 from tasuki.cli.planner.fleet_observer import FleetObserver
+from tasuki.cli.planner.node_access import NodeAccess
 from tasuki.cli.planner.node_figures import PLANNED_BY
 from tasuki.cli.planner.placed_nodes import PlacedNodes
 from tasuki.cli.planner.plan_loop import PlanLoop
+from tasuki.cli.ray.actor import RayNode
 from tasuki.client.errors import ClientError
 from tasuki.client.prompt import Prompt
 from tasuki.client.retry import RetryPolicy, is_transient
@@ -28,8 +30,40 @@ from tasuki.routing.planner.observation import NodeRole
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tests.harness.daemons import flags, random_prompt
-from tests.harness.local_nodes import local_nodes
 from tests.harness.waiting import HANG_SECONDS, until
+
+
+# A planner's cluster on this machine: each node a daemon, kept as Ray's actors keep theirs, on a
+# thread of its own.
+class _OnAThread:
+    """A NodeHandle."""
+
+    def __init__(self, node: RayNode) -> None:
+        self._node = node
+        self._thread = ThreadPoolExecutor(1)
+
+    def ask(self, method: str, *arguments: Any) -> "Future[Any]":
+        return self._thread.submit(getattr(self._node, method), *arguments)
+
+    def end(self) -> None:
+        self._thread.submit(self._node.drain, HANG_SECONDS)
+        self._thread.shutdown()
+
+
+@contextmanager
+def local_nodes(flags: Sequence[str]) -> Iterator[PlacedNodes]:
+    """flags: of every daemon."""
+
+    def start(role: NodeRole, name: str) -> _OnAThread:
+        access = NodeAccess(drain_seconds=HANG_SECONDS)
+        return _OnAThread(RayNode(role.value, name, flags, "127.0.0.1", access))
+
+    nodes = PlacedNodes(start)
+    try:
+        yield nodes
+    finally:
+        nodes.end()
+
 
 pytestmark = [
     pytest.mark.timeout(600),

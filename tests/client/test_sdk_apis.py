@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.anthropic_client import anthropic, anthropic_client
 from tests.harness.daemons import Node
-from tests.harness.openai_client import openai, openai_client
+from tests.harness.openai_client import anthropic, anthropic_client, openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node
 
 KEY = "a-key-of-this-test"

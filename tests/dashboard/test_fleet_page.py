@@ -12,7 +12,6 @@ from tasuki.dashboard.fleet.exposition_text import read_samples
 from tasuki.dashboard.fleet.fleet import MOST_ROWS, Fleet
 from tasuki.dashboard.fleet.metric_names import WANTED
 from tasuki.server.auth.access import LOOPBACK_ONLY
-from tests.harness.axe import grave_findings
 from tests.harness.imagined_fleet import (
     ImaginedNode,
     address_of,
@@ -20,7 +19,7 @@ from tests.harness.imagined_fleet import (
     lived,
     serving,
 )
-from tests.harness.pages import Browser, Opened, opened
+from tests.harness.pages import Browser, Opened, grave_findings, opened
 from tests.harness.waiting import until
 
 JUDGED = (390, 1280)

@@ -11,8 +11,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.engine.scheduling.planning_time import PlanningTime
 from tasuki.engine.thread import EngineThread
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import until
+from tests.harness.waiting import ManualClock, until
 
 
 class Forward(SimpleNamespace):

@@ -1,11 +1,23 @@
 """Other programs, run to their end."""
 
+import os
+import random
+import re
 import shutil
+import socket
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tasuki.cli import main as cli
+from tests.harness.forked_daemon import ForkedDaemon
+from tests.harness.namespaces import inside, why_not
 
 _SECONDS = 250
 
@@ -29,3 +41,132 @@ def output_of(command: Sequence[object], **options: Any) -> str:
     done = finished(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def require_namespaces() -> None:
+    """Skips where this machine has none."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+
+
+def run_in(space: str, module: str, *words: str) -> None:
+    """`python -m MODULE WORDS` in that namespace, to its end, which must be a good one."""
+    inside = ("ip", "netns", "exec", space)
+    output_of([*inside, sys.executable, "-m", module, *words], cwd=ROOT)
+
+
+def daemon_of(space: str) -> Callable[..., ForkedDaemon]:
+    """What launches a Node's daemon in that namespace."""
+    return partial(ForkedDaemon, main=partial(_serve_in, space))
+
+
+def _serve_in(space: str, arguments: list[str]) -> int:
+    # The child has one thread as yet, so that all of it lives there.
+    with inside(space):
+        return cli.main(arguments)
+
+
+_RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO ")
+
+
+def exit_status(argv: Sequence[str]) -> int:
+    """Of `tasuki ARGV`, whether it returns or exits."""
+    try:
+        return cli.main(list(argv))
+    except SystemExit as stopped:
+        return int(str(stopped.code))
+
+
+def error_line(captured: pytest.CaptureFixture[str]) -> str:
+    """All that was written since it was read last, but for records of the log: one line on
+    stderr."""
+    out, err = captured.readouterr()
+    lines = [line for line in err.splitlines() if not _RECORD.match(line)]
+    assert out == "" and err.endswith("\n") and len(lines) == 1, err
+    return lines[0] + "\n"
+
+
+def pytest_run(
+    folder: Path, plugin: str, *more: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Of what lies in `folder`. plugin: a module there or of this repository. more: arguments."""
+    ini = folder / "pytest.ini"
+    ini.write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, folder, *more]
+    return finished(
+        [*command, "--rootdir", folder, "-c", ini],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{ROOT}", **environment},
+    )
+
+
+_GONE = FileNotFoundError, ProcessLookupError
+"""Of a process's file: before it is opened, and between that and its reading."""
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """For a process that binds it later, or again: below those that the kernel hands out by itself,
+    so that no connection takes it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+def ended(pid: int) -> bool:
+    """Gone, or dead and not waited for yet by whoever inherited it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except _GONE:
+        return True
+    return state == "Z"
+
+
+def engine_of(daemon: int) -> int:
+    """The process of a daemon's engine, where it has one of its own."""
+    (found,) = [child for child in _children(daemon) if b"engine_main" in command_of(child)]
+    return found
+
+
+def workers_of(daemon: int) -> list[int]:
+    """The processes of a daemon's front workers."""
+    return [child for child in _children(daemon) if b"worker_main" in command_of(child)]
+
+
+def followers_of(engine: int) -> list[int]:
+    """The processes of the other ranks of an engine's process."""
+    return [child for child in _children(engine) if b"rank_main" in command_of(child)]
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may end meanwhile.
+        with suppress(*_GONE):
+            found += [int(child) for child in task.read_text().split()]
+    return found
+
+
+def command_of(pid: int) -> bytes:
+    """Its arguments, each with a zero byte behind it; nothing once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except _GONE:
+        return b""

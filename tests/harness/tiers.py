@@ -25,8 +25,7 @@ from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.pycache.place_copies import PagePairs
 from tests.harness.engines import Lone, prompt, tiny_engine, tiny_parts
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS, until
+from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 
 class Fault(Enum):

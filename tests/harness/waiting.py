@@ -5,8 +5,11 @@ quiet one. Where speed itself is claimed, a test counts steps, or compares proce
 run.
 """
 
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 HANG_SECONDS = 120.0
 
@@ -20,3 +23,24 @@ def until(holds: Callable[[], bool], what: object, seconds: float = HANG_SECONDS
             raise AssertionError(f"not within {seconds} s: {told}")
         time.sleep(0.005)
     return time.monotonic() - begun
+
+
+@dataclass
+class ManualClock:
+    """now: seconds."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def processor_seconds(pid: int) -> float:
+    """In user and system mode, of all threads of a process that lives."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    # The name in brackets may hold spaces.
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -15,8 +15,7 @@ from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import CALL, SCHEMA, THOUGHT, AgentFront, running_agent_front
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.http_fixtures import running_http
-from tests.harness.response_calls import response_of
-from tests.harness.response_sockets import response_socket
+from tests.harness.response_sockets import response_of, response_socket
 from tests.harness.waiting import until
 
 PATH = "/v1/conversations"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tasuki.server.auth.caller import OWNER
 from tasuki.server.auth.held_bytes import HeldBytes
 from tasuki.utils.free_memory import FreeMemory
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 TRIM_SECONDS = 0.05
 

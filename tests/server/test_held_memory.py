@@ -28,9 +28,8 @@ from tasuki.server.unread_answer import UnreadAnswer
 from tests.harness.agent_front import AgentFront, agent_codec, running_agent_front
 from tests.harness.api_keys import headers, keys_file
 from tests.harness.grpc_fixtures import running_front
-from tests.harness.http_calls import Reply
+from tests.harness.http_calls import Reply, named_events
 from tests.harness.http_fixtures import HttpFront, running_http
-from tests.harness.messages_calls import named_events
 from tests.harness.waiting import HANG_SECONDS, until
 
 MIB = 2**20

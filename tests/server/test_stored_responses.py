@@ -21,7 +21,7 @@ from tasuki.server.responses.stored_responses import ResponseStore, StoredRespon
 from tasuki.server.responses.turn_record import TurnRecord
 from tasuki.server.text.answer_parts import CallArguments, CallBegin, Content
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 ANN, BOB = (RequestContext(Caller(name, tenant=name), tenant=name) for name in ("ann", "bob"))
 HOST = RequestContext(OWNER)

@@ -21,10 +21,9 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.node_codec import node_codec
 from tasuki.server.daemon.serving.fused_node import FusedSide
-from tests.harness.anthropic_client import anthropic_client
 from tests.harness.daemons import Node
 from tests.harness.engines import LETTERS, engine_config, submit, tiny_parts
-from tests.harness.openai_client import openai, openai_client
+from tests.harness.openai_client import anthropic_client, openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
 from tests.harness.waiting import until
 

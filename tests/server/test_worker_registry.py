@@ -26,7 +26,7 @@ from tasuki.server.workers.refusals import error_of, refused
 from tasuki.server.workers.registry import Registry
 from tasuki.server.workers.seats.seat import WorkerSeat
 from tests.harness.grpc_fixtures import TOKENS_ONLY, usage
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)

@@ -9,7 +9,7 @@ import pytest
 from tasuki.proto import handover_pb2
 from tasuki.transfer.fencing.evidence import LeaseExpired
 from tasuki.transfer.sending.write_leases import WriteLeases
-from tests.harness.manual_clock import ManualClock
+from tests.harness.waiting import ManualClock
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("transfer", "engine", "prefill_node", "decode_node", "pycache", "model")

@@ -29,8 +29,7 @@ from tasuki.transfer.windows.send_report import WindowTiming, split_time
 from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.transfer.windows.window import FinishedLayers, WindowHeader, cut
 from tests.harness.loopback_pair import small_layout
-from tests.harness.manual_clock import ManualClock
-from tests.harness.waiting import HANG_SECONDS
+from tests.harness.waiting import HANG_SECONDS, ManualClock
 
 
 def test_steps_wake_waiters_and_remember_times() -> None:
