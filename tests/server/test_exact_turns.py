@@ -34,7 +34,10 @@ TOOLS = [
     }
 ]
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
-TURNS = 10
+TURNS = 5
+"""Every kind of arguments, streamed and whole; a turn behind each, over several pages."""
+LOSING_TURNS = 10
+"""More of them, since what is lost depends on where pages end."""
 OPENING = 8
 """More tokens than an answer's opening has in common with the answer's beginning in the history."""
 # Whether a template keeps what was thought before the last question.
@@ -180,12 +183,12 @@ ARGUMENTS: list[dict[str, Any]] = [
 ]
 
 
-def test_ten_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, template: str) -> None:
-    """One question, nine calls: nothing that was thought is before the last question. Every second
+def test_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, template: str) -> None:
+    """One question and its calls: nothing that was thought is before the last question. Every second
     answer is a stream."""
     chat = Chat(node, template, cache_salt="tools")
     chat.say("user", "What is in the file?")
-    for turn in range(9):
+    for turn in range(TURNS):
         content = "I look.\n\n" if turn % 2 and template != "qwen3" else ""
         text = thought(template, f"Now {turn}.") + content
         usage = chat.answer(text + call(template, ARGUMENTS[turn % 3]), turn % 2 == 1)
@@ -197,7 +200,7 @@ def test_ten_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, tem
             assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < 12
         chat.say("tool", f"line {turn}")
     chat.answer(thought(template, "Done.") + "That is all.", True)
-    assert chat.ends.exact() == [True] * 9, chat.ends.turns
+    assert chat.ends.exact() == [True] * TURNS, chat.ends.turns
 
 
 @pytest.mark.parametrize("asked", [None, True])
@@ -206,11 +209,11 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
 ) -> None:
     fields = {} if asked is None else {"chat_template_kwargs": {"preserve_thinking": asked}}
     chat = Chat(node, template, cache_salt=f"questions {asked}", **fields)
-    for turn in range(10):
+    for turn in range(TURNS):
         chat.say("user", f"What is {turn} and one?")
         chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", False)
     keeps = KEEPS_WHERE_ASKED if asked else KEEPS
-    assert chat.ends.exact() == [template in keeps] * 9, chat.ends.turns
+    assert chat.ends.exact() == [template in keeps] * (TURNS - 1), chat.ends.turns
     for turn, told in enumerate(chat.hybrid[1:], 1):
         causes = {cause for cause, tokens in told["causes"].items() if tokens}
         changed = told.get("template_changed_at")
@@ -235,7 +238,7 @@ def test_no_question_loses_more_than_an_answer_s_opening(
 ) -> None:
     """Whether the client returns thoughts or not, and wherever pages end."""
     chat = kind(node, template, cache_salt=f"lost {kind.__name__}")
-    for turn in range(TURNS):
+    for turn in range(LOSING_TURNS):
         chat.say("user", QUESTION.format(turn) + "Really. " * turn)
         chat.answer(thought(template, f"It is {turn}.") + f"It is {turn + 1}.", turn % 2 == 1)
     assert all(0 <= lost < OPENING for lost in chat.lost), chat.lost
@@ -245,7 +248,7 @@ def test_no_call_loses_more_than_an_answer_s_opening(node: DictatedNode, templat
     """Of a client that does not return thoughts, beside one question and its calls."""
     chat = ForgetfulChat(node, template, cache_salt="lost calls")
     chat.say("user", "What is in the file?")
-    for turn in range(TURNS):
+    for turn in range(LOSING_TURNS):
         text = thought(template, f"Now {turn}.") + call(template, ARGUMENTS[turn % 3])
         chat.answer(text, turn % 2 == 1)
         chat.say("tool", f"line {turn} " * (turn + 1))
