@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.daemons import Node
-from tests.harness.openai_client import anthropic, anthropic_client, openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node
+from tests.harness.sdk_clients import anthropic, anthropic_client, openai, openai_client
 
 KEY = "a-key-of-this-test"
 QUESTION = "Where does Elizabeth live, and with whom?" * 8

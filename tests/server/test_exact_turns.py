@@ -184,8 +184,8 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 def test_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, template: str) -> None:
-    """One question and its calls: nothing that was thought is before the last question. Every second
-    answer is a stream."""
+    """One question and its calls: nothing that was thought is before the last question. Every
+    second answer is a stream."""
     chat = Chat(node, template, cache_salt="tools")
     chat.say("user", "What is in the file?")
     for turn in range(TURNS):

@@ -23,8 +23,8 @@ from tasuki.server.daemon.node_codec import node_codec
 from tasuki.server.daemon.serving.fused_node import FusedSide
 from tests.harness.daemons import Node
 from tests.harness.engines import LETTERS, engine_config, submit, tiny_parts
-from tests.harness.openai_client import anthropic_client, openai, openai_client
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
+from tests.harness.sdk_clients import anthropic_client, openai, openai_client
 from tests.harness.waiting import until
 
 USER = [{"role": "user", "content": "Where does Elizabeth live, and with whom?" * 4}]

@@ -15,9 +15,9 @@ from tasuki.server.auth.tenant import TENANT_KEY, salt_of
 from tests.harness.api_keys import keys_file, metadata
 from tests.harness.daemons import Node, flags
 from tests.harness.grpc_fixtures import loop_on_a_thread
-from tests.harness.openai_client import openai, openai_client
 from tests.harness.refusals import INVALID, refusal
 from tests.harness.running_nodes import HTTP, fused_node, running
+from tests.harness.sdk_clients import openai, openai_client
 from tests.harness.smg_process import Smg, require_smg, smg, usable_pages
 from tests.harness.waiting import HANG_SECONDS, until
 
