@@ -1,4 +1,7 @@
-"""HTTP calls whose refusals are replies like any other."""
+"""HTTP calls whose refusals are replies like any other.
+
+Of Anthropic's Messages: events of a stream, and the message that they make.
+"""
 
 import http.client
 import json

@@ -1,4 +1,7 @@
-"""A headless browser for tests of the page; skips with a reason where there is none."""
+"""A headless browser for tests of the page; skips with a reason where there is none.
+
+With axe-core's judgement of a page as it is drawn: what people who see little or nothing meet.
+"""
 
 import json
 import shutil

@@ -1,4 +1,9 @@
-"""Other programs, run to their end."""
+"""Other programs, run to their end; processes by their ids, and ports for them.
+
+`tasuki` runs in this process: how it ends, and the one line that an error is. Programs of the
+harness and daemons run on a host of their own, a network namespace. pytest runs over test files of
+their own, with what this project adds to it.
+"""
 
 import os
 import random

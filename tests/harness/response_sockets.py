@@ -1,4 +1,7 @@
-"""A client of the Responses API over a WebSocket, whose messages and closes are values."""
+"""A client of the Responses API over a WebSocket, whose messages and closes are values.
+
+Over plain HTTP: events of a stream, and the response that they make.
+"""
 
 import asyncio
 import json

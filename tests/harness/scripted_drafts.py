@@ -1,4 +1,8 @@
-"""Drafts that hold, and are as many, as a test says, for an engine that is driven by hand."""
+"""Drafts that hold, and are as many, as a test says, for an engine that is driven by hand.
+
+Answers with drafts beside answers without: what is asked, and what must be equal. And what an
+engine has kept for its draft layer, beside what one forward of the CPU path keeps.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,7 @@
-"""The smg gateway, unmodified, as a child process in front of nodes of ours."""
+"""The smg gateway, unmodified, as a child process in front of nodes of ours.
+
+And the pages of a node that a request may count on, as its own events name them.
+"""
 
 import subprocess
 import sys

@@ -2,7 +2,7 @@
 
 No test judges by these bounds: a busy machine may take seconds for what takes milliseconds on a
 quiet one. Where speed itself is claimed, a test counts steps, or compares processor times of one
-run.
+run. A manual clock is one that a test turns.
 """
 
 import os
