@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.first_build.torch_choice import gpu_names, torch_arguments
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 INSTALL_SECONDS = 1200.0

@@ -23,7 +23,7 @@ from tests.harness.daemons import Node
 from tests.harness.fleet_process import watching
 from tests.harness.http_calls import ask
 from tests.harness.pages import Browser, Opened, launched, opened
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 from tests.harness.running_nodes import HTTP, fused_node, node_pair
 from tests.harness.waiting import HANG_SECONDS
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from pwd import getpwuid
 
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "proxies"
 NODES = ("127.0.0.1:8001", "127.0.0.1:8002")

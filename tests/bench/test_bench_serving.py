@@ -47,7 +47,7 @@ from tasuki.transfer.windows.step_counter import StepCounter
 from tasuki.utils.os_threads import name_this_thread
 from tests.harness.fork_server import fork_context
 from tests.harness.forked_daemon import ForkedProgram
-from tests.harness.programs import command_of
+from tests.harness.processes import command_of
 from tests.harness.waiting import HANG_SECONDS
 
 

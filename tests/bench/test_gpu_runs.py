@@ -16,7 +16,7 @@ from scripts.gpu.run import Outcome, Run, Verdict, done
 from tasuki.bench.load.serving_config import ServingConfig
 from tasuki.cli import main as cli
 from tasuki.utils.config.flags import parse_config
-from tests.harness.programs import command_of
+from tests.harness.processes import command_of
 from tests.harness.waiting import until
 
 RUNS = Plan(Path("results"), "abc", 4096).runs()

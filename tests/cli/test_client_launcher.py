@@ -26,7 +26,7 @@ from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.goldens import MODELS, reference_dir
-from tests.harness.programs import gone
+from tests.harness.processes import gone
 from tests.harness.random_checkpoint import write_random_model
 from tests.harness.waiting import HANG_SECONDS, until
 

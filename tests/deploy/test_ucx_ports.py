@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 from tests.harness.daemons import asked, random_prompt
-from tests.harness.programs import free_port, program
+from tests.harness.processes import free_port
+from tests.harness.programs import program
 from tests.harness.running_nodes import node_pair
 
 PORTS = 100

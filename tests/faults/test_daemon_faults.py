@@ -28,7 +28,7 @@ from tests.harness.pair_moments import (
     queued_behind,
     read,
 )
-from tests.harness.programs import gone
+from tests.harness.processes import gone
 from tests.harness.running_nodes import needs_nixl, running
 from tests.harness.waiting import until
 

@@ -34,7 +34,7 @@ from tests.harness.daemons import (
 )
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.metrics_text import scraped
-from tests.harness.programs import ended, engine_of
+from tests.harness.processes import ended, engine_of
 from tests.harness.running_nodes import CHUNKS, HTTP, refused_start, require_nixl
 from tests.harness.waiting import HANG_SECONDS, until
 

@@ -16,7 +16,7 @@ from tests.harness.daemons import Node, flags, random_prompt
 from tests.harness.grpc_calls import GrpcCalls
 from tests.harness.http_calls import ask
 from tests.harness.metrics_text import scraped
-from tests.harness.programs import ended, engine_of, workers_of
+from tests.harness.processes import ended, engine_of, workers_of
 from tests.harness.running_nodes import CHUNKS, HTTP, refused_start
 from tests.harness.waiting import until
 from tests.harness.worker_fixtures import FreshConnections

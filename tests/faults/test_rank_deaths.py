@@ -10,7 +10,7 @@ import pytest
 
 from tasuki.client.errors import ClientError
 from tests.harness.daemons import Node, asked, flags, random_prompt
-from tests.harness.programs import ended, engine_of, followers_of
+from tests.harness.processes import ended, engine_of, followers_of
 from tests.harness.running_nodes import refused_start
 from tests.harness.waiting import HANG_SECONDS, until
 

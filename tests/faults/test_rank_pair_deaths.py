@@ -23,7 +23,7 @@ from tests.harness.daemons import (
     questions,
 )
 from tests.harness.forked_daemon import ForkedDaemon
-from tests.harness.programs import ended, engine_of, followers_of
+from tests.harness.processes import ended, engine_of, followers_of
 from tests.harness.running_nodes import CHUNKS, require_nixl
 from tests.harness.waiting import until
 

@@ -28,7 +28,7 @@ from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.transfer import failpoints
 from tests.harness.forked_daemon import ForkedDaemon
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS, until
 
 OWNERS = ("free", "working", "tree", "granted", "quarantined")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.certificates import Authority
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS
 
 

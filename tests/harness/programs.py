@@ -1,4 +1,4 @@
-"""Other programs, run to their end; processes by their ids, and ports for them.
+"""Other programs, run to their end.
 
 `tasuki` runs in this process: how it ends, and the one line that an error is. Programs of the
 harness and daemons run on a host of their own, a network namespace. pytest runs over test files of
@@ -6,14 +6,11 @@ their own, with what this project adds to it.
 """
 
 import os
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,72 +103,3 @@ def pytest_run(
         cwd=folder,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{folder}:{ROOT}", **environment},
     )
-
-
-_GONE = FileNotFoundError, ProcessLookupError
-"""Of a process's file: before it is opened, and between that and its reading."""
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """For a process that binds it later, or again: below those that the kernel hands out by itself,
-    so that no connection takes it meanwhile."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
-
-
-def ended(pid: int) -> bool:
-    """Gone, or dead and not waited for yet by whoever inherited it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except _GONE:
-        return True
-    return state == "Z"
-
-
-def engine_of(daemon: int) -> int:
-    """The process of a daemon's engine, where it has one of its own."""
-    (found,) = [child for child in _children(daemon) if b"engine_main" in command_of(child)]
-    return found
-
-
-def workers_of(daemon: int) -> list[int]:
-    """The processes of a daemon's front workers."""
-    return [child for child in _children(daemon) if b"worker_main" in command_of(child)]
-
-
-def followers_of(engine: int) -> list[int]:
-    """The processes of the other ranks of an engine's process."""
-    return [child for child in _children(engine) if b"rank_main" in command_of(child)]
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may end meanwhile.
-        with suppress(*_GONE):
-            found += [int(child) for child in task.read_text().split()]
-    return found
-
-
-def command_of(pid: int) -> bytes:
-    """Its arguments, each with a zero byte behind it; nothing once it is gone."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except _GONE:
-        return b""

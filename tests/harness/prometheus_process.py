@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests.harness.http_calls import ask
-from tests.harness.programs import free_port, program
+from tests.harness.processes import free_port
+from tests.harness.programs import program
 from tests.harness.waiting import HANG_SECONDS, until
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.harness.daemons import Node, asked, flags, meet
 from tests.harness.goldens import reference_dir
-from tests.harness.programs import ended, engine_of, followers_of
+from tests.harness.processes import ended, engine_of, followers_of
 from tests.harness.running_nodes import running
 from tests.harness.waiting import until
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tasuki.engine.tiers.remote.bucket import Bucket, open_bucket
 from tasuki.engine.tiers.remote.credentials import Credentials
 from tasuki.engine.tiers.store.patience import Patience
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 from tests.harness.waiting import until
 
 BUCKET = "tasuki-tests"

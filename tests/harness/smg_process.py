@@ -21,7 +21,7 @@ from tasuki.pycache._cpp_cache import prefix_hashes
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.daemons import Node
 from tests.harness.http_calls import Reply, ask, fetched
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 from tests.harness.waiting import HANG_SECONDS
 
 READY_SECONDS = HANG_SECONDS

@@ -27,7 +27,7 @@ from tasuki.engine.parallel.ranks import RankLost, Ranks
 from tasuki.engine.runner.base import Event
 from tasuki.engine.runner.drawn_tokens import DrawnTokens
 from tasuki.model.ops.sampling.reference import Sampled
-from tests.harness.programs import ended
+from tests.harness.processes import ended
 from tests.harness.rank_engines import rank_process
 from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from scripts.first_build import logged_step, needs, requirements, torch_choice
-from tests.harness.programs import free_port
+from tests.harness.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "first_build"

@@ -15,7 +15,7 @@ from tasuki.server.daemon.engine_process import EngineProcess, EngineProcessErro
 from tasuki.server.tracing.tracing import NoTracing
 from tests.harness import scripted_engine
 from tests.harness.engines import submit
-from tests.harness.programs import ended
+from tests.harness.processes import ended
 from tests.harness.waiting import HANG_SECONDS
 
 
