@@ -15,13 +15,18 @@ HANG_SECONDS = 120.0
 
 
 def until(holds: Callable[[], bool], what: object, seconds: float = HANG_SECONDS) -> float:
-    """Seconds until it held. Fails with `what`, or what it returns, after `seconds`."""
+    """Seconds until it held. Fails with `what`, or what it returns, after `seconds`.
+
+    It looks again after 5 ms and a twentieth of the wait so far, and at least every 50 ms: a look
+    at a daemon takes processor time there and here.
+    """
     begun = time.monotonic()
     while not holds():
-        if time.monotonic() - begun > seconds:
+        waited = time.monotonic() - begun
+        if waited > seconds:
             told = what() if callable(what) else what
             raise AssertionError(f"not within {seconds} s: {told}")
-        time.sleep(0.005)
+        time.sleep(min(0.05, 0.005 + waited / 20))
     return time.monotonic() - begun
 
 
