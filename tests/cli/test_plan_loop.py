@@ -216,39 +216,36 @@ def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
 
 
 @pytest.mark.slow
-def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
+async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
     """Four nodes, of which two are too many, and an answer under way on the one that goes."""
     policy = replace(POLICY, bounds=NodeBounds(least=2, most=4))
 
-    async def run() -> None:
-        done: list[dict[str, Any]] = []
-        with local_nodes(SHARED) as nodes:
-            three(nodes)
-            nodes.place(NodeRole.PREFILL)
-            # A planner that sees two nodes for a whole window before the others stand would plan.
-            await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
-            # Two planners that end before they have seen a whole window.
-            for _ in range(2):
-                async with planned(nodes, policy, done) as fleet:
-                    await fleet.step_until(2, 2)
-                    began = time.monotonic()
-                    while time.monotonic() - began < policy.pace.window / 3:
-                        assert (made := await fleet.plans.step()) is None or not made.actions
-                        await asyncio.sleep(EVERY)
-            # Mostly at rest, so that one node of each role is enough however slow this machine is:
-            # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
-            # answers come late here and soon there, now and then busier than that.
-            writing = Callers(2, prompt=32, answer=100, rests=3.0)
-            try:
-                async with planned(nodes, policy, done) as fleet:
-                    await fleet.step_until(1, 1, writing)
-            finally:
-                answers = await asyncio.to_thread(writing.stop)
-            assert answers > 0
-        assert [each for each in done if "drained" in each]
-        assert not [each for each in done if "placed" in each or "changed_to" in each]
-
-    asyncio.run(run())
+    done: list[dict[str, Any]] = []
+    with local_nodes(SHARED) as nodes:
+        three(nodes)
+        nodes.place(NodeRole.PREFILL)
+        # A planner that sees two nodes for a whole window before the others stand would plan.
+        await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
+        # Two planners that end before they have seen a whole window.
+        for _ in range(2):
+            async with planned(nodes, policy, done) as fleet:
+                await fleet.step_until(2, 2)
+                began = time.monotonic()
+                while time.monotonic() - began < policy.pace.window / 3:
+                    assert (made := await fleet.plans.step()) is None or not made.actions
+                    await asyncio.sleep(EVERY)
+        # Mostly at rest, so that one node of each role is enough however slow this machine is:
+        # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
+        # answers come late here and soon there, now and then busier than that.
+        writing = Callers(2, prompt=32, answer=100, rests=3.0)
+        try:
+            async with planned(nodes, policy, done) as fleet:
+                await fleet.step_until(1, 1, writing)
+        finally:
+            answers = await asyncio.to_thread(writing.stop)
+        assert answers > 0
+    assert [each for each in done if "drained" in each]
+    assert not [each for each in done if "placed" in each or "changed_to" in each]
 
 
 class Broken:
@@ -277,17 +274,14 @@ class Broken:
         raise AssertionError("nothing was observed")
 
 
-def test_a_planner_that_breaks_goes_on_anew() -> None:
-    async def run() -> None:
-        cluster, observer = Broken(), FleetObserver(warm=0.1)
-        async with NodePoll(observer, Credentials(), PollLimits(), PLANNED_BY) as poll:
-            plans = PlanLoop(cluster, observer, poll, POLICY, 0.01, [].append)
-            running = asyncio.create_task(plans.run())
-            while cluster.asked < 5:
-                assert not running.done()
-                await asyncio.sleep(0.01)
-            running.cancel()
-        # What is least was placed, once.
-        assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]
-
-    asyncio.run(run())
+async def test_a_planner_that_breaks_goes_on_anew() -> None:
+    cluster, observer = Broken(), FleetObserver(warm=0.1)
+    async with NodePoll(observer, Credentials(), PollLimits(), PLANNED_BY) as poll:
+        plans = PlanLoop(cluster, observer, poll, POLICY, 0.01, [].append)
+        running = asyncio.create_task(plans.run())
+        while cluster.asked < 5:
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        running.cancel()
+    # What is least was placed, once.
+    assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]

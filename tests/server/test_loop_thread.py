@@ -41,16 +41,13 @@ def there() -> Iterator[LoopThread]:
     running.close()
 
 
-def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: LoopThread) -> None:
+async def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: LoopThread) -> None:
     async def fails() -> None:
         raise ValueError("there")
 
-    async def scenario() -> None:
-        assert await there.run(thread_of(), HANG_SECONDS) != threading.get_ident()
-        with pytest.raises(ValueError, match="there"):
-            await there.run(fails(), HANG_SECONDS)
-
-    asyncio.run(scenario())
+    assert await there.run(thread_of(), HANG_SECONDS) != threading.get_ident()
+    with pytest.raises(ValueError, match="there"):
+        await there.run(fails(), HANG_SECONDS)
 
 
 def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
