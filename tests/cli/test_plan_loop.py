@@ -187,27 +187,23 @@ SHARED = (*flags(arena_mib=32), "--local-prefill-tokens", "64", "--prefill-chunk
 
 
 @pytest.mark.slow
-def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
-    async def run() -> list[dict[str, Any]]:
-        done: list[dict[str, Any]] = []
-        with local_nodes(SHARED) as nodes:
-            three(nodes)
-            async with planned(nodes, done=done) as fleet:
-                await fleet.step_until(1, 2)
-                reading = Callers(6, prompt=900, answer=1)
-                try:
-                    await fleet.step_until(2, 1, reading)
-                finally:
-                    assert await asyncio.to_thread(reading.stop) > 0
-                # Answers whose memory one node does not have.
-                writing = Callers(24, prompt=32, answer=400)
-                try:
-                    await fleet.step_until(1, 2, writing)
-                finally:
-                    assert await asyncio.to_thread(writing.stop) > 0
-        return done
-
-    done = asyncio.run(run())
+async def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() -> None:
+    done: list[dict[str, Any]] = []
+    with local_nodes(SHARED) as nodes:
+        three(nodes)
+        async with planned(nodes, done=done) as fleet:
+            await fleet.step_until(1, 2)
+            reading = Callers(6, prompt=900, answer=1)
+            try:
+                await fleet.step_until(2, 1, reading)
+            finally:
+                assert await asyncio.to_thread(reading.stop) > 0
+            # Answers whose memory one node does not have.
+            writing = Callers(24, prompt=32, answer=400)
+            try:
+                await fleet.step_until(1, 2, writing)
+            finally:
+                assert await asyncio.to_thread(writing.stop) > 0
     assert [each["changed_to"] for each in done if "changed_to" in each][:2] == [
         "prefill",
         "decode",
