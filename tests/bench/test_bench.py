@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from tasuki.bench.errors import BenchError
+from tasuki.bench.measure import report
 from tasuki.bench.measure.draft_pair import DraftPair, Turns
 from tasuki.bench.measure.drafted_turns import DraftedTurns
 from tasuki.bench.measure.floors import Floors, measure_floors
@@ -33,6 +35,15 @@ from tests.harness.engines import TINY, submit
 from tests.harness.model_shapes import MOE
 
 TINY_FLAGS = ["--device", "cpu", "--dtype", "float32", "--arena-mib", "16"]
+
+
+measured_once = cache(measure_floors)
+
+
+@pytest.fixture(autouse=True)
+def floors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benches of one device and type have the same floors, which take most of a tiny bench."""
+    monkeypatch.setattr(report, "measure_floors", measured_once)
 
 
 @pytest.fixture
