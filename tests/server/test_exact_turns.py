@@ -263,7 +263,7 @@ def test_a_question_behind_calls_goes_on_where_the_one_before_ended(
     chat = Chat(node, template, cache_salt="behind calls")
     for question in range(3):
         chat.say("user", QUESTION.format(question))
-        for turn in range(3):
+        for turn in range(2):
             text = thought(template, f"Now {turn}.") + call(template, ARGUMENTS[turn])
             chat.answer(text, False)
             chat.say("tool", f"line {turn}")
