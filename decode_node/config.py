@@ -81,10 +81,11 @@ class DecodeConfig(WireOptions):
         """access: to etcd. Raises EtcdAccessError."""
         if self.etcd:
             # It loads aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd import Etcd
             from tasuki.server.discovery.etcd_membership import EtcdMembership
 
             access.check(self.etcd)
-            return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)
+            return EtcdMembership(lambda: Etcd(self.etcd, access), self.etcd_prefix)
         if self.prefill_file:
             return FileMembership(Path(self.prefill_file))
         return FixedMembership(self.targets)

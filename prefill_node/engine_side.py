@@ -16,6 +16,7 @@ from tasuki.server.auth.access import Access
 from tasuki.server.bind import BindError, is_loopback, parse_bind
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.server.discovery.etcd import Etcd
 from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.transfer.data_plane import DataPlane
@@ -146,7 +147,7 @@ class PrefillSide:
     async def _register(self, address: str) -> None:
         """On the hand-over's loop too: an entry that is not renewed takes the node away."""
         self._registration = Registration(
-            self._etcd_access.client(self._config.etcd),
+            Etcd(self._config.etcd, self._etcd_access),
             self._config.etcd_prefix + self._config.name,
             address,
         )

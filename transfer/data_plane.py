@@ -14,7 +14,7 @@ from tasuki.transfer.precision.decoding_sink import WindowSink
 from tasuki.transfer.precision.encoding_source import EncodingSource
 from tasuki.transfer.precision.layer_codec import LayerCodec, TorchLayerCodec
 from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.precision.staging_buffer import StagingBuffer
+from tasuki.transfer.precision.staging_buffer import StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.protocol.contract import NOT_USED, Contract
 from tasuki.transfer.ranks.ranked_source import RankedSource
@@ -92,7 +92,7 @@ class DataPlane:
                 constants=constants,
                 weights_format=weights_format,
             ),
-            NodeIdentity.new(name, kind, transport, spans.slabs, ranks=spans.ranks),
+            NodeIdentity.new(name, kind, transport.metadata(), spans.slabs, ranks=spans.ranks),
             ONLY_ARENA,
             spans,
         )
@@ -120,7 +120,7 @@ class DataPlane:
         wire = wire or WireSettings()
         units = WireUnits.of(layout, wire.precision)
         slabs = memory.nbytes // layout.slab_bytes
-        slabs -= wire.slabs_kept_back(units, slabs)
+        slabs -= slabs_kept_back(wire, units, slabs)
         transport.register(memory.data_ptr(), memory.nbytes, TransferUnits.of(layout))
         digester = build_digester(memory, layout, units)
         code = wire.precision.code
@@ -148,7 +148,7 @@ class DataPlane:
                 constants=constants,
                 weights_format=weights_format,
             ),
-            NodeIdentity.new(name, kind, transport, slabs, arena),
+            NodeIdentity.new(name, kind, transport.metadata(), slabs, arena),
             arena,
             RankSpans(layout, 1, slabs),
         )

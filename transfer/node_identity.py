@@ -5,7 +5,6 @@ import secrets
 from dataclasses import dataclass, field
 
 from tasuki.pycache.arena_key import ONLY_ARENA, ArenaKey
-from tasuki.transfer.transports.base import Transport
 
 from .process_identity import ProcessIdentity
 
@@ -39,18 +38,18 @@ class NodeIdentity:
     def new(
         name: str,
         kind: str,
-        transport: Transport,
+        metadata: bytes,
         slabs: int,
         arena: ArenaKey = ONLY_ARENA,
         ranks: int = 1,
     ) -> "NodeIdentity":
-        """This process, with one arena. REQUIRES: transport has registered `slabs` slabs of it."""
+        """This process, with one arena of `slabs` slabs. kind, metadata: of its transport."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),
             process=ProcessIdentity.own(),
             transport=kind,
-            arenas=(ArenaAddress(transport.metadata(), slabs, arena, ranks),),
+            arenas=(ArenaAddress(metadata, slabs, arena, ranks),),
         )
 
 

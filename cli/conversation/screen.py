@@ -11,8 +11,6 @@ from tasuki.client.prompt import Prompt, SamplingOptions
 from tasuki.client.session import Client, Session
 from tasuki.engine.messages import Usage
 
-from .config import ChatConfig
-
 HELP = """/new    forget the conversation and begin another
 /fork   go on with a copy of it; /back returns to where it was copied
 /back   to the conversation before the last /fork
@@ -23,9 +21,11 @@ HELP = """/new    forget the conversation and begin another
 class Chat:
     """run() once. Raises ClientError where the node is gone before the first turn."""
 
-    def __init__(self, client: Client, config: ChatConfig, out: TextIO) -> None:
+    def __init__(self, client: Client, system: str, sampling: SamplingOptions, out: TextIO) -> None:
+        """system: a message to begin every conversation with; empty for none."""
         self._client = client
-        self._config = config
+        self._system = system
+        self._sampling = sampling
         self._out = out
         self._sessions: list[Session] = [client.open_session()]
         self._begun = False
@@ -55,18 +55,12 @@ class Chat:
 
     def _turn(self, line: str) -> None:
         messages = [{"role": "user", "content": line}]
-        if self._config.system and not self._begun:
-            messages.insert(0, {"role": "system", "content": self._config.system})
+        if self._system and not self._begun:
+            messages.insert(0, {"role": "system", "content": self._system})
         session = self._sessions[-1]
         session.append(Prompt(messages=messages))
         self._begun = True
-        sampling: SamplingOptions = {
-            "max_new_tokens": self._config.max_new_tokens,
-            "temperature": self._config.temperature,
-            "top_p": self._config.top_p,
-            "seed": self._config.seed,
-        }
-        stream = session.generate(**sampling)
+        stream = session.generate(**self._sampling)
         try:
             for piece in stream:
                 self._out.write(piece.text)

@@ -3,11 +3,13 @@
 The first turn sets the scene, each later one brings what a tool returned or what the person asks
 next; every turn adds several hundred tokens, so that the context grows as an agent's does. The last
 turn is then asked anew with other endings, as by somebody who edits what he sent. The texts are
-letters.txt: paragraphs under the names of their parts, two to a letter.
+demo_letters.txt: paragraphs under the names of their parts, two to a letter.
 """
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+
+from tasuki.utils.commands import PACKAGE
 
 Turn = Sequence[Mapping[str, str]]
 
@@ -40,7 +42,9 @@ def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
 def _parts() -> dict[str, list[str]]:
     """Paragraphs, a line each, by the name of their part."""
     parts: dict[str, list[str]] = {}
-    for block in (files(__package__) / "letters.txt").read_text(encoding="utf-8").split("\n\n"):
+    for block in (
+        (files(f"{PACKAGE}.cli") / "demo_letters.txt").read_text(encoding="utf-8").split("\n\n")
+    ):
         if block.startswith("# "):
             paragraphs = parts[block.removeprefix("# ")] = []
         else:

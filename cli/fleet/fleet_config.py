@@ -9,8 +9,7 @@ from typing import ClassVar
 from tasuki.dashboard.fleet.targets import Targets
 from tasuki.server.auth.access import Access
 from tasuki.server.bind import join_address
-from tasuki.server.discovery.etcd_access import EtcdAccess
-from tasuki.server.discovery.http_prefix import HTTP_PREFIX
+from tasuki.server.discovery.etcd_access import HTTP_PREFIX, EtcdAccess
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, Membership
 from tasuki.utils.config.options import Headings, option
 from tasuki.utils.tls import ServerTls
@@ -148,11 +147,12 @@ class FleetConfig:
     def _membership(self) -> Membership:
         if self.etcd:
             # It loads aiohttp, which no command line waits for.
+            from tasuki.server.discovery.etcd import Etcd
             from tasuki.server.discovery.etcd_membership import EtcdMembership
 
             access = EtcdAccess.load(self.etcd_ca, self.etcd_login)
             access.check(self.etcd)
-            return EtcdMembership(lambda: access.client(self.etcd), self.etcd_prefix)
+            return EtcdMembership(lambda: Etcd(self.etcd, access), self.etcd_prefix)
         if self.nodes_file:
             return FileMembership(Path(self.nodes_file))
         return FixedMembership(self._listed)

@@ -7,6 +7,7 @@ from tasuki.cli.planner.planner_config import PlannerConfig
 from tasuki.utils.config.flags import FlagParser
 
 from .config import RayConfig
+from .node_size import check_nodes
 
 
 class RayMissing(RuntimeError):
@@ -21,9 +22,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_config(PlannerConfig)
     values = parser.parse_args(argv)
     config, planner = parser.build(RayConfig, values), parser.build(PlannerConfig, values)
-    # It loads torch.
-    from .node_size import check_nodes
-
     check_nodes(config, values.flags)
     if importlib.util.find_spec("ray") is None:
         raise RayMissing("Ray is not installed: pip install 'tasuki[ray]'")

@@ -4,8 +4,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 
-from tasuki.engine.config import EngineConfig
-
 from .config import RayConfig
 
 
@@ -15,6 +13,9 @@ class RayNodeError(ValueError):
 
 def asked(name: str, flags: Sequence[str], default: str) -> str:
     """The value of a setting of the engine, as the last of a daemon's flags gives it."""
+    # It loads torch.
+    from tasuki.engine.config import EngineConfig
+
     (setting,) = (item for item in fields(EngineConfig) if item.name == name)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     spelt = ("--" + name.replace("_", "-"), *setting.metadata.get("aliases", ()))

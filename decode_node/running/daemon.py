@@ -17,8 +17,9 @@ from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.engine_host import EngineHost, host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.lifecycle import StopRequest
 from tasuki.server.daemon.node_codec import node_codec, with_trials
+from tasuki.server.daemon.start.banner import announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.server.workers.node_sockets import NodeSockets, node_sockets
 from tasuki.transfer.data_plane import DataPlane

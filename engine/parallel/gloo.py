@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo
 
 _LOOPBACK = "127.0.0.1"
 _MEETING_SECONDS = 60.0
@@ -23,6 +22,9 @@ class GlooCollectives:
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:
         """Returns once all are connected. meeting: a file that the ranks share, in a folder that
         nobody else may read; to be used once. Raises RuntimeError where a rank does not come."""
+        # Builds of torch without distributed have none, and one rank needs none.
+        from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo
+
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
         options._timeout = timedelta(seconds=_MEETING_SECONDS)

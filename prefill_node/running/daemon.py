@@ -17,7 +17,8 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.apart import serve_apart
 from tasuki.server.daemon.engine_host import EngineHost, host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.lifecycle import StopRequest
+from tasuki.server.daemon.start.banner import announce_ready, spare_collections
 from tasuki.server.role_change import NextRole, RoleChange, become
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.utils.logs import configure_logging

@@ -4,8 +4,9 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.role_change import RoleChange
 
 from .engine_process import EngineProcess, EngineProcessError
-from .lifecycle import StopRequest, announce_ready, spare_collections
+from .lifecycle import StopRequest
 from .node import Node
+from .start.banner import announce_ready, spare_collections
 
 
 async def serve_apart(

@@ -23,8 +23,8 @@ from tasuki.transfer.liveness.node_progress import NodeProgress
 from tasuki.utils.error_lines import is_expected, line_of
 from tasuki.utils.loops.loop_pulse import LoopPulse
 
-from .lifecycle import spare_collections
 from .running_engine import OBSERVED_INBOX, EngineSide
+from .start.banner import spare_collections
 
 log = logging.getLogger(__name__)
 

@@ -1,22 +1,16 @@
-"""The requests to stop a daemon, and the line that it writes once it is ready.
+"""The requests to stop a daemon.
 
 Owns the process's signal handlers while a StopRequest is entered. One event loop's thread.
 """
 
 import asyncio
-import gc
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 
-from tasuki.utils.service_manager import report_ready, report_stopping
+from tasuki.utils.service_manager import report_stopping
 
 _STDIN = 0
-_MIDDLE_BEFORE_FULL = 200
-"""Collections of the middle generation, of which a few requests make one, before a full one is
-considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
 
 
 class StopRequest:
@@ -68,24 +62,3 @@ class StopRequest:
         if not os.read(_STDIN, 4096):
             asyncio.get_running_loop().remove_reader(_STDIN)
             self.ask()
-
-
-def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
-    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. A
-    service manager that waits for it gets a message. http, handover: HOST:PORT of the servers for
-    HTTP and for decode nodes, where it has them apart."""
-    addresses = {"ready": address, "http": http, "handover": handover}
-    known = {name: where for name, where in addresses.items() if where is not None}
-    sys.stdout.write(json.dumps(known) + "\n")
-    sys.stdout.flush()
-    report_ready(", ".join(f"{name} at {where}" for name, where in known.items()))
-
-
-def spare_collections() -> None:
-    """Once, when a daemon stands: what it holds by now stays until its end, and a full collection
-    that went through it would hold every thread for a fifth of a second. One that goes through a
-    thousand streams takes as long, and by default their number need only grow by a quarter."""
-    gc.collect()
-    gc.freeze()
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, _MIDDLE_BEFORE_FULL)

@@ -1,7 +1,7 @@
 """What an answer has to follow, as chats, completions and Responses take it: the schemas of what
 server/openai/answer_format.py reads. Pure."""
 
-from tasuki.server.text.grammars.asked_grammar import MAX_CHOICES
+from tasuki.server.text.grammars.asked_grammar import MAX_TEXTS
 
 from .shapes import (
     ANY,
@@ -20,7 +20,7 @@ SCHEMA: Schema = either({"type": ["object", "string"]}, one_of([True]))
 """A JSON Schema, or the text of one."""
 _SOURCE: Schema = {**STRING, "minLength": 1}
 _TAG_TYPE: Schema = one_of([None, "structural_tag"])
-_NONEMPTY: Schema = nonnull_array({**STRING, "minLength": 1}, least=1, most=MAX_CHOICES)
+_NONEMPTY: Schema = nonnull_array({**STRING, "minLength": 1}, least=1, most=MAX_TEXTS)
 _CHOICES: Schema = either(_NONEMPTY, nonnull_array(most=0), NULL)
 _WITH_SCHEMA: Schema = object_of({"schema": SCHEMA}, ["schema"])
 

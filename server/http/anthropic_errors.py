@@ -6,9 +6,6 @@ Made of the same refusals in OpenAI's shape, so that every kind has both. Pure.
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
-_PATHS = ("/v1/messages", "/v1/messages/")
 _OVERLOADED = 529
 # A status that Anthropic's clients know by another number.
 _STATUS = {501: 400, 503: _OVERLOADED}
@@ -25,11 +22,6 @@ _TYPE = {
 }
 # Agents shorten their conversation when they read this.
 _TOO_LONG = "prompt is too long: "
-
-
-def asks_as_anthropic(request: web.Request) -> bool:
-    """Whether the request came to a route of Anthropic's API."""
-    return request.path == _PATHS[0] or request.path.startswith(_PATHS[1])
 
 
 def anthropic_status(status: int, code: str) -> int:

@@ -17,9 +17,9 @@ from aiohttp import hdrs, web
 from tasuki.server.calls_in_progress import CallsInProgress
 from tasuki.server.errors import InvalidField, PromptTooLong, ServerError
 
-from .anthropic_errors import anthropic_error, anthropic_status, asks_as_anthropic
+from .anthropic_errors import anthropic_error, anthropic_status
 from .headers.answer_headers import SERVER
-from .request_ids import http_request_id
+from .request_ids import asks_as_anthropic, http_request_id
 
 log = logging.getLogger(__name__)
 

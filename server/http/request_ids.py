@@ -13,10 +13,9 @@ from aiohttp import web
 from tasuki.engine.messages import RequestId
 from tasuki.server.request_checks import MAX_REQUEST_ID
 
-from .anthropic_errors import asks_as_anthropic
-
 REQUEST_ID_HEADER = "x-request-id"
 _ANTHROPIC_HEADER = "request-id"
+_ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")
 
 _ID = web.RequestKey("request_id", str)
 
@@ -40,6 +39,11 @@ def http_request_id(request: web.Request) -> RequestId:
 def rename_request(request: web.Request, request_id: RequestId) -> None:
     """Give the answer another id: its own one was taken."""
     request[_ID] = request_id
+
+
+def asks_as_anthropic(request: web.Request) -> bool:
+    """Whether the request came to a route of Anthropic's API."""
+    return request.path == _ANTHROPIC_PATHS[0] or request.path.startswith(_ANTHROPIC_PATHS[1])
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from smg_grpc_proto.generated import common_pb2 as pb
+from smg_grpc_proto.generated import common_pb2 as common_pb
 
 from tasuki.server.errors import InvalidRequest
 
@@ -44,11 +44,11 @@ def tokenizer_archive(folder: Path) -> bytes:
     return archive.getvalue()
 
 
-def archive_chunks(archive: bytes) -> Iterator[pb.GetTokenizerChunk]:
+def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
     """The last one carries the digest of all."""
     digest = hashlib.sha256(archive).hexdigest()
     for start in range(0, len(archive), _CHUNK_BYTES):
         last = start + _CHUNK_BYTES >= len(archive)
-        yield pb.GetTokenizerChunk(
+        yield common_pb.GetTokenizerChunk(
             data=archive[start : start + _CHUNK_BYTES], sha256=digest if last else ""
         )

@@ -28,7 +28,7 @@ from tasuki.cli.recording.file_format import (
 )
 from tasuki.cli.recording.record import RecordConfig
 from tasuki.cli.recording.record import main as record
-from tasuki.cli.recording.replayed import replayed
+from tasuki.cli.recording.replay_page import replayed
 from tasuki.cli.recording.trace_export import main as trace_export
 from tasuki.client.prompt import Prompt
 from tasuki.dashboard.history import views

@@ -80,7 +80,7 @@ async def decode_node(script: Script) -> AsyncIterator[Decode]:
             sender,
             transport,
             Contract("weights", layout),
-            NodeIdentity.new("decode-0", "nixl", transport, SLABS),
+            NodeIdentity.new("decode-0", "nixl", transport.metadata(), SLABS),
             FixedMembership([f"127.0.0.1:{port}"]),
             asyncio.get_running_loop(),
         )

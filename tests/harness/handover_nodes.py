@@ -233,7 +233,9 @@ async def nodes(
             pair.back_receiver,
             pair.source.transport,
             contract,
-            NodeIdentity.new("prefill-0", "loopback", pair.source.transport, pair.source.slabs),
+            NodeIdentity.new(
+                "prefill-0", "loopback", pair.source.transport.metadata(), pair.source.slabs
+            ),
             asyncio.get_running_loop(),
             service_limits,
         )
@@ -276,7 +278,9 @@ async def receiving(
         pair.back_sender,
         pair.target.transport,
         contract,
-        NodeIdentity.new("decode-0", "loopback", pair.target.transport, pair.target.slabs),
+        NodeIdentity.new(
+            "decode-0", "loopback", pair.target.transport.metadata(), pair.target.slabs
+        ),
         FixedMembership([f"127.0.0.1:{port}"]),
         asyncio.get_running_loop(),
         limits,

@@ -85,7 +85,7 @@ async def serve(channel: Connection, script: Script) -> None:
         receiver,
         transport,
         Contract("weights", layout),
-        NodeIdentity.new("prefill-0", "nixl", transport, SLABS),
+        NodeIdentity.new("prefill-0", "nixl", transport.metadata(), SLABS),
         loop,
     )
     server = grpc.aio.server()

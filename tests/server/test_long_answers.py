@@ -141,7 +141,7 @@ async def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
 # As many containers as some thousands of streams have, none of them garbage.
 STREAMS_COME = """
 import gc
-from tasuki.server.daemon.lifecycle import spare_collections
+from tasuki.server.daemon.start.banner import spare_collections
 spare_collections()
 before = gc.get_stats()[2]["collections"]
 kept = [[] for _ in range(1_000_000)]

@@ -4,28 +4,18 @@ Both nodes of a pair must have the same precision.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tasuki.utils.config.options import option
 
 from .precision import Precision, WirePrecision
 
-if TYPE_CHECKING:
-    # It loads torch, which no command line waits for.
-    from .wire_layout import WireUnits
-
 PRECISIONS = tuple(precision.value for precision in Precision)
-
-_LEAST_CELLS = 2
-_LEAST_SLABS_LEFT = 4
-_LARGEST_SHARE = 8
-MIB = 2**20
 
 
 @dataclass(frozen=True)
 class WireSettings:
     """staging_mib: of the arena, kept back for encoded windows on their way out; at most an eighth
-    of it is taken, and at least what two windows need."""
+    of it is taken, and at least what two windows need (slabs_kept_back())."""
 
     precision: WirePrecision = field(default_factory=WirePrecision)
     staging_mib: int = 64
@@ -39,22 +29,6 @@ class WireSettings:
         if staging_mib < 1:
             raise ValueError(f"wire_staging_mib must be at least 1, not {staging_mib}")
         return WireSettings(WirePrecision(Precision(kv), Precision(state)), staging_mib)
-
-    def slabs_kept_back(self, units: "WireUnits", slabs: int) -> int:
-        """Of an arena of so many. Raises WireError where too few are left."""
-        from .wire_layout import WireError
-
-        if self.precision.exact:
-            return 0
-        slab = units.layout.slab_bytes
-        wanted = min(-(-self.staging_mib * MIB // slab), slabs // _LARGEST_SHARE)
-        kept = max(wanted, -(-_LEAST_CELLS * units.largest_encoded // slab))
-        if slabs - kept < _LEAST_SLABS_LEFT:
-            raise WireError(
-                f"the arena has {slabs} slabs, of which a wire that is not exact keeps {kept} "
-                f"back, and {_LEAST_SLABS_LEFT} must be left: give more --arena-mib"
-            )
-        return kept
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 from .row_codec import ALIGNMENT
+from .settings import WireSettings
+from .wire_layout import WireError, WireUnits
 
 _MOST_CELLS = 16
+_LEAST_CELLS = 2
+_LEAST_SLABS_LEFT = 4
+_LARGEST_SHARE = 8
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -53,3 +59,19 @@ class StagingBuffer:
         self._held[cell.holder] -= 1
         if not self._held[cell.holder]:
             del self._held[cell.holder]
+
+
+def slabs_kept_back(wire: WireSettings, units: WireUnits, slabs: int) -> int:
+    """Return the slabs of an arena of `slabs` slabs that encoded windows take. Raises WireError
+    where too few are left."""
+    if wire.precision.exact:
+        return 0
+    slab = units.layout.slab_bytes
+    wanted = min(-(-wire.staging_mib * _MIB // slab), slabs // _LARGEST_SHARE)
+    kept = max(wanted, -(-_LEAST_CELLS * units.largest_encoded // slab))
+    if slabs - kept < _LEAST_SLABS_LEFT:
+        raise WireError(
+            f"the arena has {slabs} slabs, of which a wire that is not exact keeps {kept} "
+            f"back, and {_LEAST_SLABS_LEFT} must be left: give more --arena-mib"
+        )
+    return kept

@@ -14,11 +14,12 @@ from tasuki.server.daemon.apart import serve_apart as live_apart
 from tasuki.server.daemon.client_front import ClientFront
 from tasuki.server.daemon.engine_host import EngineHost, host_engine
 from tasuki.server.daemon.engine_process import EngineProcess
-from tasuki.server.daemon.lifecycle import StopRequest, announce_ready, spare_collections
+from tasuki.server.daemon.lifecycle import StopRequest
 from tasuki.server.daemon.near_engine import NearEngine
 from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.node_codec import node_codec, with_trials
 from tasuki.server.daemon.running_engine import RunningEngine
+from tasuki.server.daemon.start.banner import announce_ready, spare_collections
 from tasuki.server.daemon.watch.node_files import NodeFiles, folders_of
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.tracing.tracing import open_tracing

@@ -1,6 +1,8 @@
-"""What a node serves and where, for people who read the log and for machines that do."""
+"""What a node serves and where, for people who read the log and for machines that do, and the line
+that it writes once it is ready."""
 
 import contextlib
+import gc
 import ipaddress
 import json
 import logging
@@ -10,10 +12,14 @@ from dataclasses import dataclass
 
 from tasuki.server.bind import join_address
 from tasuki.utils.logs import writes_json
+from tasuki.utils.service_manager import report_ready
 
 log = logging.getLogger(__name__)
 
 _QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
+_MIDDLE_BEFORE_FULL = 200
+"""Collections of the middle generation, of which a few requests make one, before a full one is
+considered; Python's own is 10. Cycles that are garbage and old wait for it: some megabytes."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,24 @@ def reachable(address: str) -> str:
         unspecified = False
     loopback = "::1" if ":" in bare else "127.0.0.1"
     return join_address(loopback, int(port)) if unspecified else address
+
+
+def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
+    """The one line a daemon writes to stdout: {"ready": "HOST:PORT"}, once it takes calls. A
+    service manager that waits for it gets a message. http, handover: HOST:PORT of the servers for
+    HTTP and for decode nodes, where it has them apart."""
+    addresses = {"ready": address, "http": http, "handover": handover}
+    known = {name: where for name, where in addresses.items() if where is not None}
+    sys.stdout.write(json.dumps(known) + "\n")
+    sys.stdout.flush()
+    report_ready(", ".join(f"{name} at {where}" for name, where in known.items()))
+
+
+def spare_collections() -> None:
+    """Once, when a daemon stands: what it holds by now stays until its end, and a full collection
+    that went through it would hold every thread for a fifth of a second. One that goes through a
+    thousand streams takes as long, and by default their number need only grow by a quarter."""
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _MIDDLE_BEFORE_FULL)

@@ -1,5 +1,4 @@
-"""The table of docs/errors.md, written from the errors themselves:
-python -m tasuki.server.error_reference
+"""`python -m scripts.docs.error_table`: the table of docs/errors.md, written from the errors.
 
 Pure functions. Lists every ServerError that its imports define.
 """
@@ -8,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tasuki.engine.messages import ErrorKind, RequestError
+from tasuki.server.errors import RateLimited, RequestRejected, Retry, ServerError, error_classes
 from tasuki.server.http.errors import error_body, error_status
-
-from .errors import RateLimited, RequestRejected, Retry, ServerError, error_classes
 
 _REJECTED = {
     ErrorKind.INVALID: "The engine refused the request: its prompt is empty or no prompt.",
