@@ -15,8 +15,8 @@ from tasuki.bench.measure.scripted_drafts import Script
 from tasuki.bench.measure.stored_form import StoredForm, free_memory
 from tasuki.bench.measure.turn_limit import Turn
 from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig
 from .errors import BenchError

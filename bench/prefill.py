@@ -12,8 +12,8 @@ from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig, random_parts
 from tasuki.bench.measure.stored_form import free_memory
 from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
-from tasuki.utils.config.flags import parse_configs
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_configs
+from tasuki.utils.options import option
 
 from .config import BenchConfig
 from .errors import BenchError

@@ -11,9 +11,8 @@ import torch
 
 from tasuki.bench.measure.rig import Rig
 from tasuki.bench.measure.timing import once_seconds
-from tasuki.engine.runner.layer_events import LayerEvents
-from tasuki.model.batch import Batch, SequenceSlice
-from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.engine.runner.cuda_runner import LayerEvents
+from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _PAIRS = 15

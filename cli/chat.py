@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 from tasuki.utils.tls import ClientTls
 
 from .embedded import embedded_model
@@ -42,9 +42,9 @@ def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki chat", "A conversation.", argv, ChatConfig)
     from tasuki.client.session import Client
 
-    from .conversation.screen import Chat
+    from .chat_screen import Chat
     from .launcher import fused
-    from .unreached import asking
+    from .node_target import asking
 
     with ExitStack() as stack:
         if config.target:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.pycache.copies import CopyKind, CopyOp
+from tasuki.pycache.arena import CopyKind, CopyOp
 
 Ints = NDArray[np.int32]
 

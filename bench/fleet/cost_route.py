@@ -8,12 +8,17 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from tasuki.pycache._cpp_cache import FleetIndex
-from tasuki.routing.hint_trust import HintTrust
-from tasuki.routing.node_load import NodeLoad
-from tasuki.routing.prefill_choice import Bid, Candidate, bids, should_move
-from tasuki.routing.prefill_route import HOLDERS, SAMPLED_ABOVE, looked_at
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.sent_prefixes import Beginning, SentPrefixes
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
+from tasuki.routing.prefill_choice import (
+    HOLDERS,
+    SAMPLED_ABOVE,
+    Bid,
+    Candidate,
+    bids,
+    looked_at,
+    should_move,
+)
+from tasuki.routing.prefix_hints import Beginning, HintTrust, SentPrefixes
 
 from .nodes.members import Members
 from .routes import Choice

@@ -15,7 +15,7 @@ from tasuki.bench.measure.host import describe_host
 from tasuki.bench.replay.main import POLICIES
 from tasuki.bench.replay.trace import load_trace
 from tasuki.model.known_models import PUBLISHED
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
 from .nodes.measured_prefills import measured
 from .outcome import as_text

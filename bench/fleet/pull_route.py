@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from tasuki.pycache._cpp_cache import FleetIndex
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
-from tasuki.routing.node_load import NodeLoad
+from tasuki.routing.node_load import NodeLoad, PrefillSeconds
 from tasuki.routing.prefill_choice import TIE_SECONDS
-from tasuki.routing.prefill_seconds import PrefillSeconds
 
 from .nodes.members import Members
 from .routes import Choice

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.routing.prefill_seconds import PrefillSeconds
-from tasuki.routing.rendezvous import rendezvous
+from tasuki.routing.node_load import PrefillSeconds
+from tasuki.routing.prefill_choice import rendezvous
 
 from .nodes.members import Members
 from .workload import Turn, Workload

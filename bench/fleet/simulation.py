@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 
 from .index_feed import Change, IndexFeed
 from .nodes.members import Members

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import PrefixCache
-from tasuki.pycache.packed_events import pack_events
+from tasuki.pycache.packed import pack_events
 
 POLL_SECONDS = 0.05
 EventsOutbox = m.WatchOpened | m.EventsReply

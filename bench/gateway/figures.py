@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from .gateway_process import EVENT_LAG, LOOKUP, LOOP_DELAY, SELECTIONS, TROUBLE

@@ -21,7 +21,7 @@ from tasuki.bench.measure.host import describe_host
 from tasuki.bench.replay.shortened import shortened
 from tasuki.bench.replay.trace import load_trace
 from tasuki.model.known_models import PUBLISHED
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
 from .figures import figures
 from .results import as_text, keep

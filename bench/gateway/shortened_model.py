@@ -7,8 +7,8 @@ as long; so a cache holds as much of a shortened conversation as a real one of t
 from dataclasses import replace
 
 from tasuki.bench.fleet.nodes.node_model import NodeModel
-from tasuki.model.flops import PrefillFlops
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.model.costs import PrefillFlops
+from tasuki.routing.node_load import PrefillSeconds
 
 
 def shortened_model(model: NodeModel, factor: int) -> NodeModel:

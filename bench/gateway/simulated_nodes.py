@@ -17,7 +17,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as pb_grpc
 
 from tasuki.bench.load.free.tokens import VOCABULARY
 from tasuki.pycache._cpp_cache import PrefixCache, TreeConfig
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds
 from tasuki.server.engine_client import EngineClient
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.server.smg.gateway_model import GatewayModel

@@ -1,7 +1,7 @@
 """An engine that computes nothing and takes as long: the real tree in ids, one prefill at a time.
 
 Prefills last what a table says, and tokens of an answer a fixed time each; the shortest prefill
-comes first and each fourth time the oldest, as engine/scheduling/chunk_shares.py has it of chunks.
+comes first and each fourth time the oldest, as engine/scheduling/chunks.py has it of chunks.
 A prompt leaves its checkpoints when its prefill ends, a turn its end when it is answered, as an
 engine does. Owns the tree and the requests in flight. Thread rule: one event loop's. Invariant:
 each request ends once, and then holds nothing.
@@ -20,14 +20,14 @@ from tasuki.bench.fleet.nodes.prefill_server import OLDEST_EVERY
 from tasuki.bench.load.free.tokens import answer_to
 from tasuki.engine import messages as m
 from tasuki.engine.messages import RequestPhase
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     Allocation,
     CheckpointKind,
     ImpossibleRequest,
     PrefixCache,
 )
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds
 
 from .event_reads import EventReads, EventsOutbox
 

@@ -18,7 +18,7 @@ from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import random_parts
 from tasuki.engine import messages as m
-from tasuki.engine.build import (
+from tasuki.engine.assembly.engines import (
     build_cache,
     build_decode_engine,
     build_early_start,
@@ -28,7 +28,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.transfer.windows.destination import Destination
+from tasuki.transfer.windows.window import Destination
 
 from .hop import Hop
 

@@ -13,11 +13,8 @@ import torch
 
 from tasuki.bench.measure.report import Row
 from tasuki.pycache.layout import CacheLayout, LayerKind
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
+from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
 
 from .hop import Hop
 

@@ -30,9 +30,7 @@ from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.step_counter import StepCounter
-from tasuki.transfer.windows.window import FinishedLayers
+from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
 
 from .hop import sent_whole
 from .pair import ReceivingPeer, receiving_peer

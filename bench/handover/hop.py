@@ -9,14 +9,12 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.precision.settings import WireSettings
+from tasuki.transfer.data_plane import DataPlane, TransferEngine
+from tasuki.transfer.reports import SendReport
 from tasuki.transfer.sending.outgoing_room import RoomEnd, RoomSent
-from tasuki.transfer.transfer_engine import TransferEngine
+from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import SendReport
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import Destination, StepCounter
 
 _SECONDS = 60.0
 _LEASE_SECONDS = 3600.0

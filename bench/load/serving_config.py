@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.model.known_models import PUBLISHED
-from tasuki.utils.config.options import option
+from tasuki.utils.options import option
 
 from .client.loads import Agents, Endless, Load, Streams
 

@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from tasuki.engine.build import EngineParts, build_arena, build_model, torch_device, use_device
+from tasuki.engine.assembly.engines import (
+    EngineParts,
+    build_arena,
+    build_model,
+    torch_device,
+    use_device,
+)
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
-from tasuki.transfer.windows.step_counter import StepCounter
+from tasuki.transfer.windows.window import StepCounter
 
 from .made_up_vocabulary import made_up_vocabulary
 from .rig import Answer, Rig, drawn_weights

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TypeVar
 
 from tasuki.engine import messages as m
-from tasuki.engine.build import draft_limit
+from tasuki.engine.assembly.engines import draft_limit
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import Ints
 from tasuki.model.config import ModelConfig

@@ -14,9 +14,9 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row, reported
-from tasuki.engine.parallel.rank_process import RankProcess, start_ranks
-from tasuki.utils.config.flags import parse_config
-from tasuki.utils.config.options import option
+from tasuki.engine.parallel.ranks import RankProcess, start_ranks
+from tasuki.utils.flags import parse_config
+from tasuki.utils.options import option
 
 from .exchange import ExchangeRank
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from tasuki.bench.measure.timing import once_seconds
-from tasuki.engine.parallel.device.mailboxes import Mailboxes
-from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
-from tasuki.engine.parallel.gloo import GlooCollectives
+from tasuki.engine.parallel.collectives import GlooCollectives
+from tasuki.engine.parallel.peer_collectives import Mailboxes, PeerCollectives
 
 _SECONDS = 30.0
 _CALLS = 40

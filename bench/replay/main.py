@@ -8,7 +8,7 @@ from typing import Any
 
 from tasuki.model.known_models import PUBLISHED
 from tasuki.pycache.layout import FP8_ROWS
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
 from .errors import ReplayError
 from .replay import CachedDtypes, replay, replay_tiers

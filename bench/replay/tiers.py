@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.layout import CacheLayout
 

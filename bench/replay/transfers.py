@@ -9,7 +9,7 @@ request whole at its arrival, but the link is taken for as long.
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import Allocation, PrefixCache, TierLoad
 from tasuki.pycache.layout import CacheLayout
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from tasuki.bench.errors import BenchError
 from tasuki.engine.tiers.copy_job import CopyJob, Direction
 from tasuki.engine.tiers.piece_copies import PieceCopies
+from tasuki.pycache.arena import PagePairs
 from tasuki.pycache.layout import CacheLayout
-from tasuki.pycache.place_copies import PagePairs
 
 _PIECE_BYTES = 64 << 20
 _END_SECONDS = 30.0

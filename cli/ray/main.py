@@ -3,11 +3,10 @@
 import importlib.util
 from collections.abc import Sequence
 
-from tasuki.cli.planner.planner_config import PlannerConfig
-from tasuki.utils.config.flags import FlagParser
+from tasuki.cli.planner.config import PlannerConfig
+from tasuki.utils.flags import FlagParser
 
-from .config import RayConfig
-from .node_size import check_nodes
+from .config import RayConfig, check_nodes
 
 
 class RayMissing(RuntimeError):
@@ -26,9 +25,9 @@ def main(argv: Sequence[str]) -> int:
     if importlib.util.find_spec("ray") is None:
         raise RayMissing("Ray is not installed: pip install 'tasuki[ray]'")
     if config.plan:
-        from . import planned_fleet
+        from . import fleet as planned_fleet
 
-        planned_fleet.supervise(config, planner, values.flags)
+        planned_fleet.supervise_planned(config, planner, values.flags)
     else:
         from . import fleet
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasuki.utils.config.flags import FlagParser
+from tasuki.utils.flags import FlagParser
 
 from .file_format import NOT_CONNECTED, Recording
 
@@ -48,7 +48,7 @@ def replayed(recording: Recording, seconds: float | None = None) -> "DashboardSo
 
 async def _serve_page(source: "DashboardSource", bind: str) -> None:
     from tasuki.dashboard.page_files import load_page
-    from tasuki.server.daemon.lifecycle import StopRequest
+    from tasuki.server.daemon.shutdown import StopRequest
     from tasuki.server.http.dashboard import DashboardHandlers
     from tasuki.server.http.server import start_http_server
 

@@ -11,7 +11,7 @@ from tasuki.bench.fleet.workload import Workload
 from tasuki.bench.replay.texts import Texts
 from tasuki.bench.replay.trace import Trace
 from tasuki.cli.embedded import embedded_model
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder
 
 from .measured import Rates, figures, rates

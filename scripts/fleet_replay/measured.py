@@ -7,8 +7,8 @@ from typing import Any
 
 from tasuki.bench.fleet.nodes.measured_prefills import MeasuredPrefill, fitted
 from tasuki.client.answer import Answer
-from tasuki.model.flops import PrefillFlops
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.model.costs import PrefillFlops
+from tasuki.routing.node_load import PrefillSeconds
 
 from .player import Played
 

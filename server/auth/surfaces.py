@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from tasuki.server.errors import PermissionDenied
 
-from .caller import Caller, Scope
+from .callers import Caller, Scope
 
 
 class Unscoped(Enum):

@@ -29,7 +29,7 @@ from tasuki.bench.load.free.model import free_shape  # noqa: E402
 from tasuki.bench.load.free.tokens import VOCABULARY, answer_to  # noqa: E402
 from tasuki.bench.load.model_folder import write_model_folder  # noqa: E402
 from tasuki.bench.replay.replay import tree_config  # noqa: E402
-from tasuki.routing.prefill_seconds import PrefillSeconds  # noqa: E402
+from tasuki.routing.node_load import PrefillSeconds  # noqa: E402
 
 PROMPT = [7 + number % 900 for number in range(1000)]
 PAGES = (len(PROMPT) - 1) // 64

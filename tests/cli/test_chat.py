@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from tasuki.cli.chat import ChatConfig, sampling_of
-from tasuki.cli.conversation.screen import Chat
+from tasuki.cli.chat_screen import Chat
 from tasuki.client.session import Client
 from tasuki.engine import messages as m
-from tasuki.utils.commands import PACKAGE
+from tasuki.utils.program import PACKAGE
 from tests.harness.grpc_fixtures import running_front, text_codec
 from tests.harness.programs import output_of
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasuki.cli.doctor import machine_checks, room_checks
-from tasuki.cli.doctor.checks import model, peer, port
+from tasuki.cli.doctor import machine_checks
+from tasuki.cli.doctor import machine_checks as room_checks
+from tasuki.cli.doctor.checks import model, peer, port, weights
 from tasuki.cli.doctor.finding import Verdict
 from tasuki.cli.doctor.main import main
-from tasuki.cli.doctor.weights_check import weights
 from tasuki.cli.embedded import embedded_model
 from tasuki.model.quantise.folder import quantise_folder
 from tasuki.model.quantise.recipe import RECIPES

@@ -21,7 +21,6 @@ from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.precision.precision import Precision, WirePrecision
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.rooms.room_deadlines import (
     PullReceiverDeadlines,
@@ -29,6 +28,7 @@ from tasuki.transfer.rooms.room_deadlines import (
     ReceiverDeadlines,
 )
 from tasuki.transfer.sending.sender import SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Faults, no_faults
 from tests.harness.loopback_pair import Pair, cells_in_use, loopback_pair, plans, random_ids
 from tests.harness.waiting import HANG_SECONDS

@@ -14,13 +14,12 @@ import torch
 
 from tasuki.engine import messages as m
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit
-from tasuki.engine.speculation.drafter import DraftSource
-from tasuki.engine.speculation.drafting import Drafting
+from tasuki.engine.speculation.drafting import Drafting, DraftSource
 from tasuki.engine.speculation.step_costs import StepShape
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.pycache.copies import run_copies
+from tasuki.pycache.arena import run_copies
 from tests.harness.engines import TINY, Lone, prompt, submit
 from tests.harness.goldens import Request, Workspace
 

@@ -13,19 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.precision.decoding_sink import WindowSink
-from tasuki.transfer.precision.encoding_source import EncodingSource
-from tasuki.transfer.precision.precision import Precision, WirePrecision
-from tasuki.transfer.precision.settings import WireSettings
-from tasuki.transfer.precision.staging_buffer import StagingBuffer, slabs_kept_back
+from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
+from tasuki.transfer.receiving.target_arena import WindowSink
+from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.outgoing_room import OutgoingRoom, Posted, RoomBroke
 from tasuki.transfer.sending.sender import Sender, SenderSettings
+from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import Fault
 from tasuki.transfer.windows.descriptors import layer_bytes
-from tasuki.transfer.windows.destination import Destination
-from tasuki.transfer.windows.send_report import Drain
-from tasuki.transfer.windows.window import FinishedLayers, WindowHeader
+from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
     DRAFT,
     FULL,

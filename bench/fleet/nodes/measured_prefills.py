@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Self
 
-from tasuki.model.flops import PrefillFlops
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.known_models import published_or_folder
 from tasuki.pycache.layout import CacheLayout
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds
 
 from .measured_prefills import prefill_seconds
 

@@ -1,7 +1,7 @@
 """A simulated prefill node: the real tree in ids, and one prefill at a time.
 
 Owns its tree and queue. The shortest prefill comes first and each fourth time the oldest, as
-engine/scheduling/chunk_shares.py has it of chunks. What a prompt and its answer leave in the tree
+engine/scheduling/chunks.py has it of chunks. What a prompt and its answer leave in the tree
 stands when its prefill ends: the answer's state is taken to come back by the return path, whose
 bytes are not modelled. Virtual time, seconds; thread rule: one thread.
 """
@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.bench.fleet.workload import Turn, Workload
-from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
+from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     Allocation,
     CheckpointKind,
     ImpossibleRequest,
     PrefixCache,
 )
-from tasuki.routing.node_load import faded
-from tasuki.routing.prefill_seconds import PrefillSeconds
+from tasuki.routing.node_load import PrefillSeconds, faded
 
 from .load_reports import LoadReports, Report
 

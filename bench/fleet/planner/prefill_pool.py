@@ -1,7 +1,7 @@
 """Simulated prefill nodes, each with one prefill at a time: a prompt goes where it waits least.
 
 A node takes the shortest first and each fourth time the oldest, as
-engine/scheduling/chunk_shares.py has it of chunks. One that leaves computes what it has. Virtual
+engine/scheduling/chunks.py has it of chunks. One that leaves computes what it has. Virtual
 time, seconds. Thread rule: one thread.
 """
 

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.model.weights.kernels.nvfp4_layout import NvFp4Halves
-from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.model.weights.kernel_layout import NvFp4Halves
+from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .e2m1 import grouped_halves, row_factors

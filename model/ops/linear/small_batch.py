@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tasuki.utils.triton.dependent_launch import dependent
+from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 MOST_ROWS = 16

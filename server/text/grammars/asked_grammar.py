@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasuki.engine.messages import Tokens
-from tasuki.model.grammar.formats import ignored_formats
 from tasuki.model.grammar.grammar import (
     MAX_SOURCE_BYTES,
     Grammar,
@@ -20,10 +19,11 @@ from tasuki.model.grammar.grammar import (
     GrammarsBusy,
     GrammarsUnavailable,
 )
+from tasuki.model.grammar.held_schema import ignored_formats
 from tasuki.server.errors import Busy, InvalidField
-from tasuki.server.text.json_bounds import MAX_DEPTH, nested_too_deeply
+from tasuki.server.text.json_reading import MAX_DEPTH, nested_too_deeply
+from tasuki.server.text.text_answer import BEHIND_THINKING, END_OF_THINK, THINK, Thinking
 from tasuki.server.text.text_codec import TextCodec
-from tasuki.server.text.thinking import BEHIND_THINKING, END_OF_THINK, THINK, Thinking
 
 MAX_TEXTS = 4096
 _END_TOKENS = 16

@@ -8,27 +8,23 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.server.anthropic.conversation import ThinkingChoice
 from tasuki.server.anthropic.message_writer import MessageHead, MessageWriter
-from tasuki.server.anthropic.thinking import ThinkingChoice
-from tasuki.server.grpc.response_stream import write_tokens
-from tasuki.server.openai.chat_reply import ChatReply
-from tasuki.server.openai.completion_reply import CompletionReply, ShownFields
+from tasuki.server.grpc.generate_messages import write_tokens
+from tasuki.server.http.reply import AnswerWriter
+from tasuki.server.openai.chat import ChatReply
+from tasuki.server.openai.completions import CompletionReply, ShownFields
 from tasuki.server.openai.reply import ChunkedReply, ReplyHead, ReplyShape
-from tasuki.server.replies.reply import AnswerWriter
-from tasuki.server.replies.scored_prompt import ScoredPrompt
-from tasuki.server.replies.token_ids import TokenIds, prompt_ids
-from tasuki.server.replies.token_logprobs import TokenNames
-from tasuki.server.responses.compaction.compaction_writer import CompactionWriter
-from tasuki.server.responses.message_logprobs import MessageLogprobs
-from tasuki.server.responses.response_head import ResponseHead
-from tasuki.server.responses.response_writer import ResponseWriter
+from tasuki.server.openai.token_details import ScoredPrompt, TokenIds, TokenNames, prompt_ids
+from tasuki.server.responses.endpoints.compaction import CompactionWriter
+from tasuki.server.responses.output_items import MessageLogprobs
+from tasuki.server.responses.response_writer import ResponseHead, ResponseWriter
+from tasuki.server.responses.stored_responses import TurnRecord
 from tasuki.server.responses.tools import ResponseTools, ToolName
-from tasuki.server.responses.turn_record import TurnRecord
-from tasuki.server.text.grammars.tool_choice import ToolChoice
+from tasuki.server.text.grammars.call_grammar import ToolChoice
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.stop_strings import StopRule, StopStrings
-from tasuki.server.text.text_answer import Ending, Piece
-from tasuki.server.text.thinking import Thinking
+from tasuki.server.text.text_answer import Ending, Piece, Thinking
 from tasuki.server.text.tokenizer import IncrementalDetokenizer
 from tasuki.server.unread_answer import AnswerPart
 from tests.harness.answer_pieces import BY_ITSELF
@@ -320,14 +316,13 @@ def _sent_by_grpc() -> Entry:
         detokenizer = IncrementalDetokenizer(_Spelled(pieces))  # type: ignore[arg-type]
         return _run(write_tokens(_parts(len(pieces)), write, detokenizer))
 
-    functions = ("server/grpc/response_stream.py:write_tokens",)
+    functions = ("server/grpc/generate_messages.py:write_tokens",)
     return Whole("sent by gRPC", functions, some("one word", "emoji"), read, 1 << 20)
 
 
 def _sent_to_gateway() -> list[Entry]:
     try:
-        from tasuki.server.smg.answer import GatewayAnswer
-        from tasuki.server.smg.request_reader import GatewayRequest
+        from tasuki.server.smg.generate_messages import GatewayAnswer, GatewayRequest
     except ImportError:
         # The extra of the gateway is not installed.
         return []
@@ -346,5 +341,5 @@ def _sent_to_gateway() -> list[Entry]:
 
         return _run(all_of_them())
 
-    functions = ("server/smg/answer.py:GatewayAnswer.messages",)
+    functions = ("server/smg/generate_messages.py:GatewayAnswer.messages",)
     return [Whole("sent to a gateway", functions, some("words", "emoji"), read, 1 << 20)]
