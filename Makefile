@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo install test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-gateway bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel wheel-use wheels image gpu suites benchmarks
+.PHONY: demo install test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel wheel-use wheels image gpu suites benchmarks
 
 demo: $(VENV)/installed
 	@$(BIN)/tasuki demo
@@ -60,10 +60,6 @@ fleet-replay: $(VENV)/dev-installed
 # Recorded runs of agents on GPUs, and the simulator at the same workload. Needs no GPU; seconds.
 fleet-hardware: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.fleet_hardware docs/results/serving_gpu_agents*.json docs/results/serving_gpu_pair_agents*.json --out docs/results/fleet_hardware.json
-
-# The trace, shortened, through the unmodified smg before as many simulated nodes as BENCH_ARGS="--nodes 100" says.
-bench-gateway: $(VENV)/dev-installed
-	$(BIN)/python -m tasuki.bench.gateway $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/gateway.json $(BENCH_ARGS)
 
 fuzz-cache: $(VENV)/dev-installed
 	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)

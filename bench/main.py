@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 
 _IN_FOLDERS = {
-    "gateway": "gateway.main",
     "tiers": "tiers.main",
     "collectives": "ranks.collectives",
 }
@@ -20,7 +19,6 @@ _BENCHES = {
     "transfer": "hand-overs between two processes: of the link, and of the forward's time",
     "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",
-    "gateway": "smg before simulated nodes: latency, hit rate, restart",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
 }
 
