@@ -42,7 +42,7 @@ bench-cache: $(VENV)/installed
 
 # Replays TRACES under every policy: a table, JSON and a plot in docs/results. Needs the zstd program.
 bench-traces: $(VENV)/installed
-	$(BIN)/python bench/traces/run.py --traces $(TRACES) --out docs/results
+	$(BIN)/python -m tasuki.bench.replay.developer_traces --traces $(TRACES)
 
 # Plays a trace through simulated fleets of 4 to 1,000 nodes: tables and JSON. BENCH_ARGS="--table 16" makes one of
 # them; all take hours on one core, and that of 1,000 nodes 14 GiB.

@@ -1,32 +1,32 @@
-"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch."""
+"""`tasuki bench decode`: the time of a decode step of a whole model, batch by batch, and what
+drafts, grammars and thinking budgets add to it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
+from random import Random
 from statistics import fmean, median
 
-from tasuki.bench.measure.draft_pair import DraftPair
-from tasuki.bench.measure.drafted_turns import DraftedTurns, DraftGain
-from tasuki.bench.measure.model_floor import ModelFloor
+from tasuki.bench.measure.draft_turns import DraftedTurns, DraftGain, DraftPair, Turn
+from tasuki.bench.measure.floors import ModelFloor
+from tasuki.bench.measure.gpu_timeline import add_kernels, idle_between_steps, work_of
+from tasuki.bench.measure.rank_parts import beside_one_rank, rank_rig
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Answer, Rig, random_parts
 from tasuki.bench.measure.scripted_drafts import Script
-from tasuki.bench.measure.stored_form import StoredForm, free_memory
-from tasuki.bench.measure.turn_limit import Turn
-from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
+from tasuki.bench.measure.transformers_peer import decode_seconds
+from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
-from .config import BenchConfig
+from .config import BenchConfig, StoredForm, free_memory
 from .errors import BenchError
 from .grammar import GRAMMAR
-from .steps.budgeted import STEPS_BETWEEN, budget_row, start_closing, start_far, start_together
-from .steps.gpu_timeline import idle_between_steps, work_of
-from .steps.kernel_rows import add_kernels
-from .transformers_peer import decode_seconds
 from .workload import (
     ACCEPTED,
+    BUDGET_RATIO,
     DECODE_PEER_RATIO,
     DECODE_TARGETS,
     DRAFT_TARGETS,
@@ -40,6 +40,57 @@ from .workload import (
     RANK_DECODE_TARGETS,
     Point,
 )
+
+_BUDGET_SEED = 3
+_CLOSING, _TAG = (198, 248069, 271), 248069
+"""As Qwen3.5 closes a thought; where the vocabulary is smaller, tokens of it."""
+_FAR = 1 << 20
+STEPS_BETWEEN = 4
+"""Two closings: 64 rows then think 256 tokens each."""
+
+
+def start_far(rig: Rig, point: Point) -> list[Answer]:
+    """Submit answers whose budgets no answer reaches; they all decode."""
+    return _start_thinking(rig, point, [_FAR] * point.batch)
+
+
+def start_closing(rig: Rig, point: Point, first: int) -> list[Answer]:
+    """Submit answers of which one is closed every few steps. first: tokens of the first one."""
+    budgets = [first + STEPS_BETWEEN * number for number in range(point.batch)]
+    Random(_BUDGET_SEED).shuffle(budgets)
+    return _start_thinking(rig, point, budgets)
+
+
+def start_together(rig: Rig, point: Point, first: int) -> list[Answer]:
+    """Submit answers that all have one budget. first: tokens of it."""
+    return _start_thinking(rig, point, [first] * point.batch)
+
+
+def _start_thinking(rig: Rig, point: Point, budgets: Sequence[int]) -> list[Answer]:
+    vocab = rig.model.vocab
+    closing, tag = tuple(token % vocab for token in _CLOSING), _TAG % vocab
+    answers = [
+        rig.submit(
+            rig.prompt(point.context),
+            point.context,
+            thinking=ThinkingBudget(most, closing, tag),
+        )
+        for most in budgets
+    ]
+    rig.run_until_tokens(answers, 1)
+    return answers
+
+
+def budget_row(point: Point, what: str, seconds: float, plain: float) -> Row:
+    """seconds, plain: the mean step's, with budgets and without."""
+    return Row(
+        f"step of {point.batch} x {point.context} tokens, {what}",
+        seconds,
+        target=f"<= {BUDGET_RATIO:g}x the step without",
+        met=seconds <= BUDGET_RATIO * plain,
+        extra={"times the step without": seconds / plain},
+    )
+
 
 _PROFILED_STEPS = 16
 _BUDGET_TURNS = 3

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tasuki.bench.cases.case import measure
-from tasuki.bench.cases.stage import Stage
+from tasuki.bench.cases.case import Stage, measure
 from tasuki.bench.measure.report import reported
 from tasuki.utils.config.flags import parse_config
 from tasuki.utils.config.options import option

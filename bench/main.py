@@ -4,11 +4,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-_IN_FOLDERS = {
-    "tiers": "tiers.main",
-    "collectives": "ranks.collectives",
-}
-"""Modules of benches that are more than one."""
 _BENCHES = {
     "kernels": "every kernel alone, beside its bytes or FLOPs",
     "decode": "steps of a whole model",
@@ -26,8 +21,7 @@ _BENCHES = {
 def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in _BENCHES:
         bench, *rest = argv
-        module = _IN_FOLDERS.get(bench, bench)
-        return int(importlib.import_module(f".{module}", __package__).main(rest))
+        return int(importlib.import_module(f".{bench}", __package__).main(rest))
     asked_for_help = bool(argv) and argv[0] in ("-h", "--help")
     rows = [f"  {name:<13}{text}" for name, text in _BENCHES.items()]
     text = "\n".join(["usage: tasuki bench BENCH [FLAGS] (BENCH --help lists them)", "", *rows])

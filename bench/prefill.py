@@ -1,4 +1,6 @@
-"""`tasuki bench prefill`: from the Submit of a prompt that nobody has seen to its first token."""
+"""`tasuki bench prefill`: from the Submit of a prompt that nobody has seen to its first token, and
+what ticking the step counter at every layer of a forward costs.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,21 +8,25 @@ from functools import partial
 from itertools import chain
 from statistics import median
 
-from tasuki.bench.measure.draft_pair import DraftPair
-from tasuki.bench.measure.model_floor import ModelFloor
+import torch
+
+from tasuki.bench.measure.draft_turns import DraftPair
+from tasuki.bench.measure.floors import ModelFloor
+from tasuki.bench.measure.gpu_timeline import add_kernels, work_of
+from tasuki.bench.measure.rank_parts import beside_one_rank, rank_rig
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.rig import Rig, random_parts
-from tasuki.bench.measure.stored_form import free_memory
-from tasuki.bench.ranks.rank_parts import beside_one_rank, rank_rig
+from tasuki.bench.measure.timing import once_seconds
+from tasuki.bench.measure.transformers_peer import prefill_seconds
+from tasuki.engine.runner.layer_events import LayerEvents
+from tasuki.model.batch import Batch, SequenceSlice
+from tasuki.model.hooks import LayerHooks, NullHooks
+from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
-from .config import BenchConfig
+from .config import BenchConfig, free_memory
 from .errors import BenchError
-from .steps.gpu_timeline import work_of
-from .steps.kernel_rows import add_kernels
-from .tick_cost import tick_cost
-from .transformers_peer import prefill_seconds
 from .workload import (
     MOST_ENTRIES_OF_A_PROMPT,
     MOST_TICK_COST,
@@ -28,6 +34,39 @@ from .workload import (
     PREFILL_TARGETS,
     RANK_PREFILL_TARGETS,
 )
+
+_PAIRS = 15
+_WARMUPS = 2
+
+
+@dataclass(frozen=True)
+class TickCost:
+    """Median seconds of a forward."""
+
+    ticked: float
+    plain: float
+
+
+def tick_cost(rig: Rig, tokens: int) -> TickCost:
+    """Of a prompt of `tokens` tokens: the same forward with and without ticks, by turns in one run,
+    so that a clock that drifts moves both. REQUIRES: a GPU; nothing in the arena is used or
+    published: its pages are written."""
+    parts = rig.parts
+    layout, device = parts.arena.layout, parts.arena.bytes.device
+    pages = [
+        (2 + page // layout.pages_per_slab) * layout.blocks_per_slab + page % layout.pages_per_slab
+        for page in range(-(-tokens // PAGE_TOKENS))
+    ]
+    batch = Batch.pack([SequenceSlice(rig.prompt(tokens), 0, pages, 0, 1)])
+
+    def seconds(hooks: LayerHooks) -> float:
+        return once_seconds(lambda: parts.model.forward(batch, parts.arena, hooks), device)
+
+    ticks, none = LayerEvents(parts.steps, len(layout.layer_kinds)), NullHooks()
+    with torch.inference_mode():
+        pairs = [(seconds(ticks), seconds(none)) for _ in range(_WARMUPS + _PAIRS)][_WARMUPS:]
+    return TickCost(*(median(times) for times in zip(*pairs, strict=True)))
+
 
 _PROFILED_PROMPTS = 2
 

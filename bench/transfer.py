@@ -13,25 +13,24 @@ from dataclasses import dataclass, replace
 import torch
 
 from tasuki.bench.measure.report import Row
-from tasuki.bench.measure.stored_form import free_memory
 from tasuki.transfer.transports.nixl.transport import installed_package
 from tasuki.utils.config.auto import Auto
 from tasuki.utils.config.flags import parse_configs
 from tasuki.utils.config.options import option
 
-from .config import BenchConfig
+from .config import BenchConfig, free_memory
 from .errors import BenchError
 
 _SHARED_MIB = 12 * 1024
 _GPU_PARTS = ("blocks", "engine", "nodes")
 _CPU_PARTS = {
-    "digest": "digest_rate",
+    "digest": "goodput",
     "goodput": "goodput",
     "control": "control",
-    "early": "early",
-    "wire": "encoded",
+    "early": "slow_link",
+    "wire": "slow_link",
 }
-"""To the module whose rows() they are, imported where it is wanted."""
+"""To the module whose rows they are, as `digest_rows`, imported where it is wanted."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,8 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
         yield from _model_rows(parts, config, own)
     for part, module in _CPU_PARTS.items():
         if part in parts:
-            yield from importlib.import_module(f".handover.{module}", __package__).rows()
+            rows = importlib.import_module(f".handover.{module}", __package__)
+            yield from getattr(rows, f"{part}_rows")()
 
 
 def _model_rows(

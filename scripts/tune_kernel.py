@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from scripts.command import show
-from tasuki.bench.cases.case import Case
-from tasuki.bench.cases.stage import Stage
+from tasuki.bench.cases.case import Case, Stage
 from tasuki.bench.kernels import FAMILIES
 from tasuki.bench.measure.timing import turn_seconds
 from tasuki.utils.config.flags import parse_config

@@ -16,8 +16,7 @@ from tasuki.model.weights.fp8 import BLOCK, Fp8
 from tasuki.model.weights.kernels.fp8_layout import for_kernels
 from tasuki.model.weights.segment import Kind
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _EPS = 1e-6
 _MOST_TURNS = 16

@@ -6,8 +6,7 @@ from functools import partial
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.copies import copy_page, copy_slot, zero_slot
 
-from .case import Case
-from .stage import Stage, turns_to_overflow
+from .case import Case, Stage, turns_to_overflow
 
 _PAGES = 16
 

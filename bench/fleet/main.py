@@ -17,11 +17,10 @@ from tasuki.bench.replay.trace import load_trace
 from tasuki.model.known_models import PUBLISHED
 from tasuki.utils.config.flags import FlagParser
 
-from .nodes.measured_prefills import measured
-from .outcome import as_text
-from .results import keep
-from .seeds import simulate_seeds
+from .node_model import measured
+from .results import as_text, keep
 from .settings import FleetSettings, RouteName
+from .simulate import simulate_seeds
 from .workload import Arrivals
 
 ASSUMED_TFLOPS = 300.0

@@ -15,8 +15,7 @@ from typing import Protocol
 from tasuki.model.flops import PrefillFlops
 
 from .index_feed import Change, IndexFeed
-from .nodes.members import Members
-from .nodes.prefill_server import Prompt, Served
+from .prefill_nodes import Members, Prompt, Served
 from .routes import Route
 from .workload import Turn, Workload
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from tasuki.bench.load.client.loads import Agents, Endless, Load, Streams
 from tasuki.model.known_models import PUBLISHED
 from tasuki.utils.config.options import option
-
-from .client.loads import Agents, Endless, Load, Streams
 
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000

@@ -27,6 +27,7 @@ from tasuki.engine.role import Role
 from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar import Grammar
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
+from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.model.quantise.quantised_source import QuantisedSource
@@ -36,7 +37,21 @@ from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.source import TensorSource
 from tasuki.transfer.windows.step_counter import StepCounter
 
-from .made_up_vocabulary import made_up_vocabulary
+_VOCABULARY_SEED = 16
+_LETTERS = b'etaoinshrdlucmfwypvbgkjqxz 0123456789",:{}[]\n'
+
+
+def made_up_vocabulary(size: int) -> Vocabulary:
+    """A vocabulary for grammars over weights that were drawn, the same each time: every byte, and
+    words of a few letters, as many as the model has tokens; the last one ends answers."""
+    rng = np.random.default_rng(_VOCABULARY_SEED)
+    words = {bytes([byte]): None for byte in range(256)}
+    letters = np.frombuffer(_LETTERS, dtype=np.uint8)
+    while len(words) < size - 1:
+        for length in rng.integers(2, 9, size // 4).tolist():
+            words[rng.choice(letters, length).tobytes()] = None
+    return Vocabulary((*list(words)[: size - 1], b""), (size - 1,))
+
 
 SEED = 1
 

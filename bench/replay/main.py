@@ -1,22 +1,71 @@
-"""`tasuki replay-trace FILE`: hit rate of the tree on a trace, and why the rest was missed."""
+"""`tasuki replay-trace FILE`: hit rate of the tree on a trace, why the rest was missed, and what
+more host memory would have saved: the trace is replayed again for each size.
+"""
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tasuki.bench.errors import ReplayError
 from tasuki.model.known_models import PUBLISHED
 from tasuki.pycache.layout import FP8_ROWS
 from tasuki.utils.config.flags import FlagParser
 
-from .errors import ReplayError
-from .replay import CachedDtypes, replay, replay_tiers
-from .report import as_text
-from .tier_report import tier_text
+from .replay import CachedDtypes, as_text, replay, replay_tiers, tier_text
 from .tiers import Tiers
 from .trace import load_trace
-from .what_if import more_host, what_if, what_if_text
+
+
+def more_host(text: str) -> tuple[float, ...]:
+    """`256,1024`: GiB beside those there are. Raises ReplayError naming what is wrong."""
+    try:
+        sizes = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or not all(0 < size < 1 << 20 for size in sizes):
+        raise ReplayError(
+            f"--more-host {text}: give sizes above 0 and below 2^20, GiB, as 256,1024"
+        )
+    return sizes
+
+
+def with_more_host(tiers: Tiers, gib: float) -> Tiers:
+    """Where there is no host memory, so much of it."""
+    host, *lower = tiers.below or (0.0,)
+    return Tiers(tiers.arena, (host + gib, *lower), tiers.disk_write_budget)
+
+
+def what_if(
+    result: dict[str, Any],
+    tiers: Tiers,
+    sizes: Sequence[float],
+    replayed: Callable[[Tiers], dict[str, Any]],
+) -> list[dict[str, float]]:
+    """By size: points of prefill FLOPs and of prompt tokens that would have been saved beyond
+    `result`, which is of these tiers."""
+    found = []
+    for gib in sizes:
+        other = replayed(with_more_host(tiers, gib))
+        found.append(
+            {
+                "more_host_gib": gib,
+                "flops_points": 100 * (other["flops_saved"] - result["flops_saved"]),
+                "token_points": 100 * (other["token_hit"] - result["token_hit"]),
+            }
+        )
+    return found
+
+
+def what_if_text(found: Sequence[dict[str, float]]) -> str:
+    """Appended to the replay's own table."""
+    return "".join(
+        f"  +{each['more_host_gib']:g} GiB host would recover {each['flops_points']:.1f} points of "
+        f"prefill FLOPs, {each['token_points']:.1f} of prompt tokens\n"
+        for each in found
+    )
+
 
 POLICIES = ("lru", "marconi", "value", "auto")
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.fleet.nodes.measured_prefills import measured
+from tasuki.bench.fleet.node_model import measured
 from tasuki.bench.fleet.settings import FleetSettings
 from tasuki.bench.fleet.simulate import simulate
 from tasuki.model.known_models import PUBLISHED

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from tasuki.bench.measure.host import Host, describe_host
-from tasuki.bench.replay.shortened import shortened
-from tasuki.bench.replay.trace import load_trace
+from tasuki.bench.replay.trace import load_trace, shortened
 
 from .comparison import Asked, compare
 

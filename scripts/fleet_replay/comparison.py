@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tasuki.bench.fleet.nodes.node_model import NodeModel
+from tasuki.bench.fleet.node_model import NodeModel
 from tasuki.bench.fleet.settings import FleetSettings
 from tasuki.bench.fleet.simulate import simulate
 from tasuki.bench.fleet.workload import Workload
-from tasuki.bench.replay.texts import Texts
+from tasuki.bench.replay.prompts import Texts
 from tasuki.bench.replay.trace import Trace
 from tasuki.cli.embedded import embedded_model
 from tasuki.model.flops import PrefillFlops

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasuki.bench.fleet.nodes.measured_prefills import MeasuredPrefill, fitted
+from tasuki.bench.fleet.node_model import MeasuredPrefill, fitted
 from tasuki.client.answer import Answer
 from tasuki.model.flops import PrefillFlops
 from tasuki.routing.prefill_seconds import PrefillSeconds

@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from tasuki.bench.fleet.workload import Turn, Workload
-from tasuki.bench.replay.texts import Texts
+from tasuki.bench.replay.prompts import Texts
 from tasuki.client.answer import Answer
 from tasuki.client.errors import ClientError
 from tests.harness.daemons import Node, asked

@@ -3,9 +3,8 @@
 import numpy as np
 
 from tasuki.bench.fleet.workload import Workload
-from tasuki.bench.replay.shortened import shortened
-from tasuki.bench.replay.texts import Texts
-from tasuki.bench.replay.trace import Trace, TraceRequest
+from tasuki.bench.replay.prompts import Texts
+from tasuki.bench.replay.trace import Trace, TraceRequest, shortened
 
 BLOCK, FACTOR = 64, 32
 VOCABULARY = 2000

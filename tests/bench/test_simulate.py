@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tasuki.bench.fleet.nodes.load_reports import LoadReports
-from tasuki.bench.fleet.nodes.measured_prefills import fitted, measured
+from tasuki.bench.fleet.node_model import fitted, measured
+from tasuki.bench.fleet.prefill_nodes import LoadReports
 from tasuki.bench.fleet.workload import Workload
 from tasuki.bench.replay.trace import load_trace
 from tasuki.cli import main as cli

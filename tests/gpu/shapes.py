@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
+from tasuki.bench.measure.rig import made_up_vocabulary
 from tasuki.engine.build import EngineParts, build_arena, build_model
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig

@@ -31,7 +31,7 @@ LEVEL = {
     "utils": 1,
     "proto": 0,
 }
-SCRIPTS = {ROOT / "bench" / "cache", ROOT / "bench" / "traces"}
+SCRIPTS = {ROOT / "bench" / "cache"}
 SOURCES = sorted(
     path
     for room in LEVEL

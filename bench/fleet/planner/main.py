@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.fleet.nodes.node_model import NodeModel
+from tasuki.bench.fleet.node_model import NodeModel
 from tasuki.bench.measure.host import describe_host
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.routing.planner.fleet_plan import Action, plan
@@ -22,10 +22,9 @@ from tasuki.routing.planner.observation import NodeRole, Observation
 from tasuki.routing.planner.policy import NodeBounds, Pace, PlanPolicy, ServiceTargets
 
 from .day import Day, DaySettings
-from .decode_speed import DecodeSpeed, measured
 from .oracle import OracleDay
-from .outcome import DayOutcome, outcome
-from .results import table
+from .outcome import DayOutcome, outcome, table
+from .pools import DecodeSpeed, measured
 from .simulated_fleet import OBSERVED_SECONDS, NodeTimes, SimulatedFleet
 
 MODEL = "9b"

@@ -21,9 +21,14 @@ from tasuki.routing.planner.prefill_need import prefill_nodes
 from tasuki.routing.planner.waiting import ServiceTimes
 
 from .day import Day
-from .decode_speed import DecodeSpeed
 from .outcome import DayOutcome, outcome
-from .simulated_fleet import OBSERVED_SECONDS, DayCounts, NodeTimes, SimulatedFleet
+from .pools import DecodeSpeed
+from .simulated_fleet import (
+    OBSERVED_SECONDS,
+    DayCounts,
+    NodeTimes,
+    SimulatedFleet,
+)
 
 SHARE = 0.999
 _MOST = 1000

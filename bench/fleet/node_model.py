@@ -1,13 +1,18 @@
-"""How long prefills take where they were measured, and what follows for those that were not.
+"""What a node of a simulated fleet serves: how its cache lies, and how long its prefills take,
+where they were measured and where they were not.
 
 A model is measured on one device; the figures are of docs/results, whose files name the versions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
+from tasuki.model.flops import PrefillFlops
+from tasuki.model.known_models import published_or_folder
+from tasuki.pycache.layout import CacheLayout
 from tasuki.routing.prefill_seconds import PrefillSeconds
 
 
@@ -72,3 +77,22 @@ def prefill_seconds(
     found = measured(model)
     assert found is not None, "tflops is given where nothing was measured"
     return fitted(found.prefills), f"measured: {found.device}, {found.date}, commit {found.commit}"
+
+
+@dataclass(frozen=True)
+class NodeModel:
+    """source: where the seconds come from."""
+
+    layout: CacheLayout
+    flops: PrefillFlops
+    seconds: PrefillSeconds
+    source: str
+
+    @classmethod
+    def published(cls, name: str, tflops: float | None, fixed: float) -> Self:
+        """name: of a published shape, or a checkpoint's folder. tflops, fixed: as prefill_seconds
+        has them. Raises ModelConfigError."""
+        config = published_or_folder(name)
+        flops = PrefillFlops.for_model(config)
+        seconds, source = prefill_seconds(name, tflops, fixed, flops.linear, flops.quadratic)
+        return cls(config.cache_layout("bfloat16", "bfloat16", "float32"), flops, seconds, source)

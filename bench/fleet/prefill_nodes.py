@@ -1,19 +1,20 @@
-"""A simulated prefill node: the real tree in ids, and one prefill at a time.
+"""The prefill nodes of a simulated fleet: the real tree in ids, one prefill at a time, and the
+reports of their load.
 
-Owns its tree and queue. The shortest prefill comes first and each fourth time the oldest, as
+The shortest prefill comes first and each fourth time the oldest, as
 engine/scheduling/chunk_shares.py has it of chunks. What a prompt and its answer leave in the tree
 stands when its prefill ends: the answer's state is taken to come back by the return path, whose
-bytes are not modelled. Virtual time, seconds; thread rule: one thread.
+bytes are not modelled. Virtual time, seconds, which does not go back; thread rule: one thread.
 """
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.bench.fleet.workload import Turn, Workload
 from tasuki.engine.scheduling.checkpoint_planner import plan_checkpoints
 from tasuki.pycache._cpp_cache import (
     Allocation,
@@ -24,7 +25,42 @@ from tasuki.pycache._cpp_cache import (
 from tasuki.routing.node_load import faded
 from tasuki.routing.prefill_seconds import PrefillSeconds
 
-from .load_reports import LoadReports, Report
+from .workload import Turn, Workload
+
+Report = tuple[float, float, float]
+"""NodeLoad.report's: wait, when it was taken, seconds of prefill that were stored lately."""
+
+
+class LoadReports:
+    """What a node's reports say of its load, taken at whole periods and some time under way.
+
+    Owns the reports that are still needed. Between two changes of what the node has to do, its wait
+    falls with time, so one report of each is kept."""
+
+    def __init__(self, period: float, delay: float) -> None:
+        """period: seconds between two reports; delay: until one has come."""
+        self._period = period
+        self._delay = delay
+        self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # from when, free at, stored
+
+    def changed(self, now: float, wait: float, stored: float) -> None:
+        """From now on the node has that wait, and had stored so much, seconds."""
+        self._forget(now)
+        self._changes.append((now, now + wait, stored))
+
+    def latest(self, now: float) -> Report:
+        """The last report that has come."""
+        at = self._forget(now)
+        since, free_at, stored = self._changes[0]
+        return max(0.0, free_at - at), at, faded(stored, at - since)
+
+    def _forget(self, now: float) -> float:
+        """When the last report that has come was taken; drops what stood before."""
+        at = max(0.0, (now - self._delay) // self._period * self._period)
+        while len(self._changes) > 1 and self._changes[1][0] <= at:
+            self._changes.popleft()
+        return at
+
 
 OLDEST_EVERY = 4
 _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
@@ -60,6 +96,8 @@ class _Running:
 
 
 class PrefillServer:
+    """One node. Owns its tree and queue."""
+
     def __init__(
         self,
         number: int,
@@ -185,3 +223,21 @@ class PrefillServer:
             slot = allocation.working_slots[0]
             tree.insert(allocation, forwarded, slot, CheckpointKind.TURN_END, hint)
         tree.release(allocation)
+
+
+class Members:
+    """The nodes as those who choose have them: a node that died is one until its lease ends."""
+
+    def __init__(self, servers: Sequence[PrefillServer]) -> None:
+        self.servers = servers
+        self.nodes = list(range(len(servers)))
+        self.version = 0
+        """Of nodes: another one where one has gone."""
+
+    def drop(self, node: int) -> None:
+        self.nodes.remove(node)
+        self.version += 1
+
+    def besides(self, tried: frozenset[int]) -> Sequence[int]:
+        """Those but the tried ones."""
+        return [node for node in self.nodes if node not in tried] if tried else self.nodes

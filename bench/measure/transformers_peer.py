@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from tasuki.bench.measure.timing import median_seconds
+from tasuki.bench.errors import BenchError
 from tasuki.model.config import DenseShape, ModelConfig
 
-from .errors import BenchError
+from .timing import median_seconds
 
 _STEPS = 16
 

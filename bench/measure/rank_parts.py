@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from tasuki.bench.measure.made_up_vocabulary import made_up_vocabulary
-from tasuki.bench.measure.report import Row
-from tasuki.bench.measure.rig import SEED, Rig
 from tasuki.engine.build import EngineParts
 from tasuki.engine.build_ranks import RankSource, build_leader_parts
 from tasuki.engine.config import EngineConfig
@@ -21,6 +18,9 @@ from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.sharding.shard import Shard
 from tasuki.model.weights.sharding.source import ShardedSource
 from tasuki.utils.progress import Progress
+
+from .report import Row
+from .rig import SEED, Rig, made_up_vocabulary
 
 
 def published(config: EngineConfig) -> ModelConfig:

@@ -1,12 +1,12 @@
 """What a GPU did in some steps of an engine, by the profiler's timeline: where it stood still
-between them, and where its time went.
+between them, and where its time went, as rows of a report.
 
 Profiling costs the host time, so that what stands still is an upper bound.
 """
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -15,6 +15,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tasuki.bench.errors import BenchError
+
+from .report import Report, Row
 
 _NAME = re.compile(r"(?:void )?([\w:]+)")
 """Of a kernel without its template's arguments."""
@@ -86,3 +88,19 @@ def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
         KernelTime(name, total / steps, launches[name] / steps) for name, total in seconds.items()
     ]
     return sorted(times, key=lambda time: -time.seconds)
+
+
+_LEAST_SHARE = 0.01
+"""Of all kernels, that one is named for."""
+
+
+def add_kernels(report: Report, name: str, work: Sequence[Work], times: int) -> None:
+    """Add a row for each kernel that counts.
+
+    name: of the step or the prompt, which was run so many times."""
+    found = kernel_times(work, times)
+    whole = sum(kernel.seconds for kernel in found)
+    for kernel in found:
+        if kernel.seconds >= _LEAST_SHARE * whole:
+            extra = {"launches a step": kernel.launches, "% of all": 100 * kernel.seconds / whole}
+            report.add(Row(f"{name}: {kernel.name}", kernel.seconds, extra=extra))
