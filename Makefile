@@ -11,7 +11,7 @@ SAMPLE ?= 150
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
 TRACES ?= ../shared/traces
 
-.PHONY: demo install test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-planner fleet-replay fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel wheel-use wheels image gpu suites benchmarks
+.PHONY: demo install test test-slow goldens load clients clients-ci docs ray-test soak soak-cache soak-tiers lost-links sweep bench-cache bench-traces bench-fleet bench-planner fleet-hardware fuzz-cache fuzz-cache-guided lint format types stubs screenshots kernels clean boards lint-proto mutate attack calls budgets schemas sanitize quiet-health chat-cost wheel wheel-use wheels image gpu suites benchmarks
 
 demo: $(VENV)/installed
 	@$(BIN)/tasuki demo
@@ -47,19 +47,16 @@ bench-traces: $(VENV)/installed
 # Plays a trace through simulated fleets of 4 to 1,000 nodes: tables and JSON. BENCH_ARGS="--table 16" makes one of
 # them; all take hours on one core, and that of 1,000 nodes 14 GiB.
 bench-fleet: $(VENV)/installed
-	$(BIN)/python -m tasuki.bench.fleet.tables $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet.json $(BENCH_ARGS)
+	$(BIN)/python -m tasuki.bench.fleet.tables $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet.jsonl $(BENCH_ARGS)
 
 # Days of requests under the planner, and under an oracle that knows them: a table and JSON. Half an hour of a core.
 bench-planner: $(VENV)/installed
-	$(BIN)/python -m tasuki.bench.fleet.planner.main --out docs/results/planner.json $(BENCH_ARGS)
-
-# The same trace, shortened, on 2 x 2 real daemons and in the simulator: how far apart the two are.
-fleet-replay: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.fleet_replay $(TRACES)/claude_code_dev.jsonl.zst --out docs/results/fleet_replay.json $(BENCH_ARGS)
+	$(BIN)/python -m tasuki.bench.fleet.planner.main --out docs/results/planner.jsonl $(BENCH_ARGS)
 
 # Recorded runs of agents on GPUs, and the simulator at the same workload. Needs no GPU; seconds.
 fleet-hardware: $(VENV)/dev-installed
-	$(BIN)/python -m scripts.fleet_hardware docs/results/serving_gpu_agents*.json docs/results/serving_gpu_pair_agents*.json --out docs/results/fleet_hardware.json
+	$(BIN)/tasuki bench page docs/results/serving_gpu.jsonl --split build/serving_gpu
+	$(BIN)/python -m scripts.fleet_hardware build/serving_gpu/*agents*.json --out docs/results/fleet_hardware.json
 
 fuzz-cache: $(VENV)/dev-installed
 	$(BIN)/python bench/cache/fuzz.py $(FUZZ_ARGS)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tasuki.bench.measure.report import Row, reported
+from tasuki.bench.measure.results import OUT
 from tasuki.bench.measure.timing import once_seconds
 from tasuki.engine.parallel.device.mailboxes import Mailboxes
 from tasuki.engine.parallel.device.peer_collectives import PeerCollectives
@@ -219,7 +220,7 @@ class CollectivesConfig:
     )
     replays: int = option(100_000, "of all-reduces with random delays, whose sums are compared")
     seconds: float = option(300.0, "at most, of these replays")
-    out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
+    out: str = option("", OUT)
     commit: str = option("", "of the source, where it is no git tree")
 
     def sizes(self) -> list[int]:

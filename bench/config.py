@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tasuki.bench.measure.report import Report, Row, reported
+from tasuki.bench.measure.results import OUT
 from tasuki.engine.accounting.memory_plan import MIB, MemoryPlan
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.role import Role
@@ -84,7 +85,7 @@ class BenchConfig:
     alone: bool = option(
         False, "measure what the three before this ask for alone, where one GPU holds no plain one"
     )
-    out: str = option("", "write JSON here, as docs/results/gpu_*.json are")
+    out: str = option("", OUT)
     commit: str = option("", "of the source, where it is no git tree")
 
     @property

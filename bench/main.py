@@ -15,6 +15,7 @@ _BENCHES = {
     "collectives": "what several ranks exchange, beside NCCL and symmetric memory",
     "route": "choices of a prefill node: processor time, the index's memory",
     "serving": "daemons under many clients: CPU time a token, gaps, hand-overs",
+    "page": "the page of a file of runs, made anew",
 }
 
 

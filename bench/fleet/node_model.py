@@ -49,7 +49,7 @@ _9B = Measurement(
     "NVIDIA H200",
     "2026-11-21",
     "94171c0",
-    "docs/results/gpu_prefill.json, gpu_agentic.json",
+    "docs/results/prefill.jsonl#9b, agentic.jsonl#9b",
     (
         MeasuredPrefill(0, 8_192, 0.19249),
         MeasuredPrefill(0, 50_000, 1.41342),

@@ -6,12 +6,14 @@ of the same settings takes its place. Raises what reading and writing files does
 
 import json
 import resource
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from tasuki.bench.errors import ReplayError
-from tasuki.bench.measure.host import Host
+from tasuki.bench.measure.host import Host, described
+from tasuki.bench.measure.results import markdown_table, put_below_mark, read_runs, write_runs
 
 from .index_feed import IndexFeed
 from .settings import FleetSettings
@@ -103,37 +105,39 @@ _FIELDS = tuple(field.name for field in fields(FleetSettings))
 
 
 def keep(path: Path, result: dict[str, Any], host: Host) -> None:
-    """path: of the JSON file; the table has its name and .md. host: described before the run, for
-    the tree may get another commit meanwhile."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
-    row = result | {"host": asdict(host)}
-    rows = [*(each for each in rows if _name(each) != _name(row)), row]
+    """path: .json for this row alone, .jsonl for a row a line; the table has its name and .md.
+    host: described before the run, for the tree may get another commit meanwhile."""
+    row = {"bench": "fleet"} | result | {"host": asdict(host)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"bench": "fleet", "rows": rows}, indent=1) + "\n")
-    path.with_suffix(".md").write_text(_table(rows))
+    if path.suffix == ".jsonl":
+        rows = [*(each for each in read_runs(path) if _name(each) != _name(row)), row]
+        write_runs(path, rows)
+    else:
+        rows = [row]
+        path.write_text(json.dumps(row, indent=1) + "\n")
+    put_below_mark(path, tables(rows))
 
 
-def _name(row: dict[str, Any]) -> tuple[Any, ...]:
+def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return (row["trace"], row.get("seeds", 1), *(row.get(field, 0.0) for field in _FIELDS))
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["# A simulated fleet", ""]
-    lines += ["By `tasuki simulate TRACE --out FILE`; what is modelled: docs/routing.md.", ""]
+def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table for each fleet and load, with a row for each route and what else was asked for."""
+    parts = []
     for shared in dict.fromkeys(_shared(row) for row in rows):
         of_it = [row for row in rows if _shared(row) == shared]
-        lines += [_heading(of_it[0]), ""]
-        lines += [f"| {' | '.join(_COLUMNS)} |", "| --- " * len(_COLUMNS) + "|"]
-        lines += [f"| {' | '.join(_cells(row, of_it))} |" for row in of_it]
-        lines += ["", _source(of_it), ""]
-    return "\n".join(lines)
+        table = markdown_table(_COLUMNS, (_cells(row, of_it) for row in of_it))
+        sources = dict.fromkeys(described(row["host"]) for row in of_it)
+        parts += [_heading(of_it[0]), "\n".join(table), ". ".join(sources) + "."]
+    return "\n\n".join(parts)
 
 
-def _shared(row: dict[str, Any]) -> tuple[Any, ...]:
+def _shared(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in (*_SHARED, *_RULES))
 
 
-def _heading(row: dict[str, Any]) -> str:
+def _heading(row: Mapping[str, Any]) -> str:
     played = "all of it" if row["seconds"] >= 1e9 else f"{row['seconds']:g} s"
     prefill = "as measured"
     if row["tflops"] is not None:
@@ -146,7 +150,7 @@ def _heading(row: dict[str, Any]) -> str:
     )
 
 
-def _cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
+def _cells(row: Mapping[str, Any], beside: Sequence[Mapping[str, Any]]) -> list[str]:
     intervals = row.get("intervals", {})
 
     def figure(name: str, digits: int) -> str:
@@ -175,7 +179,7 @@ def _cells(row: dict[str, Any], beside: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _else(row: dict[str, Any]) -> str:
+def _else(row: Mapping[str, Any]) -> str:
     said = []
     if row["route"] == "cost":
         said += [f"{row['deciders']} deciders"]
@@ -190,15 +194,3 @@ def _else(row: dict[str, Any]) -> str:
     if row.get("lying"):
         said += [f"{100 * row['lying']:g}% of nodes list all as held"]
     return ", ".join(said)
-
-
-def _source(rows: list[dict[str, Any]]) -> str:
-    sources = []
-    for row in rows:
-        host = row["host"]
-        versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
-        sources.append(
-            f"{host['device']}, {host['cores']} cores, {host['date']}, commit {host['commit']}; "
-            f"{versions}"
-        )
-    return ". ".join(dict.fromkeys(sources)) + "."

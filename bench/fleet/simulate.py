@@ -33,13 +33,10 @@ from .simulation import Simulation
 from .workload import Workload
 
 
-def simulate(
-    trace: Trace, settings: FleetSettings, model: NodeModel | None = None
-) -> dict[str, Any]:
-    """model: None for the published one that the settings name. Raises ReplayError,
-    ModelConfigError."""
+def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
+    """Raises ReplayError, ModelConfigError."""
     began = time.monotonic(), time.process_time()
-    model = model or NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
+    model = NodeModel.published(settings.model, settings.tflops, settings.fixed_ms / 1e3)
     layout, flops, seconds = model.layout, model.flops, model.seconds
     workload = Workload(
         trace, settings.streams, settings.arrivals, settings.itl_ms / 1e3, settings.seed

@@ -8,14 +8,19 @@ beside ours under the same rules.
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from tasuki.bench.measure.host import describe_host
+from tasuki.bench.measure.results import Document, RunFile, Section, markdown_table
 
 from .player import ends_and_branches
 from .replay import replay
@@ -46,7 +51,7 @@ _POLICIES = ("marconi", "lru", "value", "auto")
 DRAFTING_POLICY = "auto"
 """Replayed with a draft layer too."""
 MODEL = "35b-a3b"
-
+_PLACE = "trace, budget"
 
 # Evicts the state whose last use is longest ago, of ends of answers and branch points.
 _SIMULATED_POLICY = "c.marconi-a0"
@@ -112,102 +117,80 @@ def bars(rows: list[dict[str, Any]]) -> str:
 _CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted")
 
 
-def table(
-    rows: list[dict[str, Any]], agreement: list[dict[str, Any]], drafting: list[dict[str, Any]]
-) -> str:
-    """`agreement`: shares of ours and of the simulator, under the same rules; `drafting`: rows of
-    a cache that keeps a draft layer's entries."""
-    by_cell: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        by_cell.setdefault((_name(row["trace"]), row["gb"]), {})[row["policy"]] = row
+def describe(result: Document) -> Section:
+    """A kept run on a page. "rows": of each policy; "draft_layer": of a cache that keeps a draft
+    layer's entries; "agreement": shares of ours and of the simulator, under the same rules."""
+    by_cell: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        by_cell.setdefault(_cell(row), {})[row["policy"]] = row
+    shares, causes, speeds = [], [], []
+    for name, policies in by_cell.items():
+        auto, each = policies["auto"], [policies[policy] for policy in _POLICIES]
+        quoted = [f"{auto['cell'][key]:.3f}" for key in ("sglang_like", "marconi_quoted")]
+        asked = [f"{auto['cell'][key]:.2f}" for key in ("target", "stretch")]
+        shares.append([name, *quoted, *map(_shares, each), *asked])
+        went = (auto["token_hit"], *(auto["causes"].get(cause, 0.0) for cause in _CAUSES))
+        causes.append([name, *(f"{share:.3f}" for share in went)])
+        speeds.append([name, *(f"{row['requests_per_second']:.0f}" for row in each)])
+    peers = ("[SGLang-like]", "[Marconi 0.5]")
     lines = [
-        "# Hit rate on traces",
-        "",
         f"`make bench-traces`, {MODEL}: share of prefill FLOPs saved (of prompt tokens). Replayed "
         "through the C++ tree; the columns in brackets are another simulator's, quoted.",
         "",
-        _line("trace, budget", "[SGLang-like]", "[Marconi 0.5]", *_POLICIES, "target", "stretch"),
-        _line(*["---"] * (5 + len(_POLICIES))),
+        *markdown_table((_PLACE, *peers, *_POLICIES, "target", "stretch"), shares),
+        *_drafting(by_cell, result["draft_layer"]),
+        *("", "Where the prompt tokens went, policy auto:", ""),
+        *markdown_table((_PLACE, "usable", *_CAUSES), causes),
+        *("", "Requests a second, the tree's calls and their Python callers on one core:", ""),
+        *markdown_table((_PLACE, *_POLICIES), speeds),
+        *("", "![FLOPs saved](traces.svg)"),
+        *_agreement(result["agreement"]),
     ]
-    for (trace, gib), policies in by_cell.items():
-        cell = policies["auto"]["cell"]
-        lines.append(
-            _line(
-                f"{trace}, {gib:g} GB",
-                *(f"{cell[key]:.3f}" for key in ("sglang_like", "marconi_quoted")),
-                *(_shares(policies[name]) for name in _POLICIES),
-                *(f"{cell[key]:.2f}" for key in ("target", "stretch")),
-            )
-        )
-    lines += _drafting({key: cell[DRAFTING_POLICY] for key, cell in by_cell.items()}, drafting)
-    lines += ["", "Where the prompt tokens went, policy auto:", ""]
-    lines += [_line("trace, budget", "usable", *_CAUSES), _line(*["---"] * (2 + len(_CAUSES)))]
-    for (trace, gib), policies in by_cell.items():
-        row = policies["auto"]
-        shares = [f"{share:.3f}" for share in (row["token_hit"], *_of(row["causes"], _CAUSES))]
-        lines.append(_line(f"{trace}, {gib:g} GB", *shares))
-    lines += ["", "Requests a second, the tree's calls and their Python callers on one core:", ""]
-    lines += [_line("trace, budget", *_POLICIES), _line(*["---"] * (1 + len(_POLICIES)))]
-    for (trace, gib), policies in by_cell.items():
-        speeds = [f"{policies[name]['requests_per_second']:.0f}" for name in _POLICIES]
-        lines.append(_line(f"{trace}, {gib:g} GB", *speeds))
-    lines += ["", "![FLOPs saved](traces.svg)", ""]
-    return "\n".join(lines + _agreement(agreement))
+    return Section("Hit rate on traces", "\n".join(lines))
 
 
 def _drafting(
-    without: dict[tuple[str, float], dict[str, Any]], drafting: list[dict[str, Any]]
+    by_cell: Mapping[str, Mapping[str, Document]], drafting: Sequence[Document]
 ) -> list[str]:
     """What entries of a draft layer cost in the same bytes: fewer pages and states fit."""
     if not drafting:
         return []
-    lines = [
+    rows = []
+    for row in drafting:
+        off = by_cell[_cell(row)][DRAFTING_POLICY]
+        points = 100 * (row["flops_saved"] - off["flops_saved"])
+        rows.append([_cell(row), _shares(off), _shares(row), f"{points:+.1f}"])
+    return [
         "",
         f"`--draft-layer auto`, policy {DRAFTING_POLICY}: pages with the draft layer's entries, "
         "states with what it carries, in the same bytes.",
         "",
-        _line("trace, budget", "off", "auto", "points of FLOPs"),
-        _line(*["---"] * 4),
+        *markdown_table((_PLACE, "off", "auto", "points of FLOPs"), rows),
     ]
-    for row in drafting:
-        off = without[_name(row["trace"]), row["gb"]]
-        points = 100 * (row["flops_saved"] - off["flops_saved"])
-        cell = f"{_name(row['trace'])}, {row['gb']:g} GB"
-        lines.append(_line(cell, _shares(off), _shares(row), f"{points:+.1f}"))
-    return lines
 
 
-def _agreement(agreement: list[dict[str, Any]]) -> list[str]:
+def _agreement(agreement: Sequence[Document]) -> list[str]:
     if not agreement:
         return []
-    lines = [
+    rows = []
+    for row in agreement:
+        pairs = zip(row["flops_saved"], row["token_hit"], strict=True)
+        rows.append([_cell(row), *(f"{flops:.4f} ({tokens:.4f})" for flops, tokens in pairs)])
+    return [
+        "",
         "An independent simulator under the same rules: states at answers' ends and branch points "
         "in whole blocks, least recently used first. FLOPs saved (of prompt tokens):",
         "",
-        _line("trace, budget", "lru", "simulator"),
-        _line("---", "---", "---"),
+        *markdown_table((_PLACE, "lru", "simulator"), rows),
     ]
-    for row in agreement:
-        pairs = zip(row["flops_saved"], row["token_hit"], strict=True)
-        shares = [f"{flops:.4f} ({tokens:.4f})" for flops, tokens in pairs]
-        lines.append(_line(f"{_name(row['trace'])}, {row['gb']:g} GB", *shares))
-    return [*lines, ""]
 
 
-def _shares(row: dict[str, Any]) -> str:
+def _cell(row: Document) -> str:
+    return f"{row['trace'].split('.')[0]}, {row['gb']:g} GB"
+
+
+def _shares(row: Document) -> str:
     return f"{row['flops_saved']:.3f} ({row['token_hit']:.3f})"
-
-
-def _of(values: dict[str, float], names: tuple[str, ...]) -> list[float]:
-    return [values.get(name, 0.0) for name in names]
-
-
-def _name(trace: str) -> str:
-    return trace.split(".")[0]
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -238,12 +221,11 @@ def main() -> int:
         drafting.append(row | {"cell": asdict(cell)})
         if values.simulator.is_file():
             agreement.append(compare(cell, trace, values.simulator, found[0]))
-    values.out.mkdir(parents=True, exist_ok=True)
-    host = platform.processor() or platform.machine()
-    result = {"host": host, "rows": rows, "agreement": agreement, "draft_layer": drafting}
-    (values.out / "traces.json").write_text(json.dumps(result, indent=1) + "\n")
-    (values.out / "traces.md").write_text(table(rows, agreement, drafting))
-    (values.out / "traces.svg").write_text(bars(rows))
+    host = describe_host(torch.device("cpu"), "")
+    result = {"rows": rows, "agreement": agreement, "draft_layer": drafting}
+    out = RunFile.of(values.out / "traces.jsonl", f"{host.date}, {host.commit}")
+    out.keep({"bench": "traces", **result, "host": asdict(host)}, describe)
+    out.path.with_suffix(".svg").write_text(bars(rows))
     print(f"{len(rows)} replays in {time.monotonic() - started:.0f} s -> {values.out}")
     return 0 if rows else 1
 

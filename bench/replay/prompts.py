@@ -2,10 +2,9 @@
 
 Owns how answers are recovered: a trace names the blocks of prompts only, so the answer to a
 request is read from the request that continues it; an answer that none continues is unique.
-Does not know caches. Deterministic. Texts has the same within a model's vocabulary.
+Does not know caches. Deterministic.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,32 +128,3 @@ def _continues(trace: Trace, before: int, after: int) -> bool:
         and second.prompt_tokens >= first.prompt_tokens + first.answer_tokens
         and np.array_equal(second.block_ids[:whole], first.block_ids[:whole])
     )
-
-
-_MIXED = np.uint64(0x9E3779B97F4A7C15)
-_AGAIN = np.uint64(0x94D049BB133111EB)
-
-
-class Texts:
-    """A trace's tokens within a model's vocabulary: equal ones are equal here. Where nodes have
-    answered, later prompts hold what they answered. Thread rule: one thread."""
-
-    def __init__(self, vocabulary: int, seed: int = 0) -> None:
-        """vocabulary: ids below it are drawn. seed: texts of different ones share nothing."""
-        self._vocabulary = np.uint64(vocabulary)
-        self._seed = np.uint64(seed) << np.uint64(32)
-        self._answered: dict[int, int] = {}
-
-    def prompt(self, tokens: NDArray[np.int32]) -> tuple[int, ...]:
-        """tokens: one-dimensional, of the trace."""
-        mixed = (tokens.astype(np.uint64) + self._seed) * _MIXED
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * _AGAIN
-        drawn = (mixed >> np.uint64(32)) % self._vocabulary
-        return tuple(
-            self._answered.get(place, token)
-            for place, token in zip(tokens.tolist(), drawn.tolist(), strict=True)
-        )
-
-    def answer(self, tokens: NDArray[np.int32], answer: Sequence[int]) -> None:
-        """tokens: the answer's of the trace, as many as were answered."""
-        self._answered.update(zip(tokens.tolist(), answer, strict=True))

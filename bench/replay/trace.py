@@ -1,4 +1,4 @@
-"""A block-hash trace as plain requests, and the same with its lengths divided.
+"""A block-hash trace as plain requests.
 
 Owns the file format: one JSON object a line with `timestamp` (ms), `input_length`,
 `output_length` (tokens) and `hash_ids` (one a block of the prompt; equal ids mean equal prefixes
@@ -13,7 +13,7 @@ import subprocess
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,25 +133,3 @@ def _block_tokens(requests: list[TraceRequest]) -> int:
         _BLOCK_SIZES,
         key=lambda size: abs(-(-longest.prompt_tokens // size) - len(longest.block_ids)),
     )
-
-
-def shortened(trace: Trace, factor: int, turns: int, answer_tokens: int, slower: float) -> Trace:
-    """A trace that a small model plays on a CPU: the first turns. Blocks keep their ids and become
-    shorter, so that prompts share what they shared. factor: by which lengths are divided.
-    answer_tokens: of an answer, at most. slower: factor of the times. How answers ended is left
-    out, for nodes are not given it. REQUIRES: factor divides the block."""
-    assert trace.block_tokens % factor == 0, (trace.block_tokens, factor)
-    block = trace.block_tokens // factor
-
-    def short(request: TraceRequest) -> TraceRequest:
-        prompt = max(1, request.prompt_tokens // factor)
-        return replace(
-            request,
-            timestamp_ms=round(request.timestamp_ms * slower),
-            prompt_tokens=prompt,
-            answer_tokens=min(max(1, request.answer_tokens // factor), answer_tokens),
-            block_ids=request.block_ids[: -(-prompt // block)],
-            stop="",
-        )
-
-    return Trace(trace.name, block, tuple(short(each) for each in trace.requests[:turns]))

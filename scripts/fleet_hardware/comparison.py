@@ -70,7 +70,7 @@ def _check_measured(record: Record) -> None:
     if found is None or found.device != record.device:
         raise BenchError(
             f"{record.name}: prefills of {record.model} on {record.device} were not measured: add "
-            "them to bench/fleet/nodes/measured_prefills.py"
+            "them to bench/fleet/node_model.py"
         )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from tasuki.bench.fleet.simulate import STUDENT
+from tasuki.bench.measure.host import described
+from tasuki.bench.measure.results import Document, Section, markdown_table
 from tasuki.routing.planner.observation import NodeRole
 from tasuki.routing.planner.policy import ServiceTargets
 
@@ -89,28 +91,22 @@ _COLUMNS = (
 )
 
 
-def table(result: dict[str, Any]) -> str:
-    host = result["host"]
+def describe(result: Document) -> Section:
+    """Simulated days on a page: a row of each, and the means with half of their 95% intervals."""
     day, targets = result["day"], result["policy"]["targets"]
-    versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     lines = [
-        "# The planner, simulated",
-        "",
         "By `make bench-planner`; what is modelled: docs/planner.md. Days of "
         f"{day['seconds'] / 3600:g} hours, {day['rate']:g} requests a second in the mean, "
         f"{day['crowds']} crowds each. In time: first token within {targets['first_token']:g} s "
         f"and {targets['per_token'] * 1e3:g} ms a token.",
         "",
-        f"| {' | '.join(_COLUMNS)} |",
-        "| --- " * len(_COLUMNS) + "|",
-        *(f"| {' | '.join(_cells(row))} |" for row in result["rows"]),
+        *markdown_table(_COLUMNS, map(_cells, result["rows"])),
         "",
         f"In time {_mean(result, 'in_time', 5)}, node-hours {_ratio(result)} x the oracle's.",
         "",
-        f"{host['device']}, {host['cores']} cores, {host['date']}, commit {host['commit']}; "
-        f"{versions}.",
+        f"{described(result['host'])}.",
     ]
-    return "\n".join([*lines, ""])
+    return Section("The planner, simulated", "\n".join(lines))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -129,11 +125,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _mean(result: dict[str, Any], name: str, digits: int) -> str:
+def _mean(result: Document, name: str, digits: int) -> str:
     return _with_interval([row["planner"][name] for row in result["rows"]], digits)
 
 
-def _ratio(result: dict[str, Any]) -> str:
+def _ratio(result: Document) -> str:
     return _with_interval([row["node_hours_ratio"] for row in result["rows"]], 3)
 
 
