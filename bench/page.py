@@ -33,13 +33,15 @@ def main(argv: Sequence[str]) -> int:
     parser = FlagParser("tasuki bench page", "The page of a file of runs.")
     parser.add_argument("file", type=Path, help="TOPIC.jsonl; TOPIC.md is its page")
     parser.add_argument(
-        "--add", type=Path, nargs="+", default=(), help="NAME.json: its run is added as NAME"
+        "--add", nargs="+", default=(), help="NAME.json, or RUN=NAME.json: its run, named so"
     )
     parser.add_argument("--split", type=Path, help="a folder: each run as TOPIC_NAME.json in it")
     values = parser.parse_args(argv)
     file: Path = values.file
     for added in values.add:
-        RunFile(file, added.stem).keep(json.loads(added.read_text()), describe)
+        name, _, single = added.rpartition("=")
+        document = json.loads(Path(single).read_text())
+        RunFile(file, name or Path(single).stem).keep(document, describe)
     runs = read_runs(file)
     if not runs:
         raise BenchError(f"{file}: holds no run: give a .json's path with --add")

@@ -3,19 +3,19 @@ what ticking the step counter at every layer of a forward costs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from statistics import median
 
 import torch
 
-from tasuki.bench.measure.draft_turns import DraftPair
+from tasuki.bench.measure.draft_turns import DraftPair, beside_without
 from tasuki.bench.measure.floors import ModelFloor
 from tasuki.bench.measure.gpu_timeline import add_kernels, work_of
 from tasuki.bench.measure.rank_parts import beside_one_rank, rank_rig
 from tasuki.bench.measure.report import Report, Row
-from tasuki.bench.measure.rig import Rig, random_parts
+from tasuki.bench.measure.rig import Rig, page_ids, random_parts
 from tasuki.bench.measure.timing import once_seconds
 from tasuki.bench.measure.transformers_peer import prefill_seconds
 from tasuki.engine.runner.layer_events import LayerEvents
@@ -53,10 +53,8 @@ def tick_cost(rig: Rig, tokens: int) -> TickCost:
     published: its pages are written."""
     parts = rig.parts
     layout, device = parts.arena.layout, parts.arena.bytes.device
-    pages = [
-        (2 + page // layout.pages_per_slab) * layout.blocks_per_slab + page % layout.pages_per_slab
-        for page in range(-(-tokens // PAGE_TOKENS))
-    ]
+    count = -(-tokens // PAGE_TOKENS)
+    pages = page_ids(layout, range(2, 3 + count // layout.pages_per_slab))[:count]
     batch = Batch.pack([SequenceSlice(rig.prompt(tokens), 0, pages, 0, 1)])
 
     def seconds(hooks: LayerHooks) -> float:
@@ -161,19 +159,9 @@ def _pair(config: BenchConfig, own: PrefillConfig, report: Report) -> None:
     kept, off = (ModelFloor.of(rig.model, rig.parts.layout, report.floors) for rig in rigs)
     for length in own.lengths():
         turns = pair.prefill(length, own.repeats)
-        without = [*chain(*turns.off)]
-        report.add(_row(config.model, length, without, off, {}))
+        report.add(_row(config.model, length, [*chain(*turns.off)], off, {}))
         row = _row("", length, [*chain(*turns.kept)], kept, {})
-        report.add(
-            replace(
-                row,
-                name=f"{row.name}, with a draft layer",
-                target=f"<= {MOST_ENTRIES_OF_A_PROMPT:.1%} slower than without",
-                met=turns.ratio <= 1 + MOST_ENTRIES_OF_A_PROMPT,
-                others={"without": median(without)},
-                extra={"slower %": 100 * (turns.ratio - 1), **row.extra},
-            )
-        )
+        report.add(beside_without(row, turns, MOST_ENTRIES_OF_A_PROMPT))
 
 
 def _prefills(rig: Rig, length: int, repeats: int) -> list[float]:
@@ -208,15 +196,14 @@ def _row(
 ) -> Row:
     limit = PREFILL_TARGETS.get((model, length))
     typical = median(seconds)
-    targets = [] if limit is None else [(f"<= {limit:g} s", typical <= limit)]
+    asked = [] if limit is None else [(f"<= {limit:g} s", typical <= limit)]
     for name, peer in peers.items():
-        targets.append((f">= {PREFILL_PEER_RATIO:g}x {name}", peer >= PREFILL_PEER_RATIO * typical))
-    return Row(
+        asked.append((f">= {PREFILL_PEER_RATIO:g}x {name}", peer >= PREFILL_PEER_RATIO * typical))
+    row = Row(
         f"prompt of {length} tokens, to its first token",
         typical,
         floor.prefill(length),
-        target=", ".join(text for text, _ in targets),
-        met=all(met for _, met in targets) if targets else None,
         others=peers,
         extra={"tokens/s": length / typical, "slowest s": max(seconds)},
     )
+    return row.asked(*asked)

@@ -5,14 +5,14 @@ there has its first token, and what copies cost the steps beside them.
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
 
 from tasuki.bench.measure.report import Report, Row
-from tasuki.bench.measure.rig import Answer, Rig, random_parts
+from tasuki.bench.measure.rig import Answer, Rig, page_ids, random_parts
 from tasuki.bench.measure.timing import median_seconds
 from tasuki.engine.accounting.memory_plan import MIB
 from tasuki.engine.config import EngineConfig
@@ -42,12 +42,7 @@ class Mover:
         """slabs: of both arenas, which nobody else reads or writes."""
         self._copies = copies
         self._layout = layout
-        blocks, pages = layout.blocks_per_slab, layout.pages_per_slab
-        self._pages = [
-            (slab * blocks + page, slab * blocks + page)
-            for slab in range(1, slabs)
-            for page in range(pages)
-        ]
+        self._pages = [(page, page) for page in page_ids(layout, range(1, slabs))]
         self._moved = 0
 
     @property
@@ -55,15 +50,8 @@ class Mover:
         """Bytes of all that is moved by one call below: pages and a slot."""
         return len(self._pages) * self._layout.page_bytes + self._layout.slot_bytes
 
-    def down(self) -> float:
-        """Seconds to write all once."""
-        return self._move_all(Direction.DOWN)
-
-    def up(self) -> float:
-        """Seconds to load all once."""
-        return self._move_all(Direction.UP)
-
-    def _move_all(self, way: Direction) -> float:
+    def move(self, way: Direction) -> float:
+        """Seconds to write, or to load, all once."""
         began = time.perf_counter()
         self._copy(CopyJob(0, way, tuple(self._pages), (0, 0)))
         return time.perf_counter() - began
@@ -76,12 +64,9 @@ class Mover:
         copy.digests()
         copy.settle()
 
-    def moving(self, direction: Direction, bytes_a_second: float) -> AbstractContextManager[None]:
-        """That much, that way, until the block ends. Raises BenchError where it was less."""
-        return self._moving(direction, bytes_a_second)
-
     @contextmanager
-    def _moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
+    def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
+        """That much, that way, until the block ends. Raises BenchError where it was less."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))
@@ -157,26 +142,20 @@ def main(argv: Sequence[str]) -> int:
         f"the link moves {link[Direction.UP] / 1e9:.1f} GB/s up, {link[Direction.DOWN] / 1e9:.1f} "
         "down, in one piece of pinned memory"
     )
-    mover = _mover(layout, slabs, config.device)
-    writes = [mover.down() for _ in range(1 + own.repeats)][1:]
-    loads = [mover.up() for _ in range(1 + own.repeats)][1:]
-    for name, seconds, way in (
-        ("load", median(loads), Direction.UP),
-        ("write", median(writes), Direction.DOWN),
-    ):
-        floor = mover.size / link[way]
-        report.add(
-            Row(
-                f"{name} of {mover.size / 2**30:.2f} GiB, with its digests",
-                seconds,
-                floor,
-                target=f">= {LEAST_SHARE:.0%} of the link",
-                met=floor >= LEAST_SHARE * seconds,
-                extra={"GB/s": mover.size / seconds / 1e9},
-            )
-        )
+    arena, below = (make(layout, slabs, config.device) for make in (Arena, arena_below))
+    mover = Mover(host_copies(arena, below), layout, slabs)
+    moved = {
+        way: median([mover.move(way) for _ in range(1 + own.repeats)][1:])
+        for way in (Direction.DOWN, Direction.UP)
+    }
+    for name, way in (("load", Direction.UP), ("write", Direction.DOWN)):
+        seconds, floor = moved[way], mover.size / link[way]
+        rate = {"GB/s": mover.size / seconds / 1e9}
+        name = f"{name} of {mover.size / 2**30:.2f} GiB, with its digests"
+        reached = (f">= {LEAST_SHARE:.0%} of the link", floor >= LEAST_SHARE * seconds)
+        report.add(Row(name, seconds, floor, extra=rate).asked(reached))
     rig = _rig(model, engine, layout, slabs, config.device)
-    _returns(rig, own, report, median(loads))
+    _returns(rig, own, report, moved[Direction.UP])
     _beside_steps(rig, own, report, mover)
     return 0
 
@@ -188,11 +167,6 @@ def _link_rate(config: BenchConfig, way: Direction) -> float:
     there = torch.zeros(size, dtype=torch.uint8, device=device)
     source, target = (host, there) if way is Direction.UP else (there, host)
     return size / median_seconds(lambda: target.copy_(source, non_blocking=True), device)
-
-
-def _mover(layout: CacheLayout, slabs: int, device: str) -> Mover:
-    arena, below = Arena(layout, slabs, device), arena_below(layout, slabs, device)
-    return Mover(host_copies(arena, below), layout, slabs)
 
 
 def _rig(
@@ -220,29 +194,23 @@ def _returns(rig: Rig, own: TiersConfig, report: Report, load: float) -> None:
     joined = rig.computed_behind_loads - before
     prefill = median(standing)
     longer = max(load, prefill)
-    report.add(
-        Row(
-            f"first token of {own.suffix_tokens} tokens behind {own.session_tokens} in the arena",
-            prefill,
-        )
-    )
+    name = f"first token of {own.suffix_tokens} tokens behind {own.session_tokens}"
+    report.add(Row(f"{name} in the arena", prefill))
     typical = median(returned)
-    report.add(
-        Row(
-            f"first token of {own.suffix_tokens} tokens behind {own.session_tokens} from below",
-            typical,
-            target=f"<= {MOST_OF_A_RETURN:g}x max(load, prefill)",
-            met=typical <= MOST_OF_A_RETURN * longer,
-            others={"one after the other": load + prefill},
-            extra={
-                "times the longer": typical / longer,
-                "slowest ms": 1e3 * max(returned),
-                "returns": len(returned),
-                "loaded whole": loaded,
-                "computed behind a load": joined,
-            },
-        )
+    row = Row(
+        f"{name} from below",
+        typical,
+        others={"one after the other": load + prefill},
+        extra={
+            "times the longer": typical / longer,
+            "slowest ms": 1e3 * max(returned),
+            "returns": len(returned),
+            "loaded whole": loaded,
+            "computed behind a load": joined,
+        },
     )
+    soon = f"<= {MOST_OF_A_RETURN:g}x max(load, prefill)"
+    report.add(row.asked((soon, typical <= MOST_OF_A_RETURN * longer)))
 
 
 def _session(rig: Rig, own: TiersConfig) -> list[int]:
@@ -278,16 +246,13 @@ def _beside_steps(rig: Rig, own: TiersConfig, report: Report, mover: Mover) -> N
                 with moving:
                     found.append(_step_seconds(rig, answers, own.steps))
         slowed = median(one / other for one, other in zip(beside, alone, strict=True)) - 1
-        report.add(
-            Row(
-                f"step of {own.answers} x {tokens} tokens, {own.gb_a_second:g} GB/s {way.value}",
-                median(beside),
-                target=f"< {MOST_SLOWED:.0%} slower than without",
-                met=slowed < MOST_SLOWED,
-                others={"without": median(alone)},
-                extra={"slower %": 100 * slowed},
-            )
+        row = Row(
+            f"step of {own.answers} x {tokens} tokens, {own.gb_a_second:g} GB/s {way.value}",
+            median(beside),
+            others={"without": median(alone)},
+            extra={"slower %": 100 * slowed},
         )
+        report.add(row.asked((f"< {MOST_SLOWED:.0%} slower than without", slowed < MOST_SLOWED)))
     rig.abort(answers)
     rig.close()
 

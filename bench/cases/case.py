@@ -97,29 +97,18 @@ def measure(case: Case, stage: Stage, floors: Floors) -> Row:
     others = {name: turn_seconds(turns, stage.device) for name, turns in case.captured.items()}
     others |= {name: median_seconds(work, stage.device) for name, work in case.eager.items()}
     floor = case.floor(floors)
-    targets, met = [], []
+    asked = []
     if case.share is not None:
-        targets.append(f">= {case.share:.0%} of the floor")
-        met.append(floor / seconds >= case.share)
+        asked.append((f">= {case.share:.0%} of the floor", floor / seconds >= case.share))
     if case.rate is not None:
-        targets.append(f">= {case.rate / 1e12:g} TB/s")
-        met.append(case.bytes / seconds >= case.rate)
+        asked.append((f">= {case.rate / 1e12:g} TB/s", case.bytes / seconds >= case.rate))
     for name, ratio in case.ratios.items():
         if name in others:
-            targets.append(f">= {ratio:g}x {name}")
-            met.append(others[name] / seconds >= ratio)
+            asked.append((f">= {ratio:g}x {name}", others[name] / seconds >= ratio))
     extra = {"TB/s": case.bytes / seconds / 1e12}
     if case.flops:
         extra["TFLOP/s"] = case.flops / seconds / 1e12
-    return Row(
-        case.name,
-        seconds,
-        floor,
-        target=", ".join(targets),
-        met=all(met) if met else None,
-        others=others,
-        extra=extra,
-    )
+    return Row(case.name, seconds, floor, others=others, extra=extra).asked(*asked)
 
 
 _SHARE = 0.85

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from tasuki.bench.measure.report import Row
+from tasuki.bench.measure.rig import page_ids
 from tasuki.pycache._cpp_cache import digest_instructions
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.transfer.data_plane import DataPlane
@@ -255,12 +256,7 @@ def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, 
 def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
     """(page ids, slot): slabs in random order, the pages of one in theirs, as a cache leases."""
     order = generator.permutation(SLABS).tolist()
-    ids = [
-        slab * LAYOUT.blocks_per_slab + page
-        for slab in order[1:]
-        for page in range(LAYOUT.pages_per_slab)
-    ]
-    return tuple(ids[:PAGES]), order[0]
+    return tuple(page_ids(LAYOUT, order[1:])[:PAGES]), order[0]
 
 
 _REPEATS = 21
@@ -270,11 +266,7 @@ _LAYERS = len(LAYOUT.layer_kinds)
 def digest_rows() -> Iterator[Row]:
     memory = np.random.default_rng(4).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     digester = WindowDigester(memory, LAYOUT)
-    pages = [
-        slab * LAYOUT.blocks_per_slab + page
-        for slab in range(SLABS)
-        for page in range(LAYOUT.pages_per_slab)
-    ]
+    pages = page_ids(LAYOUT, range(SLABS))
     # All layers are more than most caches hold, one layer of half the pages is a share of one.
     for where, header in (
         ("memory", WindowHeader(0, 0, _LAYERS, 0, PAGES, False)),

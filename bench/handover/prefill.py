@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from tasuki.bench.errors import BenchError
-from tasuki.bench.measure.rig import random_parts
+from tasuki.bench.measure.rig import page_ids, random_parts
 from tasuki.engine import messages as m
 from tasuki.engine.build import build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
@@ -173,11 +173,7 @@ class PrefillRig:
     def _destination(self, tokens: int, held_pages: int) -> Destination:
         """Slabs from the arena's start: one for the state, whole ones for the pages behind it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
-        ids = [
-            slab * layout.blocks_per_slab + page
-            for slab in range(1, 2 + pages // layout.pages_per_slab)
-            for page in range(layout.pages_per_slab)
-        ][:pages]
+        ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
         # As an arena that has been in use hands pages out: in no order.
         ids = self._generator.permutation(ids).tolist()
         return Destination(held_pages, tuple(ids), 0)

@@ -16,7 +16,7 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
-from tasuki.bench.measure.rig import random_parts
+from tasuki.bench.measure.rig import page_ids, random_parts
 from tasuki.engine import messages as m
 from tasuki.engine.build import (
     build_cache,
@@ -315,11 +315,7 @@ def wire_rows() -> Iterator[Row | str]:
 
 def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
     """Seconds from the plan to the verified end, and bytes of the wire. Raises BenchError."""
-    pages = tuple(
-        slab * _LAYOUT.blocks_per_slab + page
-        for slab in range(1, _SLABS)
-        for page in range(_LAYOUT.pages_per_slab)
-    )[:_PAGES]
+    pages = tuple(page_ids(_LAYOUT, range(1, _SLABS))[:_PAGES])
     hop.open(room, room, Destination(0, pages, 0))
     begun = time.perf_counter()
     hop.sender.plan_forward(room, FinishedLayers.long_finished(0, pages, 0))

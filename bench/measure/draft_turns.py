@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from tasuki.model.config import ModelConfig
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.transfer.windows.step_counter import StepCounter
 
+from .report import Row
 from .rig import Answer, Rig, drawn_weights, made_up_vocabulary, random_parts
 from .scripted_drafts import (
     Script,
@@ -250,6 +251,18 @@ class DraftPair:
                 found[place].append([answer.first_token_seconds])
                 rig.flush()
         return Turns(*(seconds[1:] for seconds in found))
+
+
+def beside_without(row: Row, turns: Turns, most: float) -> Row:
+    """The row of the engine that keeps entries, beside the other one's. most: how much slower it
+    may be, as a share."""
+    named = replace(
+        row,
+        name=f"{row.name}, with a draft layer",
+        others={"without": median(chain(*turns.off))},
+        extra={"slower %": 100 * (turns.ratio - 1), **row.extra},
+    )
+    return named.asked((f"<= {most:.1%} slower than without", turns.ratio <= 1 + most))
 
 
 def _next_steps(rig: Rig, answer: Answer) -> list[float]:

@@ -1,7 +1,7 @@
 """Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,11 @@ class Row:
     def share(self) -> float | None:
         """Floor over measured: 1 is as fast as the hardware allows."""
         return None if self.floor is None else self.floor / self.seconds
+
+    def asked(self, *bounds: tuple[str, bool]) -> "Row":
+        """The row with what was asked, each text with whether it was met. Nothing: not judged."""
+        met = all(met for _, met in bounds) if bounds else None
+        return replace(self, target=", ".join(text for text, _ in bounds), met=met)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"share": self.share}

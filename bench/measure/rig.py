@@ -5,7 +5,7 @@ so that no queue hides time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,7 @@ from tasuki.model.quantise.recipe import RECIPES
 from tasuki.model.weights.layers import ModelWeights, assemble
 from tasuki.model.weights.random_weights import RandomSource
 from tasuki.model.weights.source import TensorSource
+from tasuki.pycache.layout import CacheLayout
 from tasuki.transfer.windows.step_counter import StepCounter
 
 _VOCABULARY_SEED = 16
@@ -171,6 +172,11 @@ class Rig:
                 self._engine.handle(m.Abort(m.RequestId(name)))
         self.run()
 
+    def end(self, answers: Sequence[Answer]) -> None:
+        """Abort them and forget every prefix. REQUIRES: nothing else runs."""
+        self.abort(answers)
+        self.flush()
+
     def flush(self) -> None:
         """Forget every prefix. REQUIRES: nothing runs."""
         self._engine.handle(m.FlushCache(0))
@@ -185,6 +191,15 @@ class Rig:
             self._answers[message.request_id].usage = message.usage
         elif isinstance(message, m.Rejected):
             raise BenchError(f"{message.request_id} was refused: {message.error.message}")
+
+
+def page_ids(layout: CacheLayout, slabs: Iterable[int]) -> list[int]:
+    """Of all pages of those slabs, slab by slab, as a cache leases them."""
+    return [
+        slab * layout.blocks_per_slab + page
+        for slab in slabs
+        for page in range(layout.pages_per_slab)
+    ]
 
 
 def random_parts(

@@ -114,9 +114,6 @@ def tier_text(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_GIB = 1 << 30
-
-
 @dataclass(frozen=True)
 class CachedDtypes:
     """As a layout names them: of keys and values, and of recurrent states."""
@@ -138,16 +135,9 @@ def replay(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """`model`: a published name or a folder; `gib`: bytes of the cache, GiB; `rules`: the policy's
-    own by default; `draft_layer`: as of tasuki serve; `dtypes`: of what is cached. Raises
-    ReplayError, ModelConfigError, WeightsError."""
-    config = with_draft_layer(published_or_folder(model), model, draft_layer)
-    layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
-    flops = PrefillFlops.for_model(config)
-    prompts = Prompts(trace)
-    tree = PrefixCache(tree_config(layout, flops, gib, policy))
-    tally = Player(tree, flops, rules or rules_of(policy, trace)).play(trace, prompts)
-    return outcome(trace, prompts, model, gib, policy, tally)
+    """gib: bytes of the cache, GiB. The rest, and what is raised: as of replay_tiers()."""
+    one = Tiers(gib, ())
+    return replay_tiers(trace, model, one, policy, rules, draft_layer=draft_layer, dtypes=dtypes)
 
 
 def replay_tiers(
@@ -160,18 +150,20 @@ def replay_tiers(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """The same with memory below the arena; what moves, and how often, is in the outcome too."""
+    """`model`: a published name or a folder; `rules`: the policy's own by default; `draft_layer`:
+    as of tasuki serve; `dtypes`: of what is cached. With memory below the arena, what moves, and
+    how often, is in the outcome too. Raises ReplayError, ModelConfigError, WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
     flops = PrefillFlops.for_model(config)
     prompts = Prompts(trace)
-    shape = tree_config(layout, flops, tiers.arena, policy, tiers.configs(layout, flops))
-    tree = PrefixCache(shape)
-    transfers = Transfers(tree, layout, flops, tiers.links)
+    below = tiers.configs(layout, flops)
+    tree = PrefixCache(tree_config(layout, flops, tiers.arena, policy, below))
+    transfers = Transfers(tree, layout, flops, tiers.links) if below else None
     player = Player(tree, flops, rules or rules_of(policy, trace), transfers)
     tally = player.play(trace, prompts)
     result = outcome(trace, prompts, model, tiers.arena, policy, tally)
-    return result | tier_outcome(trace, layout, tiers, tree.stats())
+    return result | (tier_outcome(trace, layout, tiers, tree.stats()) if below else {})
 
 
 def tree_config(
@@ -181,7 +173,7 @@ def tree_config(
     policy: str,
     tiers: Sequence[TierConfig] = (),
 ) -> TreeConfig:
-    slabs = max(1, int(gib * _GIB) // layout.slab_bytes)
+    slabs = max(1, int(gib * GIB) // layout.slab_bytes)
     return TreeConfig(
         slabs=slabs,
         blocks_per_slab=layout.blocks_per_slab,

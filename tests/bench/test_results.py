@@ -76,6 +76,8 @@ def test_a_run_s_own_file_becomes_a_line_and_a_line_a_file(tmp_path: Path) -> No
     report = reported("decode", torch.device("cpu"), torch.float32, "abc", str(single))
     report.add(Row("a step", 0.5, floor=0.25))
     assert cli.main(["bench", "page", str(topic), "--add", str(single)]) == 0
+    assert cli.main(["bench", "page", str(topic), "--add", f"slow={single}"]) == 0
+    assert [run["run"] for run in lines(topic)] == ["fast", "slow"]
     assert "## fast\n\ndecode. " in topic.with_suffix(".md").read_text()
     assert cli.main(["bench", "page", str(topic), "--split", str(tmp_path / "apart")]) == 0
     assert (tmp_path / "apart" / "decode_fast.json").read_text() == single.read_text()
