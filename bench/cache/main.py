@@ -1,4 +1,4 @@
-"""`make bench-cache`: ours and the peers' rows side by side, as a run, a page and a plot.
+"""Ours and the peers' rows side by side, as a run, a page and a plot.
 
 Usage: main.py [--quick] [--output FOLDER]. One process a backend, one after the other. Peers have
 virtual environments under build/peers/, made once and never mixed with the project's.

@@ -122,9 +122,9 @@ def describe(run: Document) -> Section:
         for row in order
     ]
     lines = [
-        "Thread CPU time, one run, one machine, one process a backend (`make bench-cache`). A peer",
-        "without sessions has the same figure in both `agents` rows. TokenSpeed exposes no match:",
-        "its figure is the plan of the prefill.",
+        "Thread CPU time, one run, one machine, one process a backend (`bench/cache/main.py`). A",
+        "peer without sessions has the same figure in both `agents` rows. TokenSpeed exposes no",
+        "match: its figure is the plan of the prefill.",
         "",
         *markdown_table(("work", *results, "target"), table),
     ]

@@ -3,6 +3,7 @@ intervals of these.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from random import Random
 from statistics import fmean, stdev
@@ -125,8 +126,15 @@ _ADDED = (
     "wall_seconds",
     "cpu_seconds",
 )
-STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Of the 95% interval, by degrees of freedom from 1 on."""
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95% interval of the mean. REQUIRES: two values or more."""
+    student = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
+    half: float = student * stdev(values) / len(values) ** 0.5
+    return half
 
 
 def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[str, Any]:
@@ -141,9 +149,5 @@ def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[st
     result |= {name: fmean(run[name] for run in runs) for name in AVERAGED}
     result |= {name: sum(run[name] for run in runs) for name in _ADDED}
     result["memory_gib"] = max(run["memory_gib"] for run in runs)
-    student = STUDENT[min(seeds - 1, len(STUDENT)) - 1]
-    result["seeds"] = seeds
-    result["intervals"] = {
-        name: student * stdev(run[name] for run in runs) / seeds**0.5 for name in AVERAGED
-    }
-    return result
+    intervals = {name: half_interval([run[name] for run in runs]) for name in AVERAGED}
+    return result | {"seeds": seeds, "intervals": intervals}

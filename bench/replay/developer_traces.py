@@ -1,4 +1,4 @@
-"""`make bench-traces`: replay the traces under every policy; a run, a page and a plot of it.
+"""Replay the traces under every policy; a run, a page and a plot of it.
 
     python -m tasuki.bench.replay.developer_traces --traces ../shared/traces
 
@@ -134,8 +134,9 @@ def describe(result: Document) -> Section:
         speeds.append([name, *(f"{row['requests_per_second']:.0f}" for row in each)])
     peers = ("[SGLang-like]", "[Marconi 0.5]")
     lines = [
-        f"`make bench-traces`, {MODEL}: share of prefill FLOPs saved (of prompt tokens). Replayed "
-        "through the C++ tree; the columns in brackets are another simulator's, quoted.",
+        f"`python -m tasuki.bench.replay.developer_traces`, {MODEL}: share of prefill FLOPs saved "
+        "(of prompt tokens). Replayed through the C++ tree; the columns in brackets are another "
+        "simulator's, quoted.",
         "",
         *markdown_table((_PLACE, *peers, *_POLICIES, "target", "stretch"), shares),
         *_drafting(by_cell, result["draft_layer"]),

@@ -4,12 +4,12 @@ days as a table, with the means and half of their 95% intervals.
 
 from dataclasses import dataclass
 from math import inf
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from tasuki.bench.fleet.simulate import STUDENT
+from tasuki.bench.fleet.simulate import half_interval
 from tasuki.bench.measure.host import described
 from tasuki.bench.measure.results import Document, Section, markdown_table
 from tasuki.routing.planner.observation import NodeRole
@@ -93,16 +93,18 @@ _COLUMNS = (
 
 def describe(result: Document) -> Section:
     """Simulated days on a page: a row of each, and the means with half of their 95% intervals."""
+    in_time = _with_interval([row["planner"]["in_time"] for row in result["rows"]], 5)
+    ratio = _with_interval([row["node_hours_ratio"] for row in result["rows"]], 3)
     day, targets = result["day"], result["policy"]["targets"]
     lines = [
-        "By `make bench-planner`; what is modelled: docs/planner.md. Days of "
-        f"{day['seconds'] / 3600:g} hours, {day['rate']:g} requests a second in the mean, "
+        "By `python -m tasuki.bench.fleet.planner.main`; what is modelled: docs/planner.md. Days "
+        f"of {day['seconds'] / 3600:g} hours, {day['rate']:g} requests a second in the mean, "
         f"{day['crowds']} crowds each. In time: first token within {targets['first_token']:g} s "
         f"and {targets['per_token'] * 1e3:g} ms a token.",
         "",
         *markdown_table(_COLUMNS, map(_cells, result["rows"])),
         "",
-        f"In time {_mean(result, 'in_time', 5)}, node-hours {_ratio(result)} x the oracle's.",
+        f"In time {in_time}, node-hours {ratio} x the oracle's.",
         "",
         f"{described(result['host'])}.",
     ]
@@ -125,17 +127,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _mean(result: Document, name: str, digits: int) -> str:
-    return _with_interval([row["planner"][name] for row in result["rows"]], digits)
-
-
-def _ratio(result: Document) -> str:
-    return _with_interval([row["node_hours_ratio"] for row in result["rows"]], 3)
-
-
 def _with_interval(values: list[float], digits: int) -> str:
     mean = f"{fmean(values):.{digits}f}"
-    if len(values) < 2:
-        return mean
-    student = STUDENT[min(len(values) - 1, len(STUDENT)) - 1]
-    return f"{mean} ± {student * stdev(values) / len(values) ** 0.5:.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {half_interval(values):.{digits}f}"
