@@ -5,7 +5,6 @@ CPU: bytes through NIXL beside a raw put of the same bytes, posting cost, contro
 starts, and a wire of fewer bytes.
 """
 
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +22,7 @@ from .errors import BenchError
 
 _SHARED_MIB = 12 * 1024
 _GPU_PARTS = ("blocks", "engine", "nodes")
-_CPU_PARTS = {
-    "digest": "goodput",
-    "goodput": "goodput",
-    "control": "control",
-    "early": "slow_link",
-    "wire": "slow_link",
-}
-"""To the module whose rows they are, as `digest_rows`, imported where it is wanted."""
+_CPU_PARTS = ("digest", "goodput", "control", "early", "wire")
 
 
 @dataclass(frozen=True)
@@ -81,10 +73,19 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
             yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
         yield from _model_rows(parts, config, own)
-    for part, module in _CPU_PARTS.items():
-        if part in parts:
-            rows = importlib.import_module(f".handover.{module}", __package__)
-            yield from getattr(rows, f"{part}_rows")()
+    if set(parts).intersection(_CPU_PARTS):
+        from tasuki.bench.handover import control, goodput, slow_link
+
+        rows = {
+            "digest": goodput.digest_rows,
+            "goodput": goodput.goodput_rows,
+            "control": control.control_rows,
+            "early": slow_link.early_rows,
+            "wire": slow_link.wire_rows,
+        }
+        for part in _CPU_PARTS:
+            if part in parts:
+                yield from rows[part]()
 
 
 def _model_rows(

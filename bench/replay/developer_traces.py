@@ -222,13 +222,15 @@ def main() -> int:
         drafting.append(row | {"cell": asdict(cell)})
         if values.simulator.is_file():
             agreement.append(compare(cell, trace, values.simulator, found[0]))
+    if not rows:
+        return 1
     host = describe_host(torch.device("cpu"), "")
     result = {"rows": rows, "agreement": agreement, "draft_layer": drafting}
     out = RunFile.of(values.out / "traces.jsonl", f"{host.date}, {host.commit}")
     out.keep({"bench": "traces", **result, "host": asdict(host)}, describe)
     out.path.with_suffix(".svg").write_text(bars(rows))
     print(f"{len(rows)} replays in {time.monotonic() - started:.0f} s -> {values.out}")
-    return 0 if rows else 1
+    return 0
 
 
 def compare(cell: Cell, trace: Trace, simulator: Path, file: Path) -> dict[str, Any]:
